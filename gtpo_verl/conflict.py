@@ -1,0 +1,167 @@
+"""Conflict-aware gradient correction of GTPO (arXiv:2508.03772, Sec. 5.1): conflict masks M and token weights λ.
+
+A token v is a conflict token at position p of a group if it stands there in a completion with A > 0 and in one with
+A < 0: counted from the first token for the forward mask, from the last token for the backward mask. Positions count a
+completion's own tokens (`response_mask` = 1), so tool output inside a response shifts nothing.
+
+Only the runs of conflict tokens at the two ends matter. So the masks look at a block of positions at a time, of many
+groups at once, and drop a group as soon as its runs have ended: the work follows the conflict that is found, not the
+response length, and never the vocabulary.
+"""
+
+from collections.abc import Hashable, Iterable
+from typing import NamedTuple
+
+import torch
+
+from gtpo_verl.group import TokenPositions, group_rows
+
+# Token positions, and rows of whole groups, looked at together.
+_POSITIONS = 32
+_ROWS = 4096
+
+
+class Conflicts(NamedTuple):
+    """Conflict tokens of a batch: what `compute_conflict_mask` marks, and how much of it at either end.
+
+    Args:
+        mask (torch.Tensor): (bs, response_length) bool, M = forward OR backward.
+        prefix_len (torch.Tensor): (bs,) int64, tokens on the forward mask.
+        suffix_len (torch.Tensor): (bs,) int64, tokens on the backward mask.
+        conflict_len (torch.Tensor): (bs,) int64, tokens on either, each counted once.
+    """
+
+    mask: torch.Tensor
+    prefix_len: torch.Tensor
+    suffix_len: torch.Tensor
+    conflict_len: torch.Tensor
+
+
+def compute_conflict_mask(
+    responses: torch.Tensor,
+    response_mask: torch.Tensor,
+    advantages: torch.Tensor,
+    index: Iterable[Hashable],
+    span: str = "leading",
+) -> torch.Tensor:
+    """Conflict mask M of each completion, forward OR backward (arXiv:2508.03772, Sec. 5.1).
+
+    The forward mask of a completion is a run of conflict tokens met from its first token, the backward mask one met
+    from its last token. The partner of opposite sign may differ from token to token. No token is masked in a group
+    without completions of both signs, in particular where all rewards are equal.
+
+    Args:
+        responses (torch.Tensor): (bs, response_length) int64 token ids.
+        response_mask (torch.Tensor): (bs, response_length), 1 on the completion's own tokens; nothing else says what
+            is a token.
+        advantages (torch.Tensor): (bs,), one per completion, before the entropy term; only the sign is used.
+        index: (bs,) uids; completions with equal uids are one group.
+        span (str): `leading`, the run that starts at the first (last) token itself; `first`, the first run met from
+            the end, wherever it starts; `all`, every conflict token; `none`.
+
+    Returns:
+        (bs, response_length) bool, False off the response mask.
+
+    Raises:
+        ValueError: an unknown `span`, or not one uid and one advantage per row.
+    """
+    positions = TokenPositions(response_mask)
+    table = group_rows(index, positions.lengths > 0)
+    return find_conflicts(responses, positions, advantages, table, span).mask
+
+
+def compute_conflict_weights(
+    conflict_mask: torch.Tensor, advantages: torch.Tensor, positive: float = 2.0, negative: float = 0.0
+) -> torch.Tensor:
+    """Token weights λ (arXiv:2508.03772, Eq. 9): 1 off the mask; on it `positive` where A > 0, `negative` where A < 0.
+
+    With 2 and 0, negative updates of conflict tokens are skipped and positive ones doubled. A completion with A = 0,
+    which Eq. 9 leaves open, keeps λ = 1.
+
+    Args:
+        conflict_mask (torch.Tensor): (bs, response_length) bool.
+        advantages (torch.Tensor): (bs,), one per completion, before the entropy term.
+        positive (float): λ on the mask where A > 0.
+        negative (float): λ on the mask where A < 0.
+
+    Returns:
+        (bs, response_length) float32.
+    """
+    weight = torch.ones(advantages.shape, dtype=torch.float32, device=advantages.device)
+    weight.masked_fill_(advantages > 0, positive).masked_fill_(advantages < 0, negative)
+    return torch.where(conflict_mask, weight.unsqueeze(-1), 1.0)
+
+
+@torch.no_grad()
+def find_conflicts(
+    responses: torch.Tensor, positions: TokenPositions, advantages: torch.Tensor, table: torch.Tensor, span: str
+) -> Conflicts:
+    """Like `compute_conflict_mask`, from token positions and a `group_rows` table that the caller already has."""
+    if span not in ("leading", "first", "all", "none"):
+        raise ValueError(f"span={span!r} is not one of leading, first, all, none")
+    if advantages.shape != responses.shape[:1]:
+        raise ValueError(
+            f"advantages has shape {tuple(advantages.shape)}: give one per completion, {responses.shape[:1]}"
+        )
+    zeros = torch.zeros_like(positions.lengths)
+    found = Conflicts(torch.zeros_like(responses, dtype=torch.bool), zeros, zeros.clone(), zeros.clone())
+    sign = advantages.sign().to(torch.int8)
+    member_sign = torch.where(table >= 0, sign[table], 0)
+    table = table[(member_sign > 0).any(-1) & (member_sign < 0).any(-1)]
+    if span == "none" or len(table) == 0:
+        return found
+    responses = responses.reshape(-1)
+    for rows in table.split(max(1, _ROWS // table.shape[1])):
+        rows = rows[:, : int((rows[-1] >= 0).sum())].T  # groups are sorted by size: the last one is the widest
+        _mark_runs(responses, positions, sign, rows, span, False, found, found.prefix_len)
+        _mark_runs(responses, positions, sign, rows, span, True, found, found.suffix_len)
+    return found
+
+
+def _mark_runs(
+    responses: torch.Tensor,
+    positions: TokenPositions,
+    sign: torch.Tensor,
+    rows: torch.Tensor,
+    span: str,
+    from_end: bool,
+    found: Conflicts,
+    run_len: torch.Tensor,
+) -> None:
+    """Enter the runs of one direction into `found` and `run_len`; `rows` is (members, groups), padded with -1."""
+    lengths = torch.where(rows >= 0, positions.lengths[rows], 0)
+    rows = rows.clamp(min=0)
+    begun = torch.full(rows.shape, span != "first", device=rows.device)
+    ended = torch.zeros_like(begun)
+    mask = found.mask.view(-1)
+    start = 0
+    while rows.numel():
+        offsets = torch.arange(start, start + _POSITIONS, device=rows.device)
+        is_token = offsets < lengths.unsqueeze(-1)
+        numbers = torch.where(is_token, lengths.unsqueeze(-1) - 1 - offsets if from_end else offsets, 0)
+        flat = positions.flat(rows.unsqueeze(-1), numbers)
+        tokens = torch.where(is_token, responses[flat], -1).int()
+        conflict = _is_conflict(tokens, sign[rows]) & is_token
+        if span != "all":
+            begun_here = begun.unsqueeze(-1) | (conflict.cumsum(-1) > 0)
+            ended_here = ended.unsqueeze(-1) | ((begun_here & ~conflict).cumsum(-1) > 0)
+            conflict &= ~ended_here
+            begun, ended = begun_here[..., -1], ended_here[..., -1]
+        is_new = conflict & ~mask[flat]
+        mask[flat[is_new]] = True
+        run_len.index_add_(0, rows.flatten(), conflict.sum(-1).flatten())
+        found.conflict_len.index_add_(0, rows.flatten(), is_new.sum(-1).flatten())
+        start += _POSITIONS
+        has_open_run = (~ended & (lengths > start)).any(0)
+        rows, lengths, begun, ended = (x[:, has_open_run] for x in (rows, lengths, begun, ended))
+
+
+def _is_conflict(tokens: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:
+    """Whether each token stands at its position with both signs: (members, groups, k) ids, (members, groups) signs."""
+    with_positive, with_negative = 1, 2
+    side = (signs > 0) * with_positive + (signs < 0) * with_negative
+    side = side.to(torch.uint8).unsqueeze(-1).expand_as(tokens).contiguous()
+    seen = torch.zeros_like(side)
+    for partner in range(len(tokens)):  # all pairs of members at once would not fit in memory
+        seen |= torch.where(tokens == tokens[partner], side[partner], 0)
+    return seen == with_positive | with_negative

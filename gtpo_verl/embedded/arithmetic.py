@@ -1,0 +1,295 @@
+"""A task small enough for two CPU cores: two-digit addition, a model of 0.4 M parameters and its warm start.
+
+`python -m gtpo_verl.embedded.arithmetic --out DIR --seed S` writes
+
+- `DIR/model`: a Qwen2 in Hugging Face format with its tokenizer, trained for a few hundred supervised steps on
+  `<reasoning>…</reasoning><answer>…</answer>`, the paper's format (arXiv:2508.03772, Sec. 6). Some of those examples
+  have a damaged tag and some a wrong answer, so that reinforcement learning has something to repair;
+- `DIR/train.parquet`, `DIR/test.parquet`: prompts in verl's format, test disjoint from train;
+- `DIR/warm_start.json`: the settings and the statistics of the warm start on prompts of the test set.
+
+What GTPO needs is kept: every tag is several tokens, the reward is `gtpo_verl.reward.compute_score`, the mean entropy
+lies far below ln 2. What is not the paper's: there is no system prompt, because this model knows nothing but this task.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from gtpo_verl.reward import TAGS, compute_score
+
+# Qwen's own names: the class that transformers picks for a Qwen2 model adds <|endoftext|> to a vocabulary without it.
+PAD, EOS, USER, ASSISTANT = "<|endoftext|>", "<|im_end|>", "<|user|>", "<|assistant|>"
+MAX_RESPONSE_LENGTH = 64
+OUTPUTS = {"model", "train.parquet", "test.parquet", "warm_start.json"}
+
+
+@dataclass(frozen=True)
+class WarmStartConfig:
+    """What decides the output; two calls with equal settings share one result.
+
+    Args:
+        seed: reaches the split of the prompts, the training examples and the initial weights.
+        steps: supervised steps.
+        batch_size: examples per step.
+        lr: peak learning rate of AdamW, after 50 steps of linear warm-up and before a linear decay to 0.
+        damaged_tag_share: share of the examples with a missing, unclosed or misspelt tag.
+        wrong_answer_share: share of the examples whose answer is wrong.
+        test_size: prompts held out of the 8,100 sums; the rest is the training set.
+    """
+
+    seed: int = 0
+    steps: int = 250
+    batch_size: int = 32
+    lr: float = 3e-3
+    damaged_tag_share: float = 0.15
+    wrong_answer_share: float = 0.5
+    test_size: int = 256
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level BPE like Qwen2's, of 74 tokens: single digits and letters, and the parts of the four tags."""
+    merges = ["r e", "a s", "re as", "o n", "reas on", "i n", "in g", "a n", "s w", "an sw", "e r", "answ er", "< /"]
+    newline, space = "Ċ", "Ġ"
+    symbols = [*"0123456789+-*/=<>.,:;?!()'", newline, space, *"abcdefghijklmnopqrstuvwxyz"]
+    tokens = [PAD, EOS, USER, ASSISTANT, *symbols, *(merge.replace(" ", "") for merge in merges)]
+    bpe = models.BPE({token: i for i, token in enumerate(tokens)}, [tuple(merge.split()) for merge in merges])
+    tokenizer = Tokenizer(bpe)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        additional_special_tokens=[USER, ASSISTANT],
+        clean_up_tokenization_spaces=False,
+        chat_template=(
+            "{% for message in messages %}"
+            "{{ '<|' + message['role'] + '|>' + message['content'] }}"
+            "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
+            "{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+        ),
+    )
+
+
+def build_model(tokenizer: PreTrainedTokenizerBase) -> Qwen2ForCausalLM:
+    """A Qwen2 of two layers and 0.4 M float32 parameters, initialised from torch's current random state."""
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=352,
+        num_hidden_layers=2,
+        num_attention_heads=4,  # vLLM on CPU takes heads of 32, not of 16
+        num_key_value_heads=4,
+        max_position_embeddings=256,
+        initializer_range=0.06,  # at this width the usual 0.02 takes twice as many steps
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    model = Qwen2ForCausalLM(config)
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    return model
+
+
+def split_sums(config: WarmStartConfig) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """All pairs of two-digit numbers in a random order, as (train, test)."""
+    sums = [(a, b) for a in range(10, 100) for b in range(10, 100)]
+    random.Random(config.seed).shuffle(sums)
+    return sums[config.test_size :], sums[: config.test_size]
+
+
+def chat(a: int, b: int) -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"{a}+{b}="}]
+
+
+def write_dataset(path: Path, split: str, sums: Iterable[tuple[int, int]]) -> None:
+    rows = [
+        {
+            "data_source": "arithmetic",
+            "prompt": chat(a, b),
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": str(a + b)},
+            "extra_info": {"split": split, "index": index},
+        }
+        for index, (a, b) in enumerate(sums)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+def completion_text(a: int, b: int, rng: random.Random, config: WarmStartConfig) -> str:
+    """One supervised completion for a + b, units first, tens with the carry; perhaps with a wrong answer, a bad tag."""
+    (a1, a0), (b1, b0) = divmod(a, 10), divmod(b, 10)
+    carry = a0 + b0 > 9
+    separator = rng.choice(",;")
+    reasoning = f"{a0}+{b0}={a0 + b0}{separator}{a1}+{b1}{'+1' * carry}={a1 + b1 + carry}"
+    answer = a + b
+    if rng.random() < config.wrong_answer_share:
+        answer += rng.choice([-20, -11, -10, -9, -1, 1, 9, 10, 11, 20])
+    tags = list(TAGS)
+    if rng.random() < config.damaged_tag_share:
+        i = rng.randrange(len(tags))
+        misspelt = re.sub("[a-z]+", rng.choice(["so", "is", "sum"]), tags[i])
+        tags[i] = rng.choice(["", "", tags[i].removesuffix(">"), misspelt])
+    return f"{tags[0]}{reasoning}{tags[1]}{tags[2]}{answer}{tags[3]}{EOS}"
+
+
+def supervised_batch(
+    tokenizer: PreTrainedTokenizerBase, texts: list[tuple[str, str]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(input_ids, labels), each (bs, longest), from (prompt, completion) texts; prompt and padding carry no loss."""
+    prompts = tokenizer([prompt for prompt, _ in texts]).input_ids
+    completions = tokenizer([completion for _, completion in texts]).input_ids
+    length = max(len(p) + len(c) for p, c in zip(prompts, completions, strict=True))
+    input_ids = torch.full((len(texts), length), tokenizer.pad_token_id)
+    labels = torch.full((len(texts), length), -100)
+    for i, (p, c) in enumerate(zip(prompts, completions, strict=True)):
+        input_ids[i, : len(p) + len(c)] = torch.tensor(p + c)
+        labels[i, len(p) : len(p) + len(c)] = torch.tensor(c)
+    return input_ids, labels
+
+
+def train(
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    sums: list[tuple[int, int]],
+    config: WarmStartConfig,
+) -> None:
+    """The warm start: cross-entropy on the completions, AdamW, gradients clipped at norm 1."""
+    rng = random.Random(config.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.99), weight_decay=0.0)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / 50) * (1 - step / config.steps)
+    )
+    model.train()
+    for _ in range(config.steps):
+        texts = []
+        for a, b in rng.choices(sums, k=config.batch_size):
+            prompt = tokenizer.apply_chat_template(chat(a, b), add_generation_prompt=True, tokenize=False)
+            texts.append((prompt, completion_text(a, b, rng, config)))
+        input_ids, labels = supervised_batch(tokenizer, texts)
+        loss = model(input_ids=input_ids, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+
+
+@torch.no_grad()
+def measure(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, sums: list[tuple[int, int]]
+) -> dict[str, float]:
+    """Statistics of one completion per sum, sampled at temperature 1: shares, entropy in nats and length in tokens."""
+    model.eval()
+    prompts = [tokenizer.apply_chat_template(chat(a, b), add_generation_prompt=True, tokenize=False) for a, b in sums]
+    input_ids = torch.tensor(tokenizer(prompts).input_ids)
+    output = model.generate(
+        input_ids,
+        attention_mask=torch.ones_like(input_ids),
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=MAX_RESPONSE_LENGTH,
+    )
+    prompt_length = input_ids.shape[1]
+    responses = output[:, prompt_length:]
+    logp = model(output).logits[:, prompt_length - 1 : -1].log_softmax(-1)
+    entropy = -(logp.exp() * logp).sum(-1)
+    ended = (responses == tokenizer.eos_token_id).long()
+    response_mask = ended.cumsum(-1) - ended == 0
+    lengths = response_mask.sum(-1)
+    texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
+    scores = [compute_score("arithmetic", text, str(a + b)) for text, (a, b) in zip(texts, sums, strict=True)]
+    eos = ended.any(-1).tolist()
+    n = len(sums)
+    return {
+        "reward": sum(score["score"] for score in scores) / n,
+        "format": sum(score["format"] == 10 for score in scores) / n,
+        "accuracy": sum(score["acc"] for score in scores) / n,
+        "strict_format": sum(bool(score["strict"] and end) for score, end in zip(scores, eos, strict=True)) / n,
+        "entropy": ((entropy * response_mask).sum(-1) / lengths).mean().item(),
+        "response_length": lengths.float().mean().item(),
+    }
+
+
+def prepare(out: str | Path, config: WarmStartConfig = WarmStartConfig()) -> dict[str, Any]:  # noqa: B008
+    """Write the data set, the model and `warm_start.json` under `out`, unless they are there with these settings.
+
+    Everything is written to a folder beside `out` that is renamed when complete, so an interrupted call leaves
+    nothing that a later one would take for its result.
+
+    Returns the content of `warm_start.json`. Raises ValueError if `out` holds anything else, which the renaming
+    would remove.
+    """
+    out = Path(out).absolute()
+    if (out / "warm_start.json").exists():
+        report = json.loads((out / "warm_start.json").read_text())
+        if report["settings"] == asdict(config):
+            return report
+    foreign = {path.name for path in out.iterdir()} - OUTPUTS if out.exists() else set()
+    if foreign:
+        raise ValueError(f"--out {out} holds {sorted(foreign)}, which is not made here: give a folder of its own")
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    try:
+        train_sums, test_sums = split_sums(config)
+        write_dataset(work / "train.parquet", "train", train_sums)
+        write_dataset(work / "test.parquet", "test", test_sums)
+        tokenizer = build_tokenizer()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            model = build_model(tokenizer)
+            train(model, tokenizer, train_sums, config)
+            statistics = measure(model, tokenizer, test_sums)
+        model.save_pretrained(work / "model")
+        tokenizer.save_pretrained(work / "model")
+        report = {"settings": asdict(config), "statistics": statistics}
+        (work / "warm_start.json").write_text(json.dumps(report, indent=2) + "\n")
+        os.chmod(work, 0o755)
+        if out.exists():
+            shutil.rmtree(out)
+        os.rename(work, out)
+    except BaseException:
+        shutil.rmtree(work)
+        raise
+    return report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make the arithmetic task, its model and the model's warm start.")
+    parser.add_argument("--out", required=True, help="folder to write; kept if it already holds the same")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    torch.set_num_threads(1)  # more of them gain nothing at this size and cost a lot on a machine that is busy
+    report = prepare(args.out, WarmStartConfig(seed=args.seed))
+    print(" ".join([f"{args.out}:", *(f"{name}={value:.3f}" for name, value in report["statistics"].items())]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,370 @@
+"""`rollout.name=hf`: completions from a transformers model, one Ray actor per replica, for machines without vLLM.
+
+`generate` is the generation itself, `HFServer` the actor the agent loop calls, `HFServerAdapter` the worker's end
+that pushes new weights to it, `HFReplica` what launches it. The log-probs are of the distribution that was sampled
+(verl's `processed_logprobs`); a greedy row has temperature 1 and no filter.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.torch_dtypes import PrecisionType
+from verl.workers.config import HFModelConfig, RolloutConfig
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutMode, RolloutReplica, TokenOutput
+from verl.workers.rollout.utils import ensure_async_iterator, get_max_position_embeddings
+
+# A batch starts when this long has passed without a new request (seconds): the agent loop sends a step's requests
+# one by one, and two half batches take twice as long as one.
+QUIET_PERIOD = 0.02
+
+
+@dataclass(frozen=True)
+class Request:
+    """One completion to generate.
+
+    Args:
+        prompt_ids: token ids, at least one.
+        max_tokens: most tokens to generate, at least one.
+        stop_token_ids: a completion ends with the first of these, which it keeps.
+        temperature: 0 is greedy, and then `top_p` and `top_k` have no part.
+        top_p: nucleus size in (0, 1], after `top_k`.
+        top_k: most likely tokens kept; 0 or -1 keeps all.
+    """
+
+    prompt_ids: Sequence[int]
+    max_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids:
+            raise ValueError("prompt_ids is empty; give at least one token, such as the beginning of the chat template")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
+        if self.temperature < 0:
+            raise ValueError(f"temperature must not be negative, got {self.temperature}; 0 is greedy")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}; 1 keeps every token")
+        if self.top_k < -1:
+            raise ValueError(f"top_k must be -1, 0 (both keep every token) or more, got {self.top_k}")
+
+
+@torch.inference_mode()
+def generate(
+    model: PreTrainedModel, requests: Sequence[Request], generator: torch.Generator | None = None
+) -> list[tuple[list[int], list[float]]]:
+    """Generate all requests as one batch, dropping each row as it finishes.
+
+    Returns:
+        for every request its generated token ids (the stop token included) and their log-probs.
+    """
+    rows, width = len(requests), max(len(request.prompt_ids) for request in requests)
+    input_ids = torch.zeros(rows, width, dtype=torch.long)
+    attention_mask = torch.zeros_like(input_ids)
+    stops = torch.zeros(rows, model.config.get_text_config().vocab_size, dtype=torch.bool)
+    for row, request in enumerate(requests):
+        input_ids[row, width - len(request.prompt_ids) :] = torch.tensor(request.prompt_ids)
+        attention_mask[row, width - len(request.prompt_ids) :] = 1
+        stops[row, list(request.stop_token_ids)] = True
+    sampling = torch.tensor(
+        [(r.temperature, r.top_p, r.top_k) if r.temperature > 0 else (0.0, 1.0, -1) for r in requests]
+    )
+    limits = torch.tensor([request.max_tokens for request in requests])
+
+    tokens = torch.zeros(rows, int(limits.max()), dtype=torch.long)
+    log_probs = torch.zeros(tokens.shape)
+    lengths = torch.zeros_like(limits)
+    running = torch.arange(rows)  # the request behind each row of the model's batch
+    position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)
+    cache = None
+    while len(running):
+        output = model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        cache = output.past_key_values
+        token, log_prob = _sample(output.logits[:, -1].float(), sampling[running], generator)
+        step = lengths[running]
+        tokens[running, step], log_probs[running, step] = token, log_prob
+        lengths[running] = step + 1
+
+        unfinished = ((step + 1 < limits[running]) & ~stops[running, token]).nonzero().squeeze(-1)
+        if len(unfinished) < len(running):
+            running = running[unfinished]
+            cache.batch_select_indices(unfinished)
+        input_ids = token[unfinished, None]
+        position_ids = position_ids[unfinished, -1:] + 1
+        attention_mask = torch.nn.functional.pad(attention_mask[unfinished], (0, 1), value=1)
+
+    return [
+        (row_tokens[:length], row_log_probs[:length])
+        for row_tokens, row_log_probs, length in zip(tokens.tolist(), log_probs.tolist(), lengths.tolist(), strict=True)
+    ]
+
+
+def _sample(
+    logits: torch.Tensor, sampling: torch.Tensor, generator: torch.Generator | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token per row and its log-prob, each (rows,), from `logits` (rows, vocab) and its `Request`'s numbers."""
+    temperature, top_p, top_k = sampling.unsqueeze(-1).unbind(1)
+    greedy = temperature == 0
+    logits = logits / temperature.masked_fill(greedy, 1.0)
+    if (top_k > 0).any() or (top_p < 1).any():
+        ranked, order = logits.sort(dim=-1, descending=True)
+        rank = torch.arange(logits.shape[-1])
+        ranked = ranked.masked_fill((top_k > 0) & (rank >= top_k), -torch.inf)
+        probs = ranked.softmax(-1)
+        ranked = ranked.masked_fill(probs.cumsum(-1) - probs >= top_p, -torch.inf)
+        logits = torch.empty_like(logits).scatter_(-1, order, ranked)
+    log_probs = logits.log_softmax(-1)
+    sampled = torch.multinomial(log_probs.exp(), 1, generator=generator)
+    token = torch.where(greedy, logits.argmax(-1, keepdim=True), sampled)
+    return token.squeeze(-1), log_probs.gather(-1, token).squeeze(-1)
+
+
+def load_weights(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> None:
+    """Copy `weights` into `model`; every parameter must get a value, by its own name or its tied partner's.
+
+    Raises:
+        ValueError: a parameter is missing, or a weight has no place in the model.
+        RuntimeError: a shape differs (from torch).
+    """
+    own = model.state_dict()
+    given = {own[name].data_ptr() for name in weights if name in own}
+    missing = sorted(name for name, tensor in own.items() if tensor.data_ptr() not in given)
+    unknown = sorted(name for name in weights if name not in own)
+    if missing or unknown:
+        raise ValueError(
+            f"weight sync: {len(missing)} weights missing {missing[:5]}, {len(unknown)} unknown {unknown[:5]}. "
+            "The actor and the rollout must hold the same model: check actor_rollout_ref.model."
+        )
+    model.load_state_dict(weights, strict=False)  # the absent half of a tied pair is not an error
+
+
+class HFServer:
+    """The Ray actor of one replica: collects requests into batches, generates, and takes new weights in between."""
+
+    def __init__(self, config: RolloutConfig, model_config: Any, replica_rank: int) -> None:
+        self.config = config
+        self.model_config = omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
+        # All replicas of a node generate at the same time and share its cores.
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // config.n_gpus_per_node))
+        hf_config = self.model_config.hf_config
+        self.model = AutoModelForCausalLM.from_config(
+            hf_config,
+            dtype=PrecisionType.to_dtype(config.dtype),
+            trust_remote_code=self.model_config.trust_remote_code,
+        ).eval()
+        self.eos_token_ids = _eos_token_ids(self.model_config)
+        self.max_model_len = config.max_model_len or get_max_position_embeddings(hf_config)
+        self.generator = torch.Generator().manual_seed(config.seed + replica_rank)
+        self.global_steps: int | None = None
+        self._synced = False
+        self._queue: list[tuple[Request, asyncio.Future]] = []
+        self._serving: asyncio.Task | None = None
+        self._model_lock = asyncio.Lock()  # generating and loading weights exclude each other
+
+    async def ready(self) -> None:
+        """Returns once the model is built; an error of the constructor is raised here."""
+
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        **inputs: Any,
+    ) -> TokenOutput:
+        """One completion. `inputs` are the other modalities verl may pass; only None is accepted.
+
+        Raises:
+            ValueError: an input or a sampling parameter this server does not have, or a prompt without room.
+        """
+        given = sorted(name for name, value in inputs.items() if value is not None)
+        if given:
+            raise ValueError(f"rollout.name=hf generates from text only, got {given}; use rollout.name=vllm")
+        if not self._synced:
+            raise RuntimeError("rollout.name=hf was asked to generate before the trainer sent its weights")
+        request, wants_log_probs = self._parse(prompt_ids, dict(sampling_params))
+        future = asyncio.get_running_loop().create_future()
+        self._queue.append((request, future))
+        if self._serving is None or self._serving.done():
+            self._serving = asyncio.create_task(self._serve())
+        token_ids, log_probs, global_steps = await future
+        return TokenOutput(
+            token_ids=token_ids,
+            log_probs=log_probs if wants_log_probs else None,
+            stop_reason="completed",
+            extra_fields={"global_steps": global_steps},
+        )
+
+    def _parse(self, prompt_ids: list[int], params: dict[str, Any]) -> tuple[Request, bool]:
+        """The request that verl's (vLLM's) sampling parameters ask for, and whether it wants log-probs."""
+        config = self.config
+        room = self.max_model_len - len(prompt_ids)
+        if room < 1:
+            raise ValueError(
+                f"a prompt of {len(prompt_ids)} tokens leaves no room within {self.max_model_len}; "
+                "lower data.max_prompt_length or raise rollout.max_model_len"
+            )
+        default = min(config.response_length, config.prompt_length + config.response_length - len(prompt_ids))
+        max_tokens = params.pop("max_tokens", params.pop("max_new_tokens", default))
+        ignore_eos = params.pop("ignore_eos", config.ignore_eos)
+        wants_log_probs = params.pop("logprobs", None) not in (None, False)
+        stop_token_ids = frozenset(params.pop("stop_token_ids", None) or ())
+        repetition_penalty = params.pop("repetition_penalty", config.repetition_penalty)
+        if repetition_penalty != 1.0:
+            raise ValueError(f"rollout.name=hf has no repetition_penalty, got {repetition_penalty}; set it to 1.0")
+        sampling = {name: params.pop(name) for name in ("temperature", "top_p", "top_k") if name in params}
+        if params:
+            raise ValueError(f"rollout.name=hf does not know the sampling parameters {params}; leave them out")
+        request = Request(
+            prompt_ids,
+            max_tokens=max(1, min(max_tokens, room)),
+            stop_token_ids=stop_token_ids if ignore_eos else stop_token_ids | self.eos_token_ids,
+            **sampling,
+        )
+        return request, wants_log_probs
+
+    async def _serve(self) -> None:
+        while self._queue:
+            arrived = 0
+            while arrived < len(self._queue) < self.config.max_num_seqs:
+                arrived = len(self._queue)
+                await asyncio.sleep(QUIET_PERIOD)
+            batch = self._queue[: self.config.max_num_seqs]
+            del self._queue[: len(batch)]
+            try:
+                async with self._model_lock:
+                    global_steps = self.global_steps
+                    # In a thread, so that requests arriving meanwhile are queued for the next batch.
+                    completions = await asyncio.to_thread(
+                        generate, self.model, [request for request, _ in batch], self.generator
+                    )
+            except Exception as error:
+                for _, future in batch:
+                    future.set_exception(error)
+                continue
+            for (_, future), completion in zip(batch, completions, strict=True):
+                future.set_result((*completion, global_steps))
+
+    async def update_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None) -> None:
+        """Replace all weights, after the batch that is being generated."""
+        async with self._model_lock:
+            await asyncio.to_thread(load_weights, self.model, weights)
+            self._synced = True
+            if global_steps is not None:
+                self.global_steps = global_steps
+
+    async def _nothing_to_do(self, **kwargs: Any) -> None:
+        """No memory to hand back, no cache kept between batches, and a batch ends on the weights it began with."""
+
+    sleep = wake_up = clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing_to_do
+    abort_all_requests = resume_generation = _nothing_to_do
+
+
+def _eos_token_ids(model_config: HFModelConfig) -> frozenset[int]:
+    sources = (model_config.tokenizer, model_config.generation_config, model_config.hf_config)
+    ids: set[int] = set()
+    for source in sources:
+        eos = getattr(source, "eos_token_id", None)
+        ids.update([eos] if isinstance(eos, int) else eos or ())
+    return frozenset(ids)
+
+
+class HFServerAdapter(BaseRollout):
+    """The training worker's end of its replica's server."""
+
+    def __init__(self, config: RolloutConfig, model_config: HFModelConfig, device_mesh: Any) -> None:
+        super().__init__(config, model_config, device_mesh)
+        self.replica_rank = int(os.environ["RANK"])  # HFReplica checks that a replica is one worker
+
+    async def resume(self, tags: list[str]) -> None:
+        """Nothing was released."""
+
+    async def release(self) -> None:
+        """The server keeps its weights, and a KV cache lives only as long as its batch."""
+
+    @torch.no_grad()
+    async def update_weights(
+        self,
+        weights: Iterable[tuple[str, torch.Tensor]] | AsyncIterator[tuple[str, torch.Tensor]],
+        wire_format: str = "named_tensors",
+        global_steps: int | None = None,
+        peft_config: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Send the actor's weights, all in one message.
+
+        Raises:
+            ValueError: LoRA adapters come unmerged, or as deltas.
+        """
+        if peft_config is not None:
+            raise ValueError(
+                "rollout.name=hf takes merged LoRA weights only: set actor_rollout_ref.model.lora.merge=True"
+            )
+        if wire_format != "named_tensors":
+            raise ValueError(
+                f"rollout.name=hf takes wire_format='named_tensors' only, got {wire_format!r}: "
+                "set actor_rollout_ref.rollout.checkpoint_engine.backend=naive"
+            )
+        # Every rank must draw every weight: gathering one is a collective. And copy it at once: merged LoRA weights
+        # are the live parameters, unmerged when the iterator ends.
+        named = {name: weight.detach().to("cpu", copy=True) async for name, weight in ensure_async_iterator(weights)}
+        await ray.get_actor(_server_name(self.replica_rank)).update_weights.remote(named, global_steps)
+
+
+class HFReplica(RolloutReplica):
+    """Launches one server per training worker."""
+
+    async def launch_servers(self) -> None:
+        self._check_config()
+        server: Any = (
+            ray.remote(HFServer)
+            .options(name=_server_name(self.replica_rank), max_concurrency=self.max_concurrency)
+            .remote(self.config, self.model_config, self.replica_rank)
+        )
+        await server.ready.remote()
+        self.servers = [server]
+        self._server_handle = server
+        self._server_address = _server_name(self.replica_rank)
+
+    def _check_config(self) -> None:
+        """Raises ValueError for what a user may ask of a rollout and this one cannot do."""
+        if self.rollout_mode is not RolloutMode.HYBRID:
+            raise ValueError(
+                f"rollout.name=hf runs beside its trainer only, got rollout mode {self.rollout_mode}: "
+                "use trainer.v1.trainer_mode=sync or colocate_async, and another rollout for a reward model"
+            )
+        unsupported = {
+            "tensor_model_parallel_size": 1,
+            "data_parallel_size": 1,
+            "pipeline_model_parallel_size": 1,
+            "full_determinism": False,
+            "logprobs_mode": "processed_logprobs",
+            "quantization": None,
+            "enable_rollout_routing_replay": False,
+        }
+        for key, value in unsupported.items():
+            if getattr(self.config, key) != value:
+                raise ValueError(
+                    f"actor_rollout_ref.rollout.{key} must be {value} with rollout.name=hf, "
+                    f"got {getattr(self.config, key)}"
+                )
+
+
+def _server_name(replica_rank: int) -> str:
+    return f"hf_server_{replica_rank}"

@@ -1,0 +1,77 @@
+"""Groups of completions (one per prompt) and where the tokens of each completion stand."""
+
+from collections.abc import Hashable, Iterable
+
+import torch
+
+# Elements of a block of rows whose temporaries stay in the processor's cache.
+_BLOCK_ELEMENTS = 1 << 19
+
+
+def row_blocks(tensor: torch.Tensor) -> list[slice]:
+    """Blocks of rows in which a (bs, response_length) tensor is worked through without large temporaries."""
+    rows = max(1, _BLOCK_ELEMENTS // max(1, tensor.shape[1]))
+    return [slice(start, start + rows) for start in range(0, tensor.shape[0], rows)]
+
+
+class TokenPositions:
+    """The completion's own tokens in a padded response: how many there are, and where the k-th stands.
+
+    Args:
+        response_mask (torch.Tensor): (bs, response_length), 1 on the completion's own tokens. Zeros may stand anywhere:
+            padding behind a response, tool output inside it.
+
+    Attributes:
+        lengths (torch.Tensor): (bs,) int64, own tokens of each completion.
+    """
+
+    def __init__(self, response_mask: torch.Tensor):
+        if response_mask.dtype == torch.bool:
+            response_mask = response_mask.view(torch.uint8)
+        self._response_length = response_mask.shape[1]
+        self._flat: torch.Tensor | None = None
+        self.lengths = response_mask.sum(-1, dtype=torch.int64)
+        if response_mask.numel():
+            first_gap = response_mask.argmin(-1)
+            has_holes = (first_gap != self.lengths) & (self.lengths != self._response_length)
+            if has_holes.any():
+                self._flat = response_mask.reshape(-1).nonzero().squeeze(-1)
+                self._starts = self.lengths.cumsum(0) - self.lengths
+
+    def flat(self, rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        """Where tokens stand in the flattened (bs * response_length,) responses.
+
+        Args:
+            rows (torch.Tensor): int64 rows of the batch, of a shape that broadcasts with `numbers`.
+            numbers (torch.Tensor): int64 numbers of the tokens, 0 being a completion's first; below `lengths[rows]`.
+        """
+        if self._flat is None:
+            return rows * self._response_length + numbers
+        return self._flat[self._starts[rows] + numbers]
+
+
+def group_rows(index: Iterable[Hashable], members: torch.Tensor) -> torch.Tensor:
+    """Table of the rows of each group, smallest groups first.
+
+    Args:
+        index: (bs,) uid of each row's prompt; rows with equal uids are one group.
+        members (torch.Tensor): (bs,) bool; a row that is no member belongs to no group.
+
+    Returns:
+        (groups, size of the largest group) int64; each line holds a group's rows, then -1.
+    """
+    uids = index.tolist() if hasattr(index, "tolist") else list(index)
+    if len(uids) != len(members):
+        raise ValueError(f"index has {len(uids)} uids for {len(members)} rows: give one uid per row")
+    number_of: dict[Hashable, int] = {}
+    number = torch.tensor([number_of.setdefault(uid, len(number_of)) for uid in uids], device=members.device)
+    rows = members.nonzero().squeeze(-1)
+    if rows.numel() == 0:
+        return rows.new_empty((0, 0))
+    number, order = number[rows].sort(stable=True)
+    sizes = number.bincount(minlength=len(number_of))
+    slots = torch.arange(len(rows), device=rows.device) - (sizes.cumsum(0) - sizes)[number]
+    table = rows.new_full((len(sizes), int(sizes.max())), -1)
+    table[number, slots] = rows[order]
+    sizes, by_size = sizes.sort(stable=True)
+    return table[by_size[sizes > 0]]

@@ -1,0 +1,93 @@
+"""⟨H⟩_ini, the policy's mean entropy before training (arXiv:2508.03772, Sec. 5.2), and what it decides.
+
+It is one number for a whole run: measured once, written beside the checkpoints, read back on resume.
+"""
+
+import json
+from collections.abc import Hashable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from gtpo_verl.config import GTPOConfig
+
+_FILE_NAME = "gtpo_initial_entropy.json"
+PAPER_SAMPLES = 100
+
+
+@dataclass(frozen=True)
+class InitialEntropy:
+    """⟨H⟩_ini and what it rests on.
+
+    Args:
+        value (float): mean of ⟨H⟩_i over the completions, nats per token.
+        std (float): standard deviation of ⟨H⟩_i over the completions, nats per token.
+        completions (int): completions measured; 0 where the value was given in the config.
+        prompts (int): their prompts.
+    """
+
+    value: float
+    std: float = 0.0
+    completions: int = 0
+    prompts: int = 0
+
+    @classmethod
+    def measure(
+        cls, trajectory_entropy: torch.Tensor, lengths: torch.Tensor, index: Iterable[Hashable]
+    ) -> "InitialEntropy":
+        """From the (bs,) trajectory entropies of rollouts of the untrained policy; rows of length 0 do not count.
+
+        Raises:
+            ValueError: there is no completion.
+        """
+        real = (lengths > 0).tolist()
+        values = trajectory_entropy[lengths > 0].double()
+        if len(values) == 0:
+            raise ValueError("the initial entropy cannot be measured: no completion has a token")
+        prompts = {uid for uid, is_real in zip(index, real, strict=True) if is_real}
+        return cls(values.mean().item(), values.std(correction=0).item(), len(values), len(prompts))
+
+    def decision(self, config: GTPOConfig) -> str:
+        """One line: whether completions are filtered, why, and what that rests on."""
+        active = config.filter_is_active(self.value)
+        relation = "<" if self.value < config.entropy_threshold else ">="
+        because = f"{self.value:.3f} {relation} {config.entropy_threshold:.3f} nats"
+        if config.completion_filter != "auto":
+            because = f"completion_filter={config.completion_filter}; initial entropy {self.value:.3f} nats"
+        basis = "given as algorithm.gtpo.initial_entropy"
+        if self.completions:
+            basis = f"{self.completions} completions of {self.prompts} prompts"
+            if self.completions < PAPER_SAMPLES:
+                basis += f", which are few: the paper takes {PAPER_SAMPLES} prompts"
+        return f"completion filter {'on' if active else 'off'}: {because}, {basis}"
+
+    @staticmethod
+    def path(folder: str | Path) -> Path:
+        """Where the record of a run with these checkpoints stands."""
+        return Path(folder) / _FILE_NAME
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the record into the folder of the checkpoints."""
+        path = self.path(folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        partial.replace(path)
+        return path
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "InitialEntropy":
+        """Read the record of a run that is resumed.
+
+        Raises:
+            ValueError: there is none.
+        """
+        path = cls.path(folder)
+        if not path.is_file():
+            raise ValueError(
+                f"this run is resumed, but {path} with its initial entropy is missing; set "
+                "algorithm.gtpo.initial_entropy (nats per token) to the value that the run logged at its first step, "
+                "or algorithm.gtpo.completion_filter to on or off"
+            )
+        return cls(**json.loads(path.read_text()))

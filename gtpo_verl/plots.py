@@ -1,0 +1,449 @@
+"""The figures of the paper (GTPO, arXiv:2508.03772, Fig. 1 to 5) from verl's file logger and this package's evaluation.
+
+    python -m gtpo_verl.plots 'GRPO=runs/grpo_seed*.jsonl' 'GTPO=runs/gtpo_seed*.jsonl' --out figures
+
+A run is the JSONL of ``trainer.logger=[..., file]``, one line per step: ``{"step": n, "data": {key: value}}``, or the
+same flattened, ``{"step": n, key: value}``. Runs with one label are seeds of one method: their mean is drawn, over the
+steps that all of them reached, in a band from the smallest to the largest seed. Curves are centred moving averages;
+the mean as it was logged stands faintly behind. Every figure is written as PNG and SVG.
+
+Needs matplotlib: ``pip install "gtpo-verl[plots]"``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import json
+import math
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+
+# Okabe and Ito's palette without its yellow, which is lost on white, and its black, which marks ln 2.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+LN2 = math.log(2)
+GREY = "#555555"
+STYLE: Any = {
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 8.5,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 9,
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#999999",
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": "#333333",
+    "ytick.color": "#333333",
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "lines.solid_capstyle": "round",
+    "svg.hashsalt": "gtpo",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run: ``values[key]`` holds one number per entry of ``steps``, NaN where a step did not log it."""
+
+    name: str
+    steps: np.ndarray
+    values: Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric: the first of ``keys`` that all runs of a label logged, times ``factor``, in ``unit``."""
+
+    name: str
+    unit: str
+    keys: tuple[str, ...]
+    factor: float = 1.0
+    mark_ln2: bool = False
+
+
+# A panel is one curve, or two of which the second is dashed and, in another unit, has the axis on the right.
+ACCURACY = (Curve("accuracy reward", "% of its maximum", ("reward/acc/mean",), 100),)
+FORMAT = (
+    Curve("format reward", "% of its maximum", ("reward/format/mean",), 10),
+    Curve("strict format", "% of its maximum", ("reward/strict/mean",), 100),
+)
+ENTROPY = (Curve("entropy ⟨H⟩", "nats per token", ("actor/entropy", "gtpo/entropy/mean"), mark_ln2=True),)
+KL = (Curve("KL to the reference model", "nats per token", ("actor/kl_loss", "actor/reward_kl_penalty")),)
+CONFLICT = (Curve("conflict tokens", "% of tokens", ("gtpo/conflict/token_frac",), 100),)
+LENGTH = (
+    Curve("length", "tokens", ("response_length/mean",)),
+    Curve("ends with EOS", "% of completions", ("completion/eos_rate",), 100),
+)
+FILTERED = (Curve("filtered out, δ = 0", "% of completions", ("gtpo/filter/dropped_frac",), 100),)
+
+Panel = tuple[Curve, ...]
+OVERVIEW: tuple[tuple[Panel, ...], ...] = ((ACCURACY, FORMAT, ENTROPY), (CONFLICT, LENGTH, FILTERED))
+FIGURES: Mapping[str, tuple[Panel, ...]] = {
+    "rewards": (ACCURACY, FORMAT),
+    "entropy": (ENTROPY,),
+    "kl": (KL,),
+    "conflict": (CONFLICT,),
+}
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+def read_run(path: str | Path) -> Run:
+    """Read one run. Lines of one step are merged, the later value winning, so a resumed run may be appended.
+
+    A last line that the writer has not finished is left out.
+
+    Raises:
+        ValueError: If another line is not JSON or has no ``step``, or if there is no step with a number in it.
+    """
+    path = Path(path)
+    steps: dict[int, dict[str, float]] = {}
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError as error:
+                if not line.endswith("\n"):
+                    _say(f"{path}:{number} is unfinished and left out: is the run still going?")
+                    break
+                raise ValueError(f"{path}:{number} is not JSON ({error}): is this verl's file logger?") from error
+            if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
+                raise ValueError(f'{path}:{number} has no integer "step": is this verl\'s file logger?')
+            data = entry.get("data", entry)
+            found = {k: float(v) for k, v in data.items() if k != "step" and isinstance(v, int | float)}
+            if found:
+                steps.setdefault(entry["step"], {}).update(found)
+    if not steps:
+        raise ValueError(f"{path} holds no steps: did the run log any metrics?")
+    ordered = sorted(steps)
+    keys = sorted({key for values in steps.values() for key in values})
+    return Run(
+        name=str(path),
+        steps=np.array(ordered),
+        values={key: np.array([steps[step].get(key, math.nan) for step in ordered]) for key in keys},
+    )
+
+
+def read_runs(arguments: Iterable[str]) -> dict[str, list[Run]]:
+    """Runs by label, from ``label=path``, ``label=glob`` or a path, whose label is its name without the suffix.
+
+    Raises:
+        ValueError: If nothing matches, or two paths without a label have one name.
+    """
+    runs: dict[str, list[Run]] = {}
+    for argument in arguments:
+        label, equals, pattern = argument.partition("=")
+        if not equals or Path(argument).exists():
+            label, pattern = Path(argument).stem, argument
+            if label in runs:
+                raise ValueError(f"two runs are named {label!r}: write LABEL=PATH")
+        paths = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
+        if not paths:
+            raise ValueError(f"no run matches {pattern!r}")
+        runs.setdefault(label, []).extend(read_run(path) for path in paths)
+    for label, group in runs.items():
+        if len({int(run.steps[-1]) for run in group}) > 1:
+            ends = ", ".join(f"{run.name} at {run.steps[-1]}" for run in group)
+            _say(f"{label}: seeds end at different steps ({ends}), drawn up to the first")
+    return runs
+
+
+def moving_average(steps: np.ndarray, values: np.ndarray, window: float) -> np.ndarray:
+    """Mean of the values logged within window/2 steps of each step; NaN counts nowhere, and stays where all are NaN."""
+    present = ~np.isnan(values)
+    total = np.concatenate([[0.0], np.cumsum(np.where(present, values, 0.0))])
+    count = np.concatenate([[0], np.cumsum(present)])
+    first = np.searchsorted(steps, steps - window / 2, side="left")
+    last = np.searchsorted(steps, steps + window / 2, side="right")
+    n = count[last] - count[first]
+    return np.where(n > 0, (total[last] - total[first]) / np.maximum(n, 1), np.nan)
+
+
+def _series(runs: Sequence[Run], curve: Curve) -> tuple[np.ndarray, np.ndarray] | None:
+    """Steps and (seed, step) values of a curve, over the steps at which all runs logged it; None if there are none."""
+    for key in curve.keys:
+        if not all(key in run.values for run in runs):
+            continue
+        logged = [dict(zip(run.steps.tolist(), run.values[key].tolist(), strict=True)) for run in runs]
+        steps = sorted(step for step in logged[0] if all(math.isfinite(seed.get(step, math.nan)) for seed in logged))
+        if steps:
+            return np.array(steps), curve.factor * np.array([[seed[step] for step in steps] for seed in logged])
+    return None
+
+
+# --- figures over training -------------------------------------------------------------------------------------------
+
+
+def training_figure(
+    runs: Mapping[str, Sequence[Run]],
+    panels: Sequence[Sequence[Panel]] = OVERVIEW,
+    title: str | None = None,
+    window: int | None = None,
+) -> Figure:
+    """Curves over training steps: one colour per label, one pair of axes per panel.
+
+    A metric that no run logged is named in its panel; a label that did not log it is missing there.
+
+    Args:
+        runs: Label to the runs (seeds) under it.
+        panels: Rows of panels.
+        title: Above the figure.
+        window: Width of the moving average in steps, 1 for none; by default the square root of the longest run.
+
+    Raises:
+        ValueError: If there are no runs, a label has none, or there are more labels than colours.
+    """
+    if not runs or not all(runs.values()):
+        raise ValueError(f"every label needs a run, got { {label: len(group) for label, group in runs.items()} }")
+    if len(runs) > len(COLOURS):
+        raise ValueError(f"{len(runs)} labels: at most {len(COLOURS)} can be told apart by colour")
+    if window is None:
+        window = max(1, round(math.sqrt(max(np.ptp(run.steps) for group in runs.values() for run in group))))
+    seeds = max(len(group) for group in runs.values())
+    columns = max(len(row) for row in panels)
+    colours = dict(zip(runs, COLOURS, strict=False))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=_size(len(panels), columns), layout="constrained")
+        axes = figure.subplots(len(panels), columns, squeeze=False)
+        for row, line in zip(axes, panels, strict=True):
+            for ax, panel in zip(row, line, strict=True):
+                _draw_panel(ax, panel, runs, colours, window)
+        for ax in axes[-1]:
+            ax.set_xlabel("training step")
+        handles = [
+            Line2D([], [], color=colours[label], lw=2, label=label if seeds == 1 else f"{label} ({_count(group)})")
+            for label, group in runs.items()
+        ]
+        notes = ["mean of the seeds"] if seeds > 1 else []
+        notes += [f"moving average over {window} steps (faint: unsmoothed)"] if window > 1 else []
+        caption = f"Line: {', '.join(notes) or 'as logged'}."
+        if seeds > 1:
+            caption += " Band: smallest to largest seed."
+        _frame(figure, handles, title, caption)
+    return figure
+
+
+def _count(group: Sequence[Run]) -> str:
+    return "1 seed" if len(group) == 1 else f"{len(group)} seeds"
+
+
+def _draw_panel(
+    ax: Axes, panel: Panel, runs: Mapping[str, Sequence[Run]], colours: Mapping[str, str], window: int
+) -> None:
+    drawn: list[Curve] = []
+    missing: list[str] = []
+    target = ax
+    for curve in panel:
+        series = {label: found for label, group in runs.items() if (found := _series(group, curve))}
+        if not series:
+            missing.append(curve.keys[0])
+            continue
+        if drawn and curve.unit != drawn[0].unit:
+            target = ax.twinx()
+            target.grid(False)
+            target.spines["right"].set_visible(True)
+        target.set_ylabel(curve.unit)
+        for label, (steps, values) in series.items():
+            _draw_curve(target, steps, values, window, colours[label], dashed=bool(drawn))
+        drawn.append(curve)
+        if curve.mark_ln2:
+            target.axhline(LN2, color="black", lw=1, ls=":")
+            target.annotate("ln 2", (1, LN2), (-2, 2), ("axes fraction", "data"), "offset points", ha="right")
+        # From zero up, for an axis cut off at the data shouts; below it only for a KL estimate that is negative.
+        low, high = target.dataLim.intervaly
+        high = max(1.1 * high, 1e-3)
+        target.set_ylim(min(-0.03 * high, 1.1 * low), high)
+
+    names = [curve.name for curve in drawn or panel]
+    title = f"{names[0]} (solid), {names[1]} (dashed)" if len(drawn) == 2 else " and ".join(names)
+    ax.set_title(title[0].upper() + title[1:])
+    if not drawn:
+        ax.set(xticks=[], yticks=[])
+        note = "not logged:\n" + "\n".join(missing)
+        ax.text(0.5, 0.5, note, transform=ax.transAxes, ha="center", va="center", color=GREY)
+        return
+    ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    if missing:
+        ax.text(0.98, 0.03, f"not logged: {missing[0]}", transform=ax.transAxes, ha="right", color=GREY, fontsize=7.5)
+
+
+def _draw_curve(ax: Axes, steps: np.ndarray, values: np.ndarray, window: int, colour: str, dashed: bool) -> None:
+    smooth = np.array([moving_average(steps, seed, window) for seed in values])
+    if window > 1:
+        ax.plot(steps, values.mean(axis=0), color=colour, lw=0.6, alpha=0.25, zorder=1.5)
+    if len(values) > 1:
+        ax.fill_between(steps, smooth.min(axis=0), smooth.max(axis=0), color=colour, alpha=0.18, lw=0, zorder=1.7)
+    ax.plot(
+        steps,
+        smooth.mean(axis=0),
+        color=colour,
+        lw=1.7,
+        ls=(0, (3, 1.2)) if dashed else "-",
+        marker="o" if len(steps) == 1 else "",
+        ms=4,
+        zorder=2.5,
+    )
+
+
+def _size(rows: int, columns: int) -> tuple[float, float]:
+    """Inches; 9 of them are the 900 pixels of a README."""
+    return (6 if columns == 1 else max(9, 3 * columns)), 2.3 * rows + 0.9
+
+
+def _frame(figure: Figure, handles: Sequence[Line2D], title: str | None, caption: str) -> None:
+    # The title belongs to the legend: constrained layout puts a suptitle and a legend above the axes on one spot.
+    figure.legend(
+        handles=handles,
+        loc="outside upper center",
+        ncols=min(len(handles), 4),
+        frameon=False,
+        title=title,
+        title_fontsize=11,
+    )
+    figure.supxlabel(textwrap.fill(caption, int(15 * figure.get_figwidth())), fontsize=7.5, color=GREY)
+
+
+def plot_training(
+    runs: Mapping[str, Sequence[Run]], path: str | Path, title: str | None = None, window: int | None = None
+) -> list[Path]:
+    """Write the overview of a training as PNG and SVG beside ``path`` and return both; see :func:`training_figure`.
+
+    Six panels: accuracy, format and strict format, entropy with ln 2, conflict tokens, length and EOS, filtered
+    completions.
+    """
+    return save(training_figure(runs, OVERVIEW, title, window), path)
+
+
+def save(figure: Figure, path: str | Path) -> list[Path]:
+    """Write a figure as PNG (1,800 pixels for three panels, to be shown at 900) and as SVG."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    name = path.stem if path.suffix in (".png", ".svg") else path.name
+    written = [path.with_name(name + suffix) for suffix in (".png", ".svg")]
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(written[0], dpi=200)
+        figure.savefig(written[1], metadata={"Date": None})
+    return written
+
+
+# --- figures over k --------------------------------------------------------------------------------------------------
+
+
+def evaluation_figure(records: Sequence[Mapping[str, Any]], title: str | None = None) -> Figure:
+    """Unbiased pass@k and maj@k over k with their 95% intervals, one column per data set, one colour per run.
+
+    Args:
+        records: ``records`` of the evaluation.json that ``python -m gtpo_verl.evaluation --out`` writes.
+        title: Above the figure.
+
+    Raises:
+        ValueError: If there are no records, or more runs than colours.
+    """
+    if not records:
+        raise ValueError("the evaluation holds no records")
+    columns = ("model", "training_set", "method")
+    runs = list(dict.fromkeys(tuple(record[c] for c in columns) for record in records))
+    if len(runs) > len(COLOURS):
+        raise ValueError(f"{len(runs)} runs: at most {len(COLOURS)} can be told apart by colour")
+    telling = [i for i, c in enumerate(columns) if c == "method" or len({run[i] for run in runs}) > 1]
+    data_sets = list(dict.fromkeys(record["data_set"] for record in records))
+    metrics = [metric for metric in ("pass", "maj") if any(record["metric"] == metric for record in records)]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=_size(len(metrics), len(data_sets)), layout="constrained")
+        axes = figure.subplots(len(metrics), len(data_sets), squeeze=False, sharex="col")
+        for row, metric in zip(axes, metrics, strict=True):
+            for ax, data_set in zip(row, data_sets, strict=True):
+                here = [r for r in records if (r["data_set"], r["metric"]) == (data_set, metric)]
+                for run, colour in zip(runs, COLOURS, strict=False):
+                    mine = sorted((r for r in here if tuple(r[c] for c in columns) == run), key=lambda r: r["k"])
+                    ks, low, high, estimate = ([r[c] for r in mine] for c in ("k", "low", "high", "estimate"))
+                    ax.fill_between(ks, low, high, color=colour, alpha=0.15, lw=0)
+                    ax.plot(ks, estimate, color=colour, lw=1.7, marker="o", ms=3.5)
+                ax.set_title(f"{data_set} {metric}@k".strip())
+                ax.set_ylabel("% of questions")
+                ax.set_xscale("log", base=2)
+                ticks = sorted({r["k"] for r in here})
+                ax.xaxis.set_major_locator(FixedLocator(ticks))
+                ax.xaxis.set_minor_locator(NullLocator())
+                ax.xaxis.set_major_formatter("{x:.0f}")
+                ax.set_ylim(bottom=0)
+        for ax in axes[-1]:
+            ax.set_xlabel("k (completions)")
+        names = [" ".join(filter(None, (run[i] for i in telling))) for run in runs]
+        handles = [
+            Line2D([], [], color=colour, lw=2, marker="o", ms=3.5, label=name)
+            for name, colour in zip(names, COLOURS, strict=False)
+        ]
+        caption = "Mean over all k-subsets of the completions. Band: 95% bootstrap interval over questions."
+        _frame(figure, handles, title, caption)
+    return figure
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr)
+
+
+# --- command line ----------------------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m gtpo_verl.plots",
+        description="Figures over training from verl's file logger, and over k from gtpo_verl.evaluation.",
+    )
+    parser.add_argument(
+        "runs", nargs="*", metavar="RUN", help="a JSONL of trainer.logger=file, LABEL=PATH or LABEL=GLOB"
+    )
+    parser.add_argument("--evaluation", type=Path, metavar="JSON", help="evaluation.json of gtpo_verl.evaluation --out")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the PNG and SVG files")
+    parser.add_argument("--title", help="above every figure")
+    parser.add_argument("--window", type=int, help="width of the moving average in steps, 1 for none")
+    args = parser.parse_args(argv)
+    if not args.runs and not args.evaluation:
+        parser.error("name a RUN, or an evaluation with --evaluation")
+    if args.window is not None and args.window < 1:
+        parser.error(f"--window must be at least 1, got {args.window}")
+    written: list[Path] = []
+    try:
+        if args.runs:
+            runs = read_runs(args.runs)
+            written += plot_training(runs, args.out / "training", args.title, args.window)
+            for name, panels in FIGURES.items():
+                keys = [key for panel in panels for curve in panel for key in curve.keys]
+                if any(key in run.values for group in runs.values() for run in group for key in keys):
+                    written += save(training_figure(runs, [panels], args.title, args.window), args.out / name)
+                else:
+                    _say(f"no {name} figure: no run logged {' or '.join(keys)}")
+        if args.evaluation:
+            document = json.loads(args.evaluation.read_text(encoding="utf-8"))
+            if not isinstance(document, dict) or "records" not in document:
+                raise ValueError(f"{args.evaluation} is no evaluation.json of gtpo_verl.evaluation --out")
+            written += save(evaluation_figure(document["records"], args.title), args.out / "evaluation")
+    except (OSError, ValueError) as error:
+        parser.exit(2, f"error: {error}\n")
+    for path in written:
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""What a verl config must be for GTPO (arXiv:2508.03772) to run, and to be the paper's; told before workers start."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+
+from gtpo_verl.config import GTPOConfig
+from gtpo_verl.initial_entropy import InitialEntropy
+
+
+class Departure(NamedTuple):
+    """A setting under which the run is not the paper's GTPO."""
+
+    setting: str
+    value: str
+    paper: str
+
+
+def uses_gtpo(config: DictConfig) -> bool:
+    """Whether this verl config trains with GTPO's advantages."""
+    return str(OmegaConf.select(config, "algorithm.adv_estimator")) == "gtpo"
+
+
+def check(config: DictConfig) -> GTPOConfig:
+    """Raise on settings with which GTPO cannot run.
+
+    Args:
+        config (DictConfig): verl's whole config.
+
+    Returns:
+        The checked settings of `algorithm.gtpo`.
+
+    Raises:
+        ValueError: naming key, value and remedy.
+    """
+    gtpo = GTPOConfig.from_config(config.algorithm)
+    n = config.actor_rollout_ref.rollout.n
+    if n < 2:
+        raise ValueError(
+            f"actor_rollout_ref.rollout.n={n}: GTPO compares the completions of one prompt; set it to at least 2 "
+            "(8 or 12 in the paper)"
+        )
+    bypass = "algorithm.rollout_correction.bypass_mode"
+    if OmegaConf.select(config, bypass):
+        raise ValueError(
+            f"{bypass}=True: it skips verl's old-log-prob pass, from which GTPO takes the entropy of the policy; "
+            "set it to False"
+        )
+    return gtpo
+
+
+def departures(config: DictConfig) -> list[Departure]:
+    """Settings under which GTPO runs but is not the paper's GTPO.
+
+    Args:
+        config (DictConfig): verl's whole config, already checked.
+    """
+    found = []
+
+    def expect(setting: str, is_paper: Callable[[Any], bool], paper: str) -> None:
+        value = OmegaConf.select(config, setting)
+        if value is not None and not is_paper(value):
+            found.append(Departure(setting, str(value), paper))
+
+    actor = "actor_rollout_ref.actor"
+    rollout = "actor_rollout_ref.rollout"
+    expect(f"{actor}.policy_loss.loss_mode", lambda x: x == "gtpo", "gtpo (Eq. 11: no clipping)")
+    expect(f"{actor}.loss_agg_mode", lambda x: x == "seq-mean-token-mean", "seq-mean-token-mean (Eq. 11)")
+    expect("algorithm.norm_adv_by_std_in_grpo", bool, "True (Sec. 3)")
+    expect(f"{actor}.use_kl_loss", lambda x: not x, "False (no KL term: this loads a reference model)")
+    expect("algorithm.use_kl_in_reward", lambda x: not x, "False (no KL term: this loads a reference model)")
+    expect(
+        f"{actor}.entropy_coeff", lambda x: x == 0, "0 (GTPO has its own entropy term, algorithm.gtpo.entropy_coeff)"
+    )
+    expect(f"{rollout}.temperature", lambda x: x == 1, "1.0 (Sec. 6; entropy is measured at this temperature)")
+    expect(f"{rollout}.top_p", lambda x: x == 1, "1.0 (completions of the policy itself)")
+    expect(f"{rollout}.top_k", lambda x: x <= 0, "-1 (completions of the policy itself)")
+    one_update = "one update per rollout (Sec. 6; the gtpo loss is not clipped)"
+    if OmegaConf.select(config, f"{actor}.policy_loss.loss_mode") == "gtpo":
+        expect(f"{actor}.ppo_epochs", lambda x: x == 1, one_update)
+        batch_size = config.data.train_batch_size
+        expect(f"{actor}.ppo_mini_batch_size", lambda x: x >= batch_size, f"{batch_size}: {one_update}")
+        if OmegaConf.select(config, "trainer.use_v1"):
+            expect("trainer.v1.trainer_mode", lambda x: x == "sync", f"sync: {one_update}")
+    return found
+
+
+def as_table(found: list[Departure]) -> str:
+    """The departures as one aligned table."""
+    lines = [Departure("setting", "value", "paper"), *found]
+    widths = [max(len(line[column]) for line in lines) for column in range(2)]
+    return "\n".join(f"  {x.setting:<{widths[0]}}  {x.value:<{widths[1]}}  {x.paper}" for x in lines)
+
+
+def needs_reference_policy(config: DictConfig) -> bool:
+    """Whether verl loads a reference policy for this config."""
+    return bool(config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward)
+
+
+def resume_folder(config: DictConfig) -> str:
+    """The folder of the checkpoints that a resumed run comes from."""
+    trainer = config.trainer
+    if trainer.resume_mode == "resume_path" and trainer.resume_from_path:
+        return os.path.dirname(str(trainer.resume_from_path).rstrip("/"))
+    return trainer.default_local_dir
+
+
+def check_resume(config: DictConfig) -> None:
+    """Raise where a run would be resumed whose initial entropy is needed and lost.
+
+    Raises:
+        ValueError: naming the missing file and the key to set.
+    """
+    gtpo = GTPOConfig.from_config(config.algorithm)
+    if config.trainer.resume_mode == "disable" or gtpo.completion_filter != "auto" or gtpo.initial_entropy is not None:
+        return
+    folder = Path(resume_folder(config))
+    if any(folder.glob("global_step_*")):
+        InitialEntropy.load(folder)

@@ -1,0 +1,320 @@
+"""Reward of GTPO (arXiv:2508.03772), App. 8.2 "Reward Settings", as a verl custom reward function::
+
+    score = format + 10 * acc        format in {10, 1, 0}, acc in {1, 0}
+
+``format`` is 10 if all four tags of the prompt are in the completion, 1 if only some are, 0 if none is; ``acc`` is 1 if
+the right answer is enclosed in the answer tags, whatever the rest looks like. In a verl config::
+
+    reward.custom_reward_function.path=pkg://gtpo_verl.reward
+    reward.custom_reward_function.name=compute_score
+
+Where the paper is silent: the answer is the content of the last complete ``<answer>...</answer>`` pair, and equality is
+that of math-verify (fractions, LaTeX, sets, units, six decimals), not of strings.
+
+verl calls the function in threads of Ray workers, where math-verify's own time limit (``signal.alarm``) cannot work.
+So math-verify runs in one child process per caller, which sets that alarm on itself: the kernel ends it when the time
+is up, even inside a computation that Python could not interrupt, and the next comparison starts a new one. Integers,
+and answers that are the ground truth letter for letter, need no child.
+"""
+
+import atexit
+import importlib.util
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from fractions import Fraction
+
+if importlib.util.find_spec("math_verify") is None:
+    raise ImportError("gtpo_verl.reward needs math-verify: pip install 'gtpo-verl[reward]'")
+
+TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
+MAX_ANSWER_CHARS = 300
+"""A longer answer is no answer. The longest of MATH's 12,500 answers has 159 characters."""
+MAX_NESTING = 8
+"""An answer with brackets nested deeper than this is wrong unseen: math-verify's parser is exponential in the depth."""
+TIMEOUT_SECONDS = 5.0
+"""Wall-clock time for one comparison, math-verify's own default. MATH's slowest answer takes a tenth of it."""
+
+logger = logging.getLogger(__name__)
+
+
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: dict | None = None, **kwargs
+) -> dict[str, float | str]:
+    """Score one completion (arXiv:2508.03772, App. 8.2). Any completion gets a score; none raises.
+
+    Args:
+        data_source: Name of the dataset; every dataset is scored alike.
+        solution_str: The completion as text, without special tokens.
+        ground_truth: The right answer, plain or LaTeX, 1 to ``MAX_ANSWER_CHARS`` characters.
+        extra_info: Not used.
+        **kwargs: What verl adds when a reward model is served; not used.
+
+    Returns:
+        Always the same keys: ``score`` (the reward, format + 10 acc), ``format`` (10, 1 or 0), ``acc`` (1 or 0),
+        ``pred`` (the answer in canonical form, to vote with; "" if there is none), ``strict`` (1 if the completion is
+        ``<reasoning>...</reasoning>`` then ``<answer>...</answer>`` and nothing else, else 0), ``timeout`` (1 if
+        math-verify gave no verdict, in which case ``acc`` is 0 but means "unknown", else 0).
+
+    Raises:
+        ValueError: if ``ground_truth`` is empty or too long.
+        RuntimeError: if the math-verify process cannot start.
+    """
+    if not 0 < len(ground_truth.strip()) <= MAX_ANSWER_CHARS:
+        raise ValueError(
+            f"reward_model.ground_truth must have 1 to {MAX_ANSWER_CHARS} characters, got {ground_truth!r} "
+            f"(data_source={data_source!r}): correct or drop the row in the dataset"
+        )
+    answer = extract_answer(solution_str)
+    timeout = False
+    try:
+        correct = is_equal(ground_truth, answer)
+    except TimeoutError as error:
+        logger.warning("%s", error)
+        correct, timeout = False, True
+    format_reward = compute_format_reward(solution_str)
+    return {
+        "score": format_reward + 10.0 * correct,
+        "format": format_reward,
+        "acc": float(correct),
+        "pred": canonicalize(answer),
+        "strict": float(is_strict(solution_str)),
+        "timeout": float(timeout),
+    }
+
+
+def compute_format_reward(solution_str: str) -> float:
+    """10 if all four ``TAGS`` occur in the completion, 1 if only some do, 0 if none does (App. 8.2)."""
+    present = sum(tag in solution_str for tag in TAGS)
+    return 10.0 if present == len(TAGS) else 1.0 if present else 0.0
+
+
+def is_strict(solution_str: str) -> bool:
+    """Whether the completion is ``<reasoning>...</reasoning>`` then ``<answer>...</answer>``, each tag once.
+
+    Whitespace around the two blocks is allowed, other text is not. The paper does not reward this; it shows the loss of
+    a completion's end, which ``compute_format_reward`` does not see.
+    """
+    if any(solution_str.count(tag) != 1 for tag in TAGS):
+        return False
+    reasoning, _, answer = solution_str.strip().partition("</reasoning>")
+    return (
+        reasoning.startswith("<reasoning>") and answer.lstrip().startswith("<answer>") and answer.endswith("</answer>")
+    )
+
+
+def extract_answer(solution_str: str) -> str:
+    """Content of the last complete ``<answer>...</answer>`` pair, stripped; "" if there is none or it is too long."""
+    start = solution_str.rfind("<answer>", 0, max(solution_str.rfind("</answer>"), 0))
+    if start < 0:
+        return ""
+    start += len("<answer>")
+    answer = solution_str[start : solution_str.find("</answer>", start)].strip()
+    return answer if len(answer) <= MAX_ANSWER_CHARS else ""
+
+
+def canonicalize(answer: str) -> str:
+    """A form to vote with, in which equal answers are mostly equal strings: numbers by value, the rest by spelling.
+
+    ``0.50``, ``\\frac12`` and ``1/2`` give ``1/2``; ``$1,200``, ``1200.`` and ``1200 dollars`` give ``1200``. Algebra
+    is left alone: ``x+1`` and ``1+x`` stay two answers. The result depends on ``answer`` only and is printable.
+    """
+    text = _clean(answer)
+    number = _parse_number(text)
+    if number is not None:
+        return str(number)
+    text = _unwrap(text, r"\\text\s*(?=\{)")
+    return re.sub(r"\s*([^\w\s\\])\s*", r"\1", text)
+
+
+def is_equal(ground_truth: str, answer: str) -> bool:
+    """Whether two answers are equal by math-verify, asking it only where spelling and integers do not decide.
+
+    Raises:
+        TimeoutError: if math-verify gave no verdict: it ran past ``TIMEOUT_SECONDS``, or its process was killed.
+        RuntimeError: if the math-verify process cannot start.
+    """
+    gold, pred = _clean(ground_truth), _clean(answer)
+    if not pred or pred == gold:
+        return pred == gold != ""
+    gold_number, pred_number = _parse_number(gold), _parse_number(pred)
+    if gold_number is not None and pred_number is not None:
+        if gold_number == pred_number:
+            return True
+        if gold_number.denominator == pred_number.denominator == 1:
+            return False
+    if not _is_well_nested(pred):
+        return False
+    return _math_verify.is_equal(gold, pred)
+
+
+def closing_brace(text: str, start: int) -> int:
+    """Index of the ``}`` that closes the ``{`` at ``text[start]``, or -1; ``\\{`` and ``\\}`` are not braces."""
+    depth = 0
+    for match in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(match.group(), 0)
+        if depth == 0:
+            return match.start()
+    return -1
+
+
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_BRACKET = re.compile(r"\\[{}]|[()\[\]{}]")
+_CONTROL_SEQUENCE = re.compile(r"\\(?:[A-Za-z]+|.)")
+_PLAIN_SPELLING = {
+    **dict.fromkeys((r"\!", r"\left", r"\right", r"\$"), ""),
+    **dict.fromkeys((r"\,", r"\;", r"\:", r"\ ", r"\quad", r"\qquad"), " "),
+    **dict.fromkeys((r"\dfrac", r"\tfrac", r"\cfrac"), r"\frac"),
+    **dict.fromkeys((r"\mathrm", r"\textbf", r"\textrm", r"\textnormal", r"\mbox"), r"\text"),
+    r"\%": "%",
+}
+_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"))
+_NUMBER = r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+_DECIMAL = re.compile(_NUMBER)
+_FRACTION = re.compile(
+    r"(?P<sign>[-+]?)\s*(?:\\frac\s*(?:\{\s*(-?[0-9]+)\s*\}|([0-9]))\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))|([0-9]+)\s*/\s*([0-9]+))"
+)
+# "18 dollars", "5\text{ cm}", "90^\circ", "50%". A word that changes the number ("3 pi") is left to math-verify.
+_WORDS = r"[A-Za-z]{2,}(?:[ /.-]+[A-Za-z]+)*"
+_QUANTITY = re.compile(
+    rf"({_NUMBER})\s*(?:%|\^\s*(?:\\circ|\{{\\circ\}})|-?\s*({_WORDS})|\\text\s*\{{\s*({_WORDS})[ .]*\}})"
+)
+_NOT_UNITS = frozenset(
+    "and base billion choose cos cubed dozen exp factorial half hundred ln log million minus mod not or over percent "
+    "pi plus quarters sin sqrt squared tan third thirds thousand times to trillion".split()
+)
+
+
+def _clean(answer: str) -> str:
+    """``answer`` without delimiters, ``\\boxed``, spacing commands, currency, thousands separators' variants, units and
+    unprintable characters; what is left means the same to math-verify."""
+    text = "".join(char for char in " ".join(answer.split()) if char.isprintable()).replace("\u2212", "-")
+    previous = None
+    while text != previous:
+        previous = text
+        text = text.strip().rstrip(".").rstrip()
+        text = _unwrap(text, r"\\(?:boxed|fbox)\s*(?=\{)")
+        for opening, closing in _DELIMITERS:
+            inner = text[len(opening) : len(text) - len(closing)]
+            if text == opening + inner + closing and opening not in inner and closing not in inner:
+                text = inner
+    text = re.sub(r"(?<=[0-9])(?:,?\\[,!]\s*|\{,\})(?=[0-9]{3}(?![0-9]))", ",", text)
+    text = _CONTROL_SEQUENCE.sub(lambda match: _PLAIN_SPELLING.get(match.group(), match.group()), text)
+    text = " ".join(text.split())
+    if text.count("$") == 1:
+        text = re.sub(r"^([-+]?)\s*\$\s*(?=[0-9.])|\$$", r"\1", text)
+    quantity = _QUANTITY.fullmatch(text)
+    if quantity and _NOT_UNITS.isdisjoint(re.split(r"[ /.-]+", (quantity[2] or quantity[3] or "").lower())):
+        return quantity[1]
+    return text
+
+
+def _unwrap(text: str, command: str) -> str:
+    """The argument of the LaTeX ``command`` (a pattern) if ``text`` is nothing else, otherwise ``text``."""
+    match = re.match(command, text)
+    if match and closing_brace(text, match.end()) == len(text) - 1:
+        return text[match.end() + 1 : -1].strip()
+    return text
+
+
+def _parse_number(text: str) -> Fraction | None:
+    """The exact value of an integer, a decimal, ``a/b`` or ``\\frac{a}{b}``; None for anything else."""
+    if _DECIMAL.fullmatch(text):
+        return Fraction(text.replace(",", ""))
+    match = _FRACTION.fullmatch(text)
+    if match is None:
+        return None
+    sign, numerator, denominator = match["sign"], *(group for group in match.groups()[1:] if group is not None)
+    return Fraction(int(sign + "1") * int(numerator), int(denominator)) if int(denominator) else None
+
+
+def _is_well_nested(text: str) -> bool:
+    """Whether braces are closed and no bracket stands deeper than ``MAX_NESTING``."""
+    depth = braces = 0
+    for token in _BRACKET.findall(text):
+        opens = token in ("(", "[", "{", r"\{")
+        depth = depth + 1 if opens else max(depth - 1, 0)
+        if token in "{}":
+            braces += 1 if opens else -1
+        if depth > MAX_NESTING or braces < 0:
+            return False
+    return braces == 0
+
+
+class _MathVerifyProcess:
+    """A child process that compares answers with math-verify, started at need, shared by the threads of its parent."""
+
+    def __init__(self) -> None:
+        self._forget()
+        atexit.register(self._stop)
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        # Also called in a forked copy of the parent: the process and its pipes belong to the original.
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def is_equal(self, gold: str, pred: str) -> bool:
+        """math-verify's verdict; raises TimeoutError without one, RuntimeError if the process cannot start."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            verdict = self._ask(gold, pred)
+            if verdict is None:
+                self._stop()
+                raise TimeoutError(f"math-verify gave no verdict on the answer {pred!r} (ground truth {gold!r})")
+            return verdict
+
+    def _start(self) -> None:
+        # By path, not by module name: importing the package would load torch into every child.
+        boot = "import runpy, sys; runpy.run_path(sys.argv[1])['_serve']()"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", boot, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
+        if not self._ask("1", "1"):
+            self._stop()
+            raise RuntimeError("the math-verify process cannot compare 1 with 1; see its traceback on stderr")
+
+    def _ask(self, gold: str, pred: str) -> bool | None:
+        assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps([gold, pred]).encode() + b"\n")
+        except BrokenPipeError:
+            return None
+        return {b"equal\n": True, b"different\n": False}.get(self._process.stdout.readline())
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            with self._process:
+                self._process.kill()
+            self._process = None
+
+
+_math_verify = _MathVerifyProcess()
+
+
+def _serve() -> None:
+    """The child: answers each line, a JSON pair ``[gold, pred]``, with ``equal`` or ``different``."""
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what a library prints is no reply
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})  # the mask is that of the thread that started us
+    logging.disable(logging.WARNING)  # math-verify warns that its own, thread-unsafe time limit is off
+
+    from math_verify import parse, verify
+
+    def read(answer: str) -> list:
+        return parse(answer if "$" in answer else f"${answer}$", parsing_timeout=None)
+
+    for line in sys.stdin.buffer:
+        gold, pred = json.loads(line)
+        signal.setitimer(signal.ITIMER_REAL, TIMEOUT_SECONDS)
+        verdict = verify(read(gold), read(pred), timeout_seconds=None)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        replies.write(b"equal\n" if verdict else b"different\n")

@@ -1,0 +1,490 @@
+"""pass@k and maj@k against brute force, verl's dumps as they are written, and the table of the paper."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gtpo_verl import evaluation
+from gtpo_verl.evaluation import (
+    RIGHT,
+    UNPARSED,
+    Label,
+    Question,
+    benchmark_name,
+    canonical_answer,
+    evaluate,
+    evaluate_dumps,
+    majority_at_k,
+    majority_of_draw,
+    parse_dump_argument,
+    pass_at_k,
+    read_dump,
+    table,
+)
+
+GTPO = Label("Qwen", "GSM8K", "GTPO")
+
+
+def question(correct: str, preds: str | None = None, name: str = "q") -> Question:
+    """ "1101" as four completions, right where 1; `preds` one letter each, space for an unparsed one."""
+    ok = tuple(c == "1" for c in correct)
+    votes = None if preds is None else evaluation._votes([None if p == " " else p for p in preds], ok)
+    return Question(name, ok, votes)
+
+
+def dump_row(uid: str | None, output: str, acc: float, pred: str | None, **more: object) -> dict:
+    row = {"input": f"system\nuser\n{more.pop('prompt', 'What is 40+2?')}\nassistant\n", "output": output, "gts": "42"}
+    row |= {
+        "score": 10.0 * acc + 10.0,
+        "step": 500,
+        "reward": 10.0 * acc + 10.0,
+        "acc": acc,
+        "pred": pred,
+        "format": 10.0,
+    }
+    return row | ({} if uid is None else {"uid": uid}) | more
+
+
+def write_dump(path, rows) -> str:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+# --- the estimators --------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=9), st.data())
+def test_pass_at_k_is_the_mean_over_all_k_subsets(correct, data):
+    k = data.draw(st.integers(1, len(correct)))
+    subsets = list(itertools.combinations(correct, k))
+    assert pass_at_k(len(correct), sum(correct), k) == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-12)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(-1, 3), min_size=1, max_size=9), st.data())
+def test_majority_at_k_is_the_mean_over_all_k_subsets(votes, data):
+    k = data.draw(st.integers(1, len(votes)))
+    subsets = list(itertools.combinations(votes, k))
+    brute = sum(map(majority_of_draw, subsets)) / len(subsets)
+    assert evaluation._expected_majority(tuple(votes), k) == pytest.approx(brute, abs=1e-12)
+
+
+def test_majority_at_k_is_exact_where_many_answers_compete():
+    votes = [RIGHT] * 4 + [1] * 4 + [2] * 3 + [3, 4, UNPARSED]
+    for k in (2, 5, 7, 13, 14):
+        subsets = list(itertools.combinations(votes, k))
+        brute = sum(map(majority_of_draw, subsets)) / len(subsets)
+        assert majority_at_k(4, (1, 1, 1, 3, 4), k) == pytest.approx(brute, abs=1e-12)
+
+
+def test_majority_of_one_is_pass_of_one():
+    for right, others in [(3, (5,)), (1, (1, 1, 1)), (0, (4,)), (6, ())]:
+        n = right + sum(others)
+        assert majority_at_k(right, others, 1) == pytest.approx(pass_at_k(n, right, 1), abs=1e-12)
+
+
+def test_estimators_stay_finite_at_thousands_of_completions():
+    assert pass_at_k(5000, 1, 2500) == pytest.approx(0.5)
+    assert majority_at_k(1200, (800,), 501) > 0.999
+    assert majority_at_k(1000, (1000,), 500) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("n, c, k", [(4, 1, 5), (4, 5, 1), (4, 1, 0)])
+def test_pass_at_k_refuses_what_cannot_be_drawn(n, c, k):
+    with pytest.raises(ValueError, match="pass@k needs"):
+        pass_at_k(n, c, k)
+
+
+def test_majority_at_k_refuses_what_cannot_be_drawn():
+    with pytest.raises(ValueError, match="maj@k needs 1 <= k <= n, got k=5, n=4"):
+        majority_at_k(2, (2,), 5)
+
+
+@pytest.mark.parametrize(
+    "votes, expected",
+    [
+        ([RIGHT, RIGHT, 1], 1.0),
+        ([RIGHT, 1, 1], 0.0),
+        ([RIGHT, 1], 1 / 2),
+        ([RIGHT, 1, 2], 1 / 3),
+        ([RIGHT, RIGHT, 1, 1, 2], 1 / 2),
+        ([RIGHT, UNPARSED], 1 / 2),
+        ([RIGHT, UNPARSED, UNPARSED], 0.0),
+        ([UNPARSED], 0.0),
+    ],
+)
+def test_a_tie_counts_one_over_the_number_tied(votes, expected):
+    assert majority_of_draw(votes) == expected
+    assert evaluation._expected_majority(tuple(votes), len(votes)) == pytest.approx(expected)
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "spellings",
+    [
+        ["1234", "1,234", "1{,}234", "1234.0", " $1,234$. ", "\\$1,234.00", "1\\,234", "\\boxed{1234}", "1234 dollars"],
+        ["1/2", "0.50", ".5", "\\frac12", "\\frac{1}{2}", "\\dfrac{2}{4}", "\\text{0.5}", "x = 0.5", "+0.5"],
+        ["-3", "- 3", "-3.0", "-\\frac{6}{2}", "\\frac{-3}{1}"],
+        ["33", "033", "33\\%", "33%", "33^\\circ", "33 \\text{ cm}"],
+        ["\\sqrt{2}/2", "\\frac{\\sqrt2}{2}"],
+        ["x+1", "1 + x"],
+        ["\\{1,2\\}", "\\left\\{2, 1\\right\\}"],
+        ["B", "(B)", "\\text{B}"],
+        ["", "   ", "$$"],
+        ["No Solution", "no  solution"],
+    ],
+)
+def test_plainly_equal_answers_have_one_spelling(spellings):
+    pytest.importorskip("math_verify")
+    assert len({canonical_answer(s) for s in spellings}) == 1
+
+
+def test_different_answers_keep_different_spellings():
+    pytest.importorskip("math_verify")
+    answers = ["1234", "12,34", "1.234", "-1234", "1/2", "2", "\\sqrt{2}", "x+1", "x-1", "(1,2)", "A", "B", "1/0", ""]
+    assert len({canonical_answer(a) for a in answers}) == len(answers)
+
+
+def test_a_tower_of_powers_is_read_without_being_computed():
+    pytest.importorskip("math_verify")
+    assert canonical_answer("9^{9^{9^{9}}}") != canonical_answer("9^{9^{9}}")
+
+
+def test_every_accepted_answer_is_one_answer_whatever_its_spelling():
+    # "half" is accepted by the grader only; the third completion spells it and fails for its format.
+    assert evaluation._votes(["0.5", "half", "half", "7", None], [True, True, False, False, False]) == (
+        RIGHT,
+        RIGHT,
+        RIGHT,
+        1,
+        UNPARSED,
+    )
+
+
+def test_an_unparsed_answer_is_never_right_in_a_vote():
+    assert evaluation._votes([None, "", "3"], [True, True, False]) == (UNPARSED, UNPARSED, 1)
+
+
+# --- verl's dumps ----------------------------------------------------------------------------------------------------
+
+
+def test_v1_rows_are_grouped_by_uid_in_the_order_of_their_sessions(tmp_path):
+    sessions = [(10, 0.0, "7"), (2, 1.0, "42"), (0, 0.0, "6")]
+    rows = [dump_row(f"a-1_{s}_0", "…", acc, pred, data_source="math") for s, acc, pred in sessions]
+    rows += [dump_row("b-2_0_0", "…", 1.0, "42", data_source="gsm8k")]
+    data_sets = read_dump(write_dump(tmp_path / "500.jsonl", rows))
+    assert set(data_sets) == {"math", "gsm8k"}
+    assert data_sets["math"][0].correct == (False, True, False)
+    assert data_sets["math"][0].votes == (1, RIGHT, 2)
+
+
+def test_only_the_last_output_of_a_session_is_a_completion(tmp_path):
+    rows = [
+        dump_row("a_0_1", "second turn", 1.0, "42"),
+        dump_row("a_0_0", "first turn", 0.0, ""),
+        dump_row("a_1_0", "", 0.0, "1"),
+    ]
+    (only,) = read_dump(write_dump(tmp_path / "1.jsonl", rows))[""]
+    assert only.correct == (True, False)
+
+
+def test_rows_without_uid_are_grouped_by_input(tmp_path):
+    rows = [dump_row(None, "…", acc, "1", prompt=p) for p, acc in [("p", 1.0), ("q", 0.0), ("p", 0.0), ("q", 0.0)]]
+    assert [q.correct for q in read_dump(write_dump(tmp_path / "1.jsonl", rows))[""]] == [(True, False), (False, False)]
+
+
+def test_the_same_prompt_twice_in_the_data_is_two_questions_by_uid(tmp_path):
+    rows = [dump_row("a_0_0", "…", 1.0, "42"), dump_row("b_0_0", "…", 0.0, "1")]
+    assert len(read_dump(write_dump(tmp_path / "1.jsonl", rows))[""]) == 2
+
+
+def test_line_separators_inside_a_completion_do_not_split_its_row(tmp_path):
+    rows = [dump_row("a_0_0", "one\u2028two\x85three\rfour", 1.0, "42")]
+    assert len(read_dump(write_dump(tmp_path / "1.jsonl", rows))[""]) == 1
+
+
+def test_a_score_of_zero_or_one_stands_in_for_acc(tmp_path):
+    rows = [{"input": "p", "output": "…", "gts": "1", "score": s, "step": 0} for s in (1.0, 0.0)]
+    (only,) = read_dump(write_dump(tmp_path / "0.jsonl", rows))[""]
+    assert only.correct == (True, False)
+    assert only.votes is None
+
+
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        (
+            [{"input": "p", "output": "", "score": 11.0}],
+            "score is 11.0, which does not say whether the answer is right",
+        ),
+        ([dump_row("a_0_0", "", 1.0, "1"), dump_row("a_1_0", "", 0.5, "1")], ":2: acc is 0.5"),
+        ([dump_row("a_0_0", "", 1.0, "1"), dump_row("a_1_0", "", 0, "1") | {"acc": None}], ":2: acc is None"),
+        ([{"step": 1, "data": {}}], "no `input` and `output`: is this a verl validation dump"),
+        ([], "holds no completions"),
+    ],
+)
+def test_a_dump_that_does_not_say_what_is_right_is_refused(tmp_path, rows, message):
+    with pytest.raises(ValueError, match=message):
+        read_dump(write_dump(tmp_path / "1.jsonl", rows))
+
+
+def test_a_folder_of_dumps_is_refused_by_naming_what_is_in_it(tmp_path):
+    write_dump(tmp_path / "20.jsonl", [])
+    with pytest.raises(ValueError, match="is a folder .20.jsonl.: name one dump"):
+        read_dump(tmp_path)
+
+
+def test_a_dump_written_by_verl_itself_is_read(tmp_path):
+    trainer_base = pytest.importorskip("verl.trainer.ppo.v1.trainer_base")
+    keys = ["0b5e-11_0_0", "0b5e-11_1_0", "9c1f-22_0_0", "9c1f-22_1_0"]
+    trainer_base.PPOTrainer._write_generations(
+        inputs=["p", "p", "q", "q"],
+        outputs=["<answer>1</answer>"] * 4,
+        gts=["1", "1", "2", "2"],
+        scores=[20.0, 20.0, 10.0, 20.0],
+        reward_extra_infos_dict={
+            "reward": [20.0, 20.0, 10.0, 20.0],
+            "acc": [np.float64(1), True, np.int64(0), 1.0],
+            "pred": ["1", "1.0", "1", "2"],
+            "data_source": ["math-ai/aime24"] * 4,
+            "uid": keys,
+        },
+        dump_path=str(tmp_path),
+        global_steps=500,
+    )
+    records = evaluate_dumps([f"Qwen/GSM8K/GTPO={tmp_path / '500.jsonl'}"], ks=[1, 2], resamples=100)
+    figures = {(r.data_set, r.metric, r.k): (round(r.estimate, 9), r.draw) for r in records}
+    assert figures == {
+        ("AIME 2024", "pass", 1): (75.0, 50.0),
+        ("AIME 2024", "pass", 2): (100.0, 100.0),
+        ("AIME 2024", "maj", 1): (75.0, 50.0),
+        ("AIME 2024", "maj", 2): (75.0, 75.0),
+    }
+
+
+@pytest.mark.parametrize(
+    "data_source, name",
+    [
+        ("HuggingFaceH4/aime_2024", "AIME 2024"),
+        ("math-ai/aime24", "AIME 2024"),
+        ("AIME 2025", "AIME 2025"),
+        ("opencompass/AIME2025", "AIME 2025"),
+        ("math-ai/amc23", "AMC 2023"),
+        ("amc_2023", "AMC 2023"),
+        ("openai/gsm8k", "openai/gsm8k"),
+        ("aime_1983_2023", "aime_1983_2023"),
+        ("", ""),
+    ],
+)
+def test_the_papers_benchmarks_are_known_by_any_prefix(data_source, name):
+    assert benchmark_name(data_source) == name
+
+
+# --- figures of a data set -------------------------------------------------------------------------------------------
+
+
+def test_the_two_figures_of_a_data_set_are_the_mean_over_all_subsets_and_the_first_k():
+    questions = [question("0011", "ab42"), question("1000", "4 cc")]
+    figures = {(r.metric, r.k): r for r in evaluate(GTPO, "AIME 2024", questions, ks=[1, 2, 4], resamples=200)}
+    assert figures["pass", 2].draw == 50.0
+    assert figures["pass", 2].estimate == pytest.approx(100 * ((1 - 1 / 6) + 1 / 2) / 2)
+    assert figures["pass", 1].estimate == pytest.approx(100 * (1 / 2 + 1 / 4) / 2)
+    # "4" and "2" are both accepted, so they are one answer with two votes of four; in the other question "c" has two.
+    assert figures["maj", 4].draw == pytest.approx(100 * (1 + 0) / 2)
+    assert figures["maj", 4].estimate == pytest.approx(figures["maj", 4].draw)
+
+
+def test_one_draw_of_n_is_the_unbiased_figure_at_n():
+    rng = np.random.default_rng(0)
+    questions = [
+        Question(str(i), tuple(v == RIGHT for v in votes), tuple(int(v) for v in votes))
+        for i, votes in enumerate(rng.integers(-1, 3, size=(12, 16)))
+    ]
+    for record in evaluate(GTPO, "", questions, ks=[16], resamples=50):
+        assert record.estimate == pytest.approx(record.draw)
+
+
+def test_the_interval_is_seeded_and_has_the_width_of_a_mean_over_questions():
+    questions = [question("1"), question("0")] * 50
+    one, two = (evaluate(GTPO, "", questions, ks=[1], seed=3)[0] for _ in range(2))
+    assert (one.low, one.high) == (two.low, two.high)
+    half_width = 100 * 1.96 * math.sqrt(0.25 / 100)
+    assert one.high - one.low == pytest.approx(2 * half_width, rel=0.1)
+    assert one.low < one.estimate < one.high
+
+
+def test_the_interval_does_not_depend_on_other_ks():
+    questions = [question("10"), question("00"), question("11")]
+    alone = evaluate(GTPO, "", questions, ks=[1], resamples=300)
+    among = evaluate(GTPO, "", questions, ks=[2, 1], resamples=300)
+    assert alone[0] == among[0]
+
+
+def test_a_k_that_some_question_lacks_completions_for_is_left_out_with_a_message(capsys):
+    records = evaluate(GTPO, "AMC 2023", [question("1011"), question("100", name="short one")], ks=[1, 4], resamples=10)
+    assert [r.k for r in records] == [1]
+    assert (records[0].completions_min, records[0].completions_max) == (3, 4)
+    said = capsys.readouterr().err
+    assert "between 3 and 4 completions per question; fewest for 'short one'" in said
+    assert "left out k = [4], a question has 3 completions only" in said
+
+
+def test_without_pred_there_is_no_vote_and_a_message_says_why(capsys):
+    records = evaluate(GTPO, "", [question("10")], ks=[1, 2], resamples=10)
+    assert {r.metric for r in records} == {"pass"}
+    assert "no maj@k, the dump has no `pred`" in capsys.readouterr().err
+
+
+# --- the paper's table -----------------------------------------------------------------------------------------------
+
+
+def test_the_papers_table_is_whole_and_as_printed():
+    rows = evaluation._paper_table()
+    assert len(rows) == 12
+    off_grid = []
+    for key, row in rows.items():
+        assert len(row) == 20
+        for column, value in row.items():
+            questions = 40 if column.startswith("AMC") else 30
+            if abs(round(value * questions / 100) * 100 / questions - value) > 0.051:
+                off_grid.append((*key, column, value))
+        for benchmark in ("AIME 2024", "AIME 2025", "AMC 2023"):
+            curve = [row[f"{benchmark} pass@{k}"] for k in evaluation.PAPER_PASS_K]
+            assert curve == sorted(curve), (key, benchmark)
+    assert off_grid == [("Qwen", "gsm8k", "gtpo", "AIME 2024 pass@1", 3.0)]
+    assert rows["Qwen", "math", "gtpo"]["AMC 2023 maj@4"] == 52.5
+    assert rows["LLaMA", "gsm8k", "sft"]["AMC 2023 maj@64"] == 17.5
+
+
+@pytest.mark.parametrize("model", ["Qwen", "qwen2.5-3B-Instruct", "Qwen2.5-3B"])
+def test_the_papers_row_is_found_under_the_models_usual_names(model):
+    assert evaluation.paper_row(Label(model, "gsm8k", "gtpo"))["AIME 2024 pass@64"] == 26.7
+
+
+@pytest.mark.parametrize("model", ["Qwen2.5-0.5B-Instruct", "Qwen3-8B", "", "Llama-3.2-1B"])
+def test_another_model_is_not_held_against_the_papers(model):
+    assert not evaluation.paper_row(Label(model, "GSM8K", "GTPO"))
+
+
+@pytest.fixture
+def records():
+    q = [question("10" * 32, "4a" * 32), question("0" * 64, "ab" * 32)]
+    other = Label("Qwen2.5-0.5B", "GSM8K", "GTPO")
+    return (
+        evaluate(GTPO, "AMC 2023", q, resamples=50)
+        + evaluate(GTPO, "AIME 2024", q, resamples=50)
+        + evaluate(other, "AIME 2024", q, resamples=50)
+    )
+
+
+def test_the_table_has_the_papers_columns_and_its_row_beside_ours(records):
+    layout = table(records)
+    amc = [("AMC 2023", "pass", k) for k in (1, 8, 16, 32, 64)] + [("AMC 2023", "maj", k) for k in (4, 8, 16, 32, 64)]
+    assert layout.columns == [("AIME 2024", "pass", k) for k in (1, 8, 16, 32, 64)] + amc
+    assert [labels[0] + " " + labels[3] for labels, _ in layout.rows] == [
+        "Qwen paper",
+        "Qwen ours, one draw",
+        "Qwen ours, unbiased",
+        "Qwen 95% interval",
+        "Qwen2.5-0.5B ours, one draw",
+        "Qwen2.5-0.5B ours, unbiased",
+        "Qwen2.5-0.5B 95% interval",
+    ]
+    paper, draw, unbiased, interval = (cells for _, cells in layout.rows[:4])
+    assert paper == "3.0 13.3 16.7 16.7 26.7 37.5 65.0 70.0 85.0 95.0 40.0 42.5 47.5 50.0 45.0".split()
+    assert draw[:2] == ["50.0", "50.0"]
+    assert unbiased[0] == "25.0"
+    assert interval[0] == "0.0–50.0"
+    assert layout.rows[4][1][5:] == [""] * 10
+
+
+def test_markdown_csv_and_latex_hold_the_same_cells(records):
+    layout = table(records)
+    markdown, comma, latex = layout.markdown(), layout.csv(), layout.latex()
+    assert "AIME 2024 pass@1 | @8 | @16 | @32 | @64 | AMC 2023 pass@1 |" in markdown
+    assert {line.count("|") for line in markdown.splitlines()} == {4 + 15 + 1}
+    header, first = comma.splitlines()[:2]
+    assert header.startswith("Model,Dataset,Method,Source,AIME 2024 pass@1,AIME 2024 pass@8")
+    assert first.startswith("Qwen,GSM8K,GTPO,paper,3.0,13.3")
+    assert r"\multicolumn{5}{c}{AIME 2024} & \multicolumn{10}{c}{AMC 2023}" in latex
+    assert r"95\% interval" in latex
+    assert {line.count(" & ") for line in latex.splitlines() if line.startswith("Qwen")} == {18}
+
+
+def test_a_data_set_outside_the_papers_table_gets_every_k(capsys):
+    layout = table(evaluate(GTPO, "openai/gsm8k", [question("1100", "44ab")], ks=[1, 2, 4], resamples=10))
+    assert [(m, k) for _, m, k in layout.columns] == [("pass", 1), ("pass", 2), ("pass", 4), ("maj", 2), ("maj", 4)]
+    assert [labels[3] for labels, _ in layout.rows] == ["ours, one draw", "ours, unbiased", "95% interval"]
+
+
+# --- command line ----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_the_table_and_writes_every_figure(tmp_path, capsys):
+    rows = [dump_row(f"{q}_{s}_0", "…", float(s % 2), "42" if s % 2 else "1", prompt=q) for q in "ab" for s in range(8)]
+    dump = write_dump(tmp_path / "500.jsonl", rows)
+    evaluation.main([f"Qwen/MATH/GTPO/AIME 2025={dump}", "--k", "1", "8", "--out", str(tmp_path / "out")])
+    out = capsys.readouterr().out
+    assert "| Qwen | MATH | GTPO | paper | 3.3 | 10.0 |" in out
+    assert (tmp_path / "out" / "table.md").read_text(encoding="utf-8") == out
+    document = json.loads((tmp_path / "out" / "evaluation.json").read_text(encoding="utf-8"))
+    cells = {(r["data_set"], r["metric"], r["k"]): r for r in document["records"]}
+    assert set(cells) == {("AIME 2025", m, k) for m in ("pass", "maj") for k in (1, 8)}
+    assert cells["AIME 2025", "maj", 8]["draw"] == 50.0
+    assert (
+        cells["AIME 2025", "pass", 1] | {"estimate": 50.0, "draw": 0.0, "questions": 2} == cells["AIME 2025", "pass", 1]
+    )
+
+
+@pytest.mark.parametrize(
+    "argument, expected",
+    [
+        ("Qwen/MATH/GTPO=a.jsonl", (Label("Qwen", "MATH", "GTPO"), "", "a.jsonl")),
+        ("Qwen/MATH/GTPO/AIME 2024=x=1/a.jsonl", (Label("Qwen", "MATH", "GTPO"), "AIME 2024", "x=1/a.jsonl")),
+        ("grpo=a.jsonl", (Label("", "", "grpo"), "", "a.jsonl")),
+        ("runs/500.jsonl", (Label("", "", "500"), "", "runs/500.jsonl")),
+    ],
+)
+def test_a_dump_is_named_by_what_stands_before_the_equals_sign(argument, expected):
+    label, data_set, path = parse_dump_argument(argument)
+    assert (label, data_set, str(path)) == expected
+
+
+def test_a_label_of_two_parts_is_refused():
+    with pytest.raises(ValueError, match="label 'Qwen/GTPO': write METHOD, MODEL/TRAINING SET/METHOD"):
+        parse_dump_argument("Qwen/GTPO=a.jsonl")
+
+
+def test_two_steps_of_one_run_under_one_label_are_refused(tmp_path):
+    one = write_dump(tmp_path / "1.jsonl", [dump_row("a_0_0", "…", 1.0, "42")])
+    two = write_dump(tmp_path / "2.jsonl", [dump_row("z_0_0", "…", 1.0, "42")])
+    with pytest.raises(ValueError, match="repeats 1 questions .* give each run and step its own label"):
+        evaluate_dumps([f"gtpo={one}", f"gtpo={two}"])
+
+
+def test_a_label_may_not_contradict_the_dumps_data_source(tmp_path):
+    dump = write_dump(tmp_path / "1.jsonl", [dump_row("a_0_0", "…", 1.0, "42", data_source="openai/gsm8k")])
+    with pytest.raises(ValueError, match="has rows of 'openai/gsm8k': drop the data set 'AIME 2024'"):
+        evaluate_dumps([f"Qwen/MATH/GTPO/AIME 2024={dump}"])
+
+
+@pytest.mark.parametrize("arguments", [["missing.jsonl"], ["--k", "0", "x.jsonl"]])
+def test_the_command_ends_with_status_two_and_a_reason(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        evaluation.main(arguments)
+    assert stopped.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+def test_more_k_than_completions_leaves_nothing_and_says_so(tmp_path, capsys):
+    dump = write_dump(tmp_path / "1.jsonl", [dump_row("a_0_0", "…", 1.0, "42")])
+    with pytest.raises(SystemExit):
+        evaluation.main([dump, "--k", "64"])
+    assert "no k is left to report" in capsys.readouterr().err

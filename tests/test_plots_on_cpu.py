@@ -1,0 +1,384 @@
+"""The figures: what they read, what they average, what they say on their axes."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from gtpo_verl import plots
+from gtpo_verl.plots import (
+    LN2,
+    OVERVIEW,
+    evaluation_figure,
+    moving_average,
+    plot_training,
+    read_run,
+    read_runs,
+    training_figure,
+)
+
+
+def metrics(step: int, seed: int = 0) -> dict[str, float]:
+    wave = math.sin(step + seed)
+    return {
+        "reward/acc/mean": 0.5 + 0.01 * step / 10 + 0.05 * wave,
+        "reward/format/mean": 9.0 + 0.5 * wave,
+        "reward/strict/mean": 0.9 + 0.05 * wave,
+        "reward/score/mean": 14.0,
+        "completion/eos_rate": 0.95,
+        "actor/entropy": 0.1 + 0.01 * seed,
+        "gtpo/conflict/token_frac": 0.4,
+        "gtpo/filter/dropped_frac": 0.0,
+        "response_length/mean": 30.0,
+    }
+
+
+def write_run(path, steps=40, seed=0, flat=False, drop=()) -> str:
+    with open(path, "w") as out:
+        for step in range(1, steps + 1):
+            data = {key: value for key, value in metrics(step, seed).items() if key not in drop}
+            out.write(json.dumps({"step": step} | (data if flat else {"data": data})) + "\n")
+    return str(path)
+
+
+def lines(ax, width):
+    return [line for line in ax.get_lines() if line.get_linewidth() == width]
+
+
+MEAN, RAW = 1.7, 0.6
+
+
+def texts(figure) -> str:
+    found = [figure.get_supxlabel()] + [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    found += [legend.get_title().get_text() for legend in figure.legends]
+    for ax in figure.axes:
+        found += [ax.get_title(), ax.get_xlabel(), ax.get_ylabel(), *(text.get_text() for text in ax.texts)]
+    return "\n".join(found).replace("\n", " | ")
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+def test_verls_lines_and_flattened_lines_are_the_same_run(tmp_path):
+    nested, flat = (read_run(write_run(tmp_path / f"{f}.jsonl", flat=f)) for f in (False, True))
+    assert nested.steps.tolist() == flat.steps.tolist() == list(range(1, 41))
+    assert set(nested.values) == set(flat.values) == set(metrics(1))
+    np.testing.assert_array_equal(nested.values["reward/acc/mean"], flat.values["reward/acc/mean"])
+
+
+def test_a_run_written_by_verls_own_file_logger_is_read(tmp_path, monkeypatch):
+    tracking = pytest.importorskip("verl.utils.tracking")
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "run.jsonl"))
+    logger = tracking.FileLogger("project", "experiment")
+    logger.log({"reward/acc/mean": np.float64(0.25), "actor/entropy": float("nan")}, step=1)
+    logger.log({"reward/acc/mean": 0.5, "actor/entropy": 0.1}, step=2)
+    logger.finish()
+    run = read_run(tmp_path / "run.jsonl")
+    assert run.values["reward/acc/mean"].tolist() == [0.25, 0.5]
+    assert np.isnan(run.values["actor/entropy"][0])
+
+
+def test_a_repeated_step_keeps_its_last_value_and_merges_its_keys(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_text(
+        '{"step": 1, "data": {"a": 1}}\n{"step": 2, "data": {"a": 2}}\n\n{"step": 1, "data": {"a": 3, "b": null}}\n'
+        '{"step": 2, "data": {"c": 4, "note": "text"}}\n'
+    )
+    run = read_run(path)
+    assert run.steps.tolist() == [1, 2]
+    assert run.values["a"].tolist() == [3, 2]
+    np.testing.assert_array_equal(run.values["c"], [np.nan, 4])
+    assert set(run.values) == {"a", "c"}
+
+
+def test_a_last_line_in_the_making_is_left_out_and_said(tmp_path, capsys):
+    path = tmp_path / "run.jsonl"
+    path.write_text('{"step": 1, "data": {"a": 1}}\n{"step": 2, "da')
+    assert read_run(path).steps.tolist() == [1]
+    assert "run.jsonl:2 is unfinished and left out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "holds no steps"),
+        ('{"step": 1, "data": {}}\n', "holds no steps"),
+        ('{"step": 1, "da\n{"step": 2, "data": {"a": 1}}\n', ":1 is not JSON"),
+        ('{"input": "p", "output": "o"}\n', ':1 has no integer "step"'),
+        ("[1]\n", ':1 has no integer "step"'),
+    ],
+)
+def test_a_file_that_is_no_run_is_refused(tmp_path, text, message):
+    path = tmp_path / "run.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_run(path)
+
+
+def test_a_label_gathers_seeds_by_glob_and_by_repetition(tmp_path):
+    for seed in range(3):
+        write_run(tmp_path / f"gtpo_{seed}.jsonl", seed=seed)
+    runs = read_runs([f"GTPO={tmp_path}/gtpo_[01].jsonl", f"GTPO={tmp_path}/gtpo_2.jsonl", f"{tmp_path}/gtpo_0.jsonl"])
+    assert {label: len(group) for label, group in runs.items()} == {"GTPO": 3, "gtpo_0": 1}
+
+
+def test_seeds_of_different_length_are_told(tmp_path, capsys):
+    for seed in range(2):
+        write_run(tmp_path / f"gtpo_{seed}.jsonl", steps=20 + 5 * seed, seed=seed)
+    read_runs([f"GTPO={tmp_path}/gtpo_*.jsonl"])
+    said = capsys.readouterr().err
+    assert "GTPO: seeds end at different steps" in said and "gtpo_1.jsonl at 25" in said
+
+
+def test_a_pattern_without_runs_and_a_name_used_twice_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="no run matches"):
+        read_runs([f"GTPO={tmp_path}/*.jsonl"])
+    (tmp_path / "b").mkdir()
+    with pytest.raises(ValueError, match="two runs are named 'run': write LABEL=PATH"):
+        read_runs([write_run(tmp_path / "run.jsonl"), write_run(tmp_path / "b" / "run.jsonl")])
+
+
+# --- averages --------------------------------------------------------------------------------------------------------
+
+
+def test_the_moving_average_is_the_mean_of_the_values_within_half_a_window():
+    rng = np.random.default_rng(0)
+    steps = np.sort(rng.choice(200, size=60, replace=False))
+    values = rng.normal(size=60)
+    values[rng.random(60) < 0.2] = np.nan
+    for window in (1, 4, 15, 400):
+        slow = [np.nanmean(v) if (~np.isnan(v)).any() else np.nan for v in
+                (values[np.abs(steps - s) <= window / 2] for s in steps)]  # fmt: skip
+        np.testing.assert_allclose(moving_average(steps, values, window), slow, atol=1e-12)
+
+
+def test_a_window_of_one_changes_nothing():
+    values = np.array([1.0, np.nan, 3.0])
+    np.testing.assert_array_equal(moving_average(np.array([1, 2, 3]), values, 1), values)
+
+
+def test_seeds_are_averaged_over_the_steps_that_all_of_them_reached(tmp_path):
+    runs = {"GTPO": [read_run(write_run(tmp_path / f"{n}.jsonl", steps=n, seed=n)) for n in (20, 30, 40)]}
+    entropy = training_figure(runs, window=1).axes[2]
+    (mean,) = lines(entropy, MEAN)
+    assert list(mean.get_xdata()) == list(range(1, 21))
+    np.testing.assert_allclose(mean.get_ydata(), 0.1 + 0.01 * 30)
+    (band,) = entropy.collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == pytest.approx((0.1 + 0.01 * 20, 0.1 + 0.01 * 40))
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def runs(tmp_path):
+    gtpo = [read_run(write_run(tmp_path / f"gtpo{s}.jsonl", seed=s)) for s in range(3)]
+    grpo = [read_run(write_run(tmp_path / "grpo.jsonl", seed=9, drop=[k for k in metrics(1) if k.startswith("gtpo/")]))]
+    return {"GRPO": grpo, "GTPO": gtpo}
+
+
+def test_the_overview_has_six_panels_with_units_and_ln_2(runs):
+    figure = training_figure(runs, title="Two methods", window=9)
+    said = texts(figure)
+    for words in (
+        "Two methods",
+        "GRPO (1 seed)",
+        "GTPO (3 seeds)",
+        "Accuracy reward",
+        "Format reward (solid), strict format (dashed)",
+        "Entropy ⟨H⟩",
+        "nats per token",
+        "ln 2",
+        "Conflict tokens",
+        "% of tokens",
+        "Length (solid), ends with EOS (dashed)",
+        "% of completions",
+        "Filtered out, δ = 0",
+        "training step",
+        "moving average over 9 steps (faint: unsmoothed)",
+        "Band: smallest to largest seed",
+    ):
+        assert words in said
+    assert "not logged" not in said
+    entropy = figure.axes[2]
+    assert any(np.allclose(line.get_ydata(), LN2) for line in entropy.get_lines())
+    assert entropy.get_ylim()[0] <= 0 < LN2 < entropy.get_ylim()[1]
+
+
+def test_rewards_and_rates_are_percentages_of_their_maximum(runs):
+    figure = training_figure({"GTPO": runs["GTPO"][:1]}, window=1)
+    accuracy, form = figure.axes[0], figure.axes[1]
+    np.testing.assert_allclose(
+        lines(accuracy, MEAN)[0].get_ydata(), [100 * metrics(s)["reward/acc/mean"] for s in range(1, 41)]
+    )
+    solid, dashed = lines(form, MEAN)
+    np.testing.assert_allclose(solid.get_ydata(), [10 * metrics(s)["reward/format/mean"] for s in range(1, 41)])
+    np.testing.assert_allclose(dashed.get_ydata(), [100 * metrics(s)["reward/strict/mean"] for s in range(1, 41)])
+    assert (solid.get_linestyle(), dashed.get_linestyle()) == ("-", "--")
+
+
+def test_every_label_keeps_its_colour_in_every_panel(runs):
+    figure = training_figure(runs)
+    (gtpo,) = {line.get_color() for line in lines(figure.axes[3], MEAN)}
+    assert [line.get_color() for line in lines(figure.axes[0], MEAN)] == [plots.COLOURS[0], gtpo]
+    assert [handle.get_color() for handle in figure.legends[0].legend_handles] == [plots.COLOURS[0], gtpo]
+
+
+def test_the_legend_stands_outside_every_panel(runs):
+    figure = training_figure(runs, title="Two methods")
+    figure.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    assert all(ax.get_tightbbox().y1 <= legend.y0 + 1 for ax in figure.axes)
+
+
+def test_raw_data_stand_behind_smoothed_ones_only(runs):
+    smooth, raw = (training_figure({"GTPO": runs["GTPO"]}, window=w).axes[0] for w in (7, 1))
+    assert (len(lines(smooth, RAW)), len(lines(raw, RAW))) == (1, 0)
+    assert np.std(lines(smooth, MEAN)[0].get_ydata()) < np.std(lines(smooth, RAW)[0].get_ydata())
+
+
+def test_a_metric_that_was_not_logged_is_named_in_its_panel(tmp_path):
+    drop = ["reward/acc/mean", "reward/strict/mean", "response_length/mean", "actor/entropy"]
+    run = read_run(write_run(tmp_path / "run.jsonl", drop=drop))
+    said = texts(training_figure({"GTPO": [run]}))
+    for key in drop:
+        assert f"not logged: | {key}" in said or f"not logged: {key}" in said
+    assert "Format reward |" in said and "Ends with EOS |" in said
+
+
+def test_gtpos_own_entropy_stands_in_for_a_missing_actor_entropy(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_text('{"step": 1, "gtpo/entropy/mean": 0.25}\n{"step": 2, "gtpo/entropy/mean": 0.5}\n')
+    (line,) = lines(training_figure({"GTPO": [read_run(path)]}, window=1).axes[2], MEAN)
+    assert list(line.get_ydata()) == [0.25, 0.5]
+
+
+def test_a_negative_kl_estimate_is_shown_and_everything_else_starts_at_zero(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_text(
+        "".join(f'{{"step": {s}, "actor/kl_loss": {v}, "actor/entropy": 5}}\n' for s, v in [(1, -2), (2, 4)])
+    )
+    figure = training_figure({"GRPO": [read_run(path)]}, [[plots.KL, plots.ENTROPY]], window=1)
+    assert figure.axes[0].get_ylim()[0] < -2
+    assert -0.2 < figure.axes[1].get_ylim()[0] <= 0
+
+
+def test_a_run_of_one_step_is_a_visible_point(tmp_path):
+    figure = training_figure({"GTPO": [read_run(write_run(tmp_path / "run.jsonl", steps=1))]})
+    assert lines(figure.axes[0], MEAN)[0].get_marker() == "o"
+
+
+def test_no_runs_and_more_labels_than_colours_are_refused(runs):
+    with pytest.raises(ValueError, match="every label needs a run"):
+        training_figure({"GTPO": []})
+    with pytest.raises(ValueError, match="7 labels: at most 6"):
+        training_figure({str(i): runs["GRPO"] for i in range(7)})
+
+
+def test_the_overview_is_written_as_png_and_svg_at_readme_size(tmp_path, runs):
+    written = plot_training(runs, tmp_path / "outputs" / "training.png", title="GTPO on CPU")
+    assert [path.name for path in written] == ["training.png", "training.svg"]
+    assert written[0].read_bytes()[:4] == b"\x89PNG"
+    width = int.from_bytes(written[0].read_bytes()[16:20], "big")
+    assert width == 1800
+    assert "<svg" in written[1].read_text(encoding="utf-8")[:1000]
+
+
+def test_the_same_runs_give_the_same_svg(tmp_path, runs):
+    one, two = (plot_training(runs, tmp_path / name / "training")[1].read_bytes() for name in "ab")
+    assert one == two
+
+
+def test_a_name_with_a_dot_keeps_its_whole_name(tmp_path, runs):
+    written = plot_training(runs, tmp_path / "lr1e-4_beta0.95")
+    assert [path.name for path in written] == ["lr1e-4_beta0.95.png", "lr1e-4_beta0.95.svg"]
+
+
+# --- over k ----------------------------------------------------------------------------------------------------------
+
+
+def record(method, data_set, metric, k, estimate):
+    run = {"model": "Qwen", "training_set": "MATH", "method": method, "data_set": data_set}
+    return run | {"metric": metric, "k": k, "estimate": estimate, "low": estimate - 5, "high": estimate + 5}
+
+
+def test_pass_and_majority_are_drawn_over_k_with_their_intervals():
+    columns = itertools.product(("GRPO", "GTPO"), ("AIME 2024", "AMC 2023"), ("pass", "maj"), (64, 1, 8))
+    cells = [(*column, 10.0 + column[-1]) for column in columns]
+    figure = evaluation_figure([record(*cell) for cell in cells], title="Out of distribution")
+    said = texts(figure)
+    for words in (
+        "AIME 2024 pass@k",
+        "AMC 2023 maj@k",
+        "% of questions",
+        "k (completions)",
+        "95% bootstrap interval",
+        "GTPO",
+    ):
+        assert words in said
+    assert "MATH" not in said
+    ax = figure.axes[0]
+    assert [list(line.get_xdata()) for line in ax.get_lines()] == [[1, 8, 64]] * 2
+    assert list(ax.get_lines()[0].get_ydata()) == [11.0, 18.0, 74.0]
+    assert len(ax.collections) == 2
+    figure.draw_without_rendering()
+    assert [label.get_text() for label in figure.axes[-1].get_xticklabels()] == ["1", "8", "64"]
+
+
+def test_a_data_set_without_votes_leaves_its_axes_empty():
+    cells = [
+        ("GTPO", "AIME 2024", "pass", 1, 10.0),
+        ("GTPO", "AMC 2023", "pass", 1, 9.0),
+        ("GTPO", "AMC 2023", "maj", 1, 9.0),
+    ]
+    figure = evaluation_figure([record(*cell) for cell in cells])
+    figure.draw_without_rendering()
+    assert [ax.get_title() for ax in figure.axes if ax.lines[0].get_xdata().size == 0] == ["AIME 2024 maj@k"]
+
+
+def test_an_evaluation_without_records_is_refused():
+    with pytest.raises(ValueError, match="no records"):
+        evaluation_figure([])
+
+
+# --- command line ----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_the_figures_that_the_runs_have_data_for(tmp_path, capsys):
+    for seed in range(2):
+        write_run(tmp_path / f"run{seed}.jsonl", seed=seed)
+    evaluation = tmp_path / "evaluation.json"
+    evaluation.write_text(json.dumps({"records": [record("GTPO", "AIME 2024", "pass", 1, 10.0)]}))
+    plots.main([f"GTPO={tmp_path}/run*.jsonl", "--evaluation", str(evaluation), "--out", str(tmp_path / "figures")])
+    names = {path.name for path in (tmp_path / "figures").iterdir()}
+    stems = ("training", "rewards", "entropy", "conflict", "evaluation")
+    assert names == {f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")}
+    assert "no kl figure: no run logged actor/kl_loss" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "name a RUN"),
+        (["missing.jsonl"], "no run matches"),
+        (["--evaluation", "package.json"], "package.json is no evaluation.json"),
+        (["x.jsonl", "--window", "0"], "--window must be at least 1, got 0"),
+    ],
+)
+def test_the_command_ends_with_status_two_and_a_reason(tmp_path, arguments, message, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "package.json").write_text("{}")
+    with pytest.raises(SystemExit) as stopped:
+        plots.main([*arguments, "--out", str(tmp_path)])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_overview_shows_every_metric_that_the_figures_of_the_paper_need():
+    keys = {key for row in OVERVIEW for panel in row for curve in panel for key in curve.keys}
+    assert set(metrics(1)) - {"reward/score/mean"} <= keys
