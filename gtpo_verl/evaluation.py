@@ -29,7 +29,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from fractions import Fraction
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -37,9 +36,6 @@ from typing import Any
 
 import numpy as np
 
-PAPER_PASS_K = (1, 8, 16, 32, 64)
-PAPER_MAJ_K = (4, 8, 16, 32, 64)
-"""maj@1 is pass@1, so the paper begins maj@k at 4 (Sec. 6.1)."""
 DEFAULT_K = (1, 4, 8, 16, 32, 64)
 RESAMPLES = 10_000
 SEED = 0
@@ -173,71 +169,27 @@ def majority_of_draw(votes: Sequence[int]) -> float:
 
 # --- answers ---------------------------------------------------------------------------------------------------------
 
-_WRAPPERS = re.compile(
-    r"^(?:\$+(.*?)\$+|\\\((.*)\\\)|\\\[(.*)\\\]|\\boxed\{(.*)\}|\\(?:text|mathrm)\{([^{}]*)\})$", re.S
-)
-_NOISE = re.compile(
-    r"\\left|\\right|\\!|\\,|\\;|\\ |~|\\?%|\\\$|^\$|\^\{?\\circ\}?"  # spacing, percent, dollar, degrees
-    r"|(?<=\d)\s*\\(?:text|mathrm)\{[^{}]*\}$|(?<=\d)\s+[A-Za-z]{2,}\.?$"  # units
-    r"|^[A-Za-z]\s*=(?!=)"  # x = 5
-)
-_THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:,|\{,\})\d{3})+(?!\d)")
-_FRAC = re.compile(r"^([+-]?)\\[dt]?frac\s*(?:\{(-?\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))$")
-_NUMBER = re.compile(r"[+-]?(?:\d{1,200}(?:\.\d{0,200})?|\.\d{1,200})(?:/\d{1,200})?")
 
-
-@lru_cache(maxsize=100_000)
-def canonical_answer(pred: str) -> str:
-    """One spelling for the answers that are plainly equal; "" for an answer that is not there.
-
-    Integers, decimals and fractions become an exact fraction ("1,234" and "1234.0", "0.50" and ``\\frac12``), anything
-    else with mathematics in it becomes math-verify's reading of it, and the rest its lower-case letters.
-
-    Raises:
-        ImportError: If an answer is not a plain number and math-verify is not installed.
-    """
-    text = pred.strip()
-    while match := _WRAPPERS.match(text):
-        text = next(group for group in match.groups() if group is not None).strip()
-    text = _NOISE.sub("", text).strip().rstrip(".").strip()
-    text = _THOUSANDS.sub(lambda match: re.sub(r"\D", "", match.group()), text)
-    number = _FRAC.sub(lambda match: f"{match[1]}{match[2] or match[3]}/{match[4] or match[5]}", text)
-    number = re.sub(r"\s*([+\-/])\s*", r"\1", number)
-    if _NUMBER.fullmatch(number):
-        numerator, _, denominator = number.partition("/")
-        if Fraction(denominator or "1"):
-            return str(Fraction(numerator) / Fraction(denominator or "1"))
-    if re.search(r"[\d\\^_=(){}\[\]]", text):
-        parsed = _parse(text)
-        if parsed is not None:
-            return parsed
-    return " ".join(text.casefold().split())
-
-
-def _parse(text: str) -> str | None:
-    try:
-        from math_verify import parse
-    except ImportError as error:
-        raise ImportError(
-            f"the answer {text!r} is not a plain number, and reading it for maj@k needs math-verify: "
-            'pip install "gtpo-verl[reward]"'
-        ) from error
-    parsed = parse(f"${text}$")
-    return str(parsed[0]) if parsed else None
-
-
-def _votes(preds: Sequence[str | None], correct: Sequence[bool]) -> tuple[int, ...]:
-    """Number the answers of one question.
+def _votes(preds: Sequence[str], correct: Sequence[bool]) -> tuple[int, ...]:
+    """Number the answers of one question, "" being an unparsed one.
 
     All answers that the grader accepted equal the ground truth, so they are one answer, and so is every completion
     that spells one of them: ``acc`` may also ask for a format, a vote does not. An unparsed answer is never right.
     """
-    answers = [canonical_answer(pred or "") for pred in preds]
+    answers = [_spelling(pred) for pred in preds]
     accepted = {answer for answer, ok in zip(answers, correct, strict=True) if ok}
     wrong = dict.fromkeys(answer for answer in answers if answer and answer not in accepted)
     numbers = {answer: number for number, answer in enumerate(wrong, start=1)}
     numbers |= {answer: RIGHT for answer in accepted} | {"": UNPARSED}
     return tuple(numbers[answer] for answer in answers)
+
+
+@lru_cache(maxsize=100_000)
+def _spelling(pred: str) -> str:
+    # Imported here: pass@k does without the reward's math-verify.
+    from gtpo_verl.reward import MAX_ANSWER_CHARS, canonicalize
+
+    return canonicalize(pred) if len(pred) <= MAX_ANSWER_CHARS else pred
 
 
 # --- dumps -----------------------------------------------------------------------------------------------------------
@@ -254,6 +206,7 @@ def read_dump(path: str | Path) -> dict[str, list[Question]]:
     Raises:
         ValueError: If the file is not such a dump, or does not say what is right: ``acc`` (``score`` in a dump without
             it) must be 0 or 1 in every row.
+        ImportError: If it has ``pred`` and math-verify is not installed.
     """
     path = Path(path)
     if path.is_dir():
@@ -273,6 +226,9 @@ def read_dump(path: str | Path) -> dict[str, list[Question]]:
             rows.append(row | {"_line": number})
     if not rows:
         raise ValueError(f"{path} holds no completions")
+
+    if timeouts := sum(bool(row.get("timeout")) for row in rows):
+        _say(f"{path}: {timeouts} completions count as wrong because comparing their answer took too long")
 
     grade = "acc" if any("acc" in row for row in rows) else "score"
     has_pred = any(row.get("pred") is not None for row in rows)
@@ -301,8 +257,8 @@ def read_dump(path: str | Path) -> dict[str, list[Question]]:
     return data_sets
 
 
-def _text(pred: Any) -> str | None:
-    return None if pred is None else str(pred)
+def _text(pred: Any) -> str:
+    return "" if pred is None else str(pred)
 
 
 def benchmark_name(data_source: str) -> str:
@@ -468,8 +424,8 @@ class Table:
         lines = [
             rf"\begin{{tabular}}{{llll{'r' * len(self.columns)}}}",
             r"\toprule",
-            " & & & " + _spans([(_tex(d), n) for d, n in _runs(data_sets)]) + r" \\",
-            " & & & " + _spans([(names[m], n) for (_, m), n in _runs(metrics)]) + r" \\",
+            " & & & & " + _spans([(_tex(d), n) for d, n in _runs(data_sets)]) + r" \\",
+            " & & & & " + _spans([(names[m], n) for (_, m), n in _runs(metrics)]) + r" \\",
             " & ".join([*self.HEAD, *(str(k) for _, _, k in self.columns)]) + r" \\",
             r"\midrule",
         ]
@@ -609,7 +565,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"--k must be at least 1, got {min(args.k)}")
     try:
         records = evaluate_dumps(args.dumps, args.k, args.seed)
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         parser.exit(2, f"error: {error}\n")
     if not records:
         parser.exit(2, "error: no k is left to report: no question has that many completions\n")

@@ -169,11 +169,14 @@ def read_runs(arguments: Iterable[str]) -> dict[str, list[Run]]:
 
 
 def moving_average(steps: np.ndarray, values: np.ndarray, window: float) -> np.ndarray:
-    """Mean of the values logged within window/2 steps of each step; NaN counts nowhere, and stays where all are NaN."""
+    """Mean of the values logged from step − window/2 (exclusive) to step + window/2 (inclusive), for each step.
+
+    NaN counts nowhere, and stays where all of them are NaN.
+    """
     present = ~np.isnan(values)
     total = np.concatenate([[0.0], np.cumsum(np.where(present, values, 0.0))])
     count = np.concatenate([[0], np.cumsum(present)])
-    first = np.searchsorted(steps, steps - window / 2, side="left")
+    first = np.searchsorted(steps, steps - window / 2, side="right")
     last = np.searchsorted(steps, steps + window / 2, side="right")
     n = count[last] - count[first]
     return np.where(n > 0, (total[last] - total[first]) / np.maximum(n, 1), np.nan)

@@ -12,9 +12,9 @@ Where the paper is silent: the answer is the content of the last complete ``<ans
 that of math-verify (fractions, LaTeX, sets, units, six decimals), not of strings.
 
 verl calls the function in threads of Ray workers, where math-verify's own time limit (``signal.alarm``) cannot work.
-So math-verify runs in one child process per caller, which sets that alarm on itself: the kernel ends it when the time
-is up, even inside a computation that Python could not interrupt, and the next comparison starts a new one. Integers,
-and answers that are the ground truth letter for letter, need no child.
+So math-verify runs in one child process per caller, which sets a timer on itself: the kernel ends it when the time is
+up, even inside a computation that Python could not interrupt, and the next comparison starts a new one. Integers, and
+answers that are the ground truth letter for letter, need no child.
 """
 
 import atexit
@@ -35,10 +35,11 @@ if importlib.util.find_spec("math_verify") is None:
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 MAX_ANSWER_CHARS = 300
 """A longer answer is no answer. The longest of MATH's 12,500 answers has 159 characters."""
-MAX_NESTING = 8
-"""An answer with brackets nested deeper than this is wrong unseen: math-verify's parser is exponential in the depth."""
+MAX_NESTING = 6
+"""An answer with brackets nested deeper is wrong unseen, as math-verify would parse it for seconds. MATH's reach 3."""
 TIMEOUT_SECONDS = 5.0
-"""Wall-clock time for one comparison, math-verify's own default. MATH's slowest answer takes a tenth of it."""
+"""Time for one comparison, math-verify's own default, but CPU time: a loaded machine must not change a reward. MATH's
+slowest answer takes a tenth of it."""
 
 logger = logging.getLogger(__name__)
 
@@ -191,8 +192,8 @@ _NOT_UNITS = frozenset(
 
 
 def _clean(answer: str) -> str:
-    """``answer`` without delimiters, ``\\boxed``, spacing commands, currency, thousands separators' variants, units and
-    unprintable characters; what is left means the same to math-verify."""
+    """``answer`` without delimiters, ``\\boxed``, spacing commands, currency, percent signs, units and unprintable
+    characters, and with one spelling for LaTeX's synonyms."""
     text = "".join(char for char in " ".join(answer.split()) if char.isprintable()).replace("\u2212", "-")
     previous = None
     while text != previous:
@@ -283,7 +284,7 @@ class _MathVerifyProcess:
     def _ask(self, gold: str, pred: str) -> bool | None:
         assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
         try:
-            self._process.stdin.write(json.dumps([gold, pred]).encode() + b"\n")
+            self._process.stdin.write(json.dumps([gold, pred, TIMEOUT_SECONDS]).encode() + b"\n")
         except BrokenPipeError:
             return None
         return {b"equal\n": True, b"different\n": False}.get(self._process.stdout.readline())
@@ -299,12 +300,12 @@ _math_verify = _MathVerifyProcess()
 
 
 def _serve() -> None:
-    """The child: answers each line, a JSON pair ``[gold, pred]``, with ``equal`` or ``different``."""
+    """The child: answers each line, a JSON list ``[gold, pred, seconds]``, with ``equal`` or ``different``."""
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what a library prints is no reply
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})  # the mask is that of the thread that started us
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})  # the mask is that of the thread that started us
     logging.disable(logging.WARNING)  # math-verify warns that its own, thread-unsafe time limit is off
 
     from math_verify import parse, verify
@@ -313,8 +314,8 @@ def _serve() -> None:
         return parse(answer if "$" in answer else f"${answer}$", parsing_timeout=None)
 
     for line in sys.stdin.buffer:
-        gold, pred = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, TIMEOUT_SECONDS)
+        gold, pred, seconds = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         verdict = verify(read(gold), read(pred), timeout_seconds=None)
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         replies.write(b"equal\n" if verdict else b"different\n")

@@ -145,15 +145,23 @@ def test_a_pattern_without_runs_and_a_name_used_twice_are_refused(tmp_path):
 # --- averages --------------------------------------------------------------------------------------------------------
 
 
-def test_the_moving_average_is_the_mean_of_the_values_within_half_a_window():
+def test_the_moving_average_is_the_mean_of_the_values_in_its_window():
     rng = np.random.default_rng(0)
     steps = np.sort(rng.choice(200, size=60, replace=False))
     values = rng.normal(size=60)
     values[rng.random(60) < 0.2] = np.nan
     for window in (1, 4, 15, 400):
         slow = [np.nanmean(v) if (~np.isnan(v)).any() else np.nan for v in
-                (values[np.abs(steps - s) <= window / 2] for s in steps)]  # fmt: skip
+                (values[(steps > s - window / 2) & (steps <= s + window / 2)] for s in steps)]  # fmt: skip
         np.testing.assert_allclose(moving_average(steps, values, window), slow, atol=1e-12)
+
+
+@pytest.mark.parametrize("window", [4, 5])
+def test_a_window_of_n_steps_holds_n_steps(window):
+    impulse = np.zeros(20)
+    impulse[10] = 1
+    smooth = moving_average(np.arange(20), impulse, window)
+    assert (np.count_nonzero(smooth), smooth.max()) == (window, pytest.approx(1 / window))
 
 
 def test_a_window_of_one_changes_nothing():

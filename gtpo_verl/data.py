@@ -1,0 +1,286 @@
+"""Training and test sets of GTPO (arXiv:2508.03772, Sec. 6) as verl's parquet files.
+
+    python -m gtpo_verl.data --dataset gsm8k --out data/gsm8k
+
+GSM8K and MATH are trained and tested on, so their splits become ``train.parquet`` and ``test.parquet``. AIME 2024, AIME
+2025 and AMC 2023 are only tested on: whatever split holds them (the Hub's "train" for two of them) becomes
+``test.parquet``. A row is what verl's ``RLHFDataset`` and ``gtpo_verl.reward`` read: the system prompt of App. 8.2 and
+the question, and the bare answer as ground truth. A row whose answer cannot be found stops the run.
+
+``data_source`` is the paper's name of the set ("GSM8K", "MATH", "AIME2024", ...), which verl's built-in rewards do not
+know: a run that forgets to set ``reward.custom_reward_function`` fails instead of training on another reward.
+"""
+
+import argparse
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gtpo_verl.prompt import build_messages
+from gtpo_verl.reward import MAX_ANSWER_CHARS, closing_brace
+
+Row = dict[str, Any]
+
+
+def extract_gsm8k_answer(answer: str) -> str:
+    """The number after the last ``####``, without thousands separators.
+
+    Raises:
+        ValueError: if there is no ``####``, or what follows is not a number.
+    """
+    _, marker, number = answer.rpartition("####")
+    number = number.strip().replace(",", "")
+    if not marker or not re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", number):
+        raise ValueError(f"no number after '####' at the end of the answer {answer[-60:]!r}")
+    return number
+
+
+def extract_boxed(solution: str) -> str:
+    """Content of the last ``\\boxed{...}`` or ``\\fbox{...}``, with balanced braces; ``\\boxed 5$`` gives ``5``.
+
+    Raises:
+        ValueError: if there is no box, its brace is never closed, or it is empty.
+    """
+    boxes = list(re.finditer(r"\\(?:boxed|fbox)(?![A-Za-z])\s*", solution))
+    if not boxes:
+        raise ValueError(f"no \\boxed answer in the solution ending in {solution[-60:]!r}")
+    start = boxes[-1].end()
+    if solution[start : start + 1] == "{":
+        end = closing_brace(solution, start)
+        if end < 0:
+            raise ValueError(f"the last \\boxed is never closed: {solution[boxes[-1].start() :][:60]!r}")
+        boxed = solution[start + 1 : end].strip()
+    else:
+        boxed = re.split(r"\$|\\[\])]|\n", solution[start:])[0].strip().rstrip(".")
+    if not boxed:
+        raise ValueError(f"the last \\boxed is empty: {solution[-60:]!r}")
+    return boxed
+
+
+def parse_contest_answer(answer: int | float | str) -> str:
+    """An AIME or AMC answer as a string: ``27``, ``27.0``, ``"027"`` and ``"27.0"`` all give ``"27"``.
+
+    Raises:
+        ValueError: if the answer is missing, empty or not finite.
+    """
+    if isinstance(answer, float) and not math.isfinite(answer) or isinstance(answer, bool) or answer is None:
+        raise ValueError(f"answer is {answer!r}, not a number or a string")
+    text = str(answer).strip()
+    if not text:
+        raise ValueError("answer is empty")
+    integer = re.fullmatch(r"(-?[0-9]+)(?:\.0*)?", text)
+    return str(int(integer[1])) if integer else text
+
+
+# The two of MATH's 12,500 solutions that box nothing, by the start of their problem.
+_MATH_UNBOXED = {
+    "For any integer $n>1$, the number of prime numbers greater than $n!+1$": "0",
+    "You are given a sequence of $58$ terms; each term has the form $P+n$": "0",
+}
+
+
+def _parse_gsm8k(row: Row) -> tuple[str, str, Row]:
+    question, answer = _column(row, "question"), _column(row, "answer")
+    return question, extract_gsm8k_answer(answer), {"answer": answer}
+
+
+def _parse_math(row: Row) -> tuple[str, str, Row]:
+    question, solution = _column(row, "problem"), _column(row, "solution")
+    unboxed = [answer for start, answer in _MATH_UNBOXED.items() if question.startswith(start)]
+    ground_truth = unboxed[0] if unboxed else extract_boxed(solution)
+    extra = {"answer": solution, "subject": _column(row, "type", "subject"), "level": str(_column(row, "level"))}
+    return question, ground_truth, extra
+
+
+def _parse_contest(row: Row) -> tuple[str, str, Row]:
+    question, answer = _column(row, "problem", "question"), _column(row, "answer")
+    return question, parse_contest_answer(answer), {"answer": str(answer)}
+
+
+def _column(row: Row, *names: str) -> Any:
+    columns = {name.lower(): value for name, value in row.items()}
+    for name in names:
+        if name in columns:
+            return columns[name]
+    raise ValueError(f"no column {' or '.join(names)}, only {', '.join(row)}")
+
+
+@dataclass(frozen=True)
+class MathDataset:
+    """One of the paper's datasets.
+
+    Attributes:
+        name: The paper's name, verl's ``data_source``.
+        source: Where the Hugging Face Hub keeps it.
+        configs: The configurations to concatenate where the source has named ones; () for all of them.
+        parse: Makes (question, ground truth, further ``extra_info``) of a row; a ValueError gives the reason it cannot.
+        trained_on: Whether a "train" split is for training.
+    """
+
+    name: str
+    source: str
+    configs: tuple[str, ...]
+    parse: Callable[[Row], tuple[str, str, Row]]
+    trained_on: bool = False
+
+
+DATASETS = {
+    "gsm8k": MathDataset("GSM8K", "openai/gsm8k", ("main",), _parse_gsm8k, trained_on=True),
+    "math": MathDataset(
+        "MATH",
+        "EleutherAI/hendrycks_math",
+        (
+            "algebra",
+            "counting_and_probability",
+            "geometry",
+            "intermediate_algebra",
+            "number_theory",
+            "prealgebra",
+            "precalculus",
+        ),
+        _parse_math,
+        trained_on=True,
+    ),
+    "aime2024": MathDataset("AIME2024", "HuggingFaceH4/aime_2024", (), _parse_contest),
+    "aime2025": MathDataset("AIME2025", "math-ai/aime25", (), _parse_contest),
+    "amc2023": MathDataset("AMC2023", "math-ai/amc23", (), _parse_contest),
+}
+
+
+def load_splits(dataset: MathDataset, source: str | None = None, split: str | None = None) -> dict[str, list[Row]]:
+    """The raw rows of each wanted split.
+
+    Args:
+        dataset: What to load.
+        source: A Hub name, a local folder, or a ``.jsonl``, ``.json`` or ``.parquet`` file. None: ``dataset.source``.
+        split: The one split wanted. None for "train" and "test" of a set that is trained on, and for the only split of
+            one that is not. A single file without ``split`` is the split its name says (``train.jsonl``), or for a set
+            that is only tested on, "test".
+
+    Raises:
+        ValueError: if the source lacks a wanted split or configuration, or does not say which split it is.
+    """
+    import datasets
+
+    path = Path(source or dataset.source)
+    if path.is_file():
+        name = split or ("test" if not dataset.trained_on else path.stem)
+        if split is None and name not in ("train", "test"):
+            raise ValueError(f"--source {path} does not say which split it is: add --split train or --split test")
+        builder = "parquet" if path.suffix == ".parquet" else "json"
+        return {name: datasets.load_dataset(builder, data_files={name: str(path)}, split=name).to_list()}
+
+    source = source or dataset.source
+    configs = datasets.get_dataset_config_names(source)
+    if len(configs) > 1:
+        missing = sorted(set(dataset.configs) - set(configs))
+        if missing:
+            raise ValueError(f"--source {source} has no configuration {', '.join(missing)}, only {', '.join(configs)}")
+        configs = list(dataset.configs) or configs
+    parts = [datasets.load_dataset(source, config) for config in configs]
+
+    available = list(dict.fromkeys(name for part in parts for name in part))
+    if split is not None:
+        wanted = [split]
+    elif dataset.trained_on:
+        wanted = [name for name in ("train", "test") if name in available]
+    else:
+        wanted = available
+        if len(available) > 1:
+            raise ValueError(f"--source {source} has the splits {', '.join(available)}: choose one with --split")
+    if not wanted or not set(wanted) <= set(available):
+        raise ValueError(f"--source {source} has no split {split or 'train or test'}, only {', '.join(available)}")
+    return {name: [row for part in parts for row in part.get(name, [])] for name in wanted}
+
+
+def make_rows(dataset: MathDataset, split: str, rows: Iterable[Row]) -> list[Row]:
+    """verl's rows (``data_source``, ``prompt``, ``ability``, ``reward_model``, ``extra_info``) of the raw ``rows``.
+
+    ``extra_info`` has the row's ``split`` and ``index`` in its source, the ``question``, the source's whole ``answer``
+    (GSM8K's and MATH's worked solution), and for MATH ``subject`` and ``level``.
+
+    Raises:
+        ValueError: if a row cannot be parsed, or has an answer that ``gtpo_verl.reward`` would not take; names the
+            dataset, the split, the row and the reason.
+    """
+    made = []
+    for index, row in enumerate(rows):
+        try:
+            question, ground_truth, extra = dataset.parse(row)
+            if not isinstance(question, str) or not question.strip():
+                raise ValueError(f"the question is {question!r}")
+            if len(ground_truth) > MAX_ANSWER_CHARS:
+                raise ValueError(f"the answer has more than {MAX_ANSWER_CHARS} characters: {ground_truth!r}")
+        except ValueError as error:
+            raise ValueError(
+                f"{dataset.name}, split {split}, row {index}: {error}. Correct the row in a local copy and give that "
+                "with --source"
+            ) from error
+        extra = {"split": split, "index": index, "question": question, **extra}
+        made.append(
+            {
+                "data_source": dataset.name,
+                "prompt": build_messages(question),
+                "ability": "math",
+                "reward_model": {"style": "rule", "ground_truth": ground_truth},
+                "extra_info": extra,
+            }
+        )
+    return made
+
+
+def write_parquet(dataset: MathDataset, splits: dict[str, list[Row]], out: Path) -> dict[Path, list[Row]]:
+    """Writes ``train.parquet`` and ``test.parquet`` under ``out``; returns the rows of each file written.
+
+    The "train" split of a set that is trained on is written to ``train.parquet``, any other split to ``test.parquet``.
+    Nothing is written unless every row can be parsed.
+
+    Raises:
+        ValueError: if a split is empty or a row cannot be parsed.
+    """
+    import datasets
+
+    written = {}
+    for split, rows in splits.items():
+        if not rows:
+            raise ValueError(f"{dataset.name}, split {split}: no rows")
+        file = "train.parquet" if split == "train" and dataset.trained_on else "test.parquet"
+        written[out / file] = make_rows(dataset, split, rows)
+    out.mkdir(parents=True, exist_ok=True)
+    for path, rows in written.items():
+        datasets.Dataset.from_list(rows).to_parquet(path)
+    return written
+
+
+def main() -> None:
+    """Command line: see ``python -m gtpo_verl.data --help``."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gtpo_verl.data",
+        description="Write one of the paper's datasets as verl's parquet files, with the paper's prompt.",
+        epilog="usual sources on the Hugging Face Hub: "
+        + ", ".join(f"{name} = {dataset.source}" for name, dataset in DATASETS.items()),
+    )
+    parser.add_argument("--dataset", required=True, choices=DATASETS)
+    parser.add_argument("--out", required=True, type=Path, help="folder for train.parquet and test.parquet")
+    parser.add_argument("--source", help="another Hub name, a local folder, or a .jsonl, .json or .parquet file")
+    parser.add_argument("--split", help="the one split to write (default: train and test, as far as they exist)")
+    args = parser.parse_args()
+
+    dataset = DATASETS[args.dataset]
+    try:
+        written = write_parquet(dataset, load_splits(dataset, args.source, args.split), args.out)
+    except ValueError as error:
+        parser.exit(1, f"{parser.prog}: {error}\n")
+    for path, rows in written.items():
+        print(f"wrote {len(rows)} rows to {path}")
+    first = next(iter(written.values()))[0]
+    for message in first["prompt"]:
+        print(f"\n[{message['role']}]\n{message['content']}")
+    print(f"\n[ground truth]\n{first['reward_model']['ground_truth']}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""Run verl's trainer and watch it: progress, `metrics.jsonl`, a closing table, a figure, and an end in bounded time.
+
+    python -m gtpo_verl.embedded.launch --out outputs/gtpo_cpu -- OVERRIDE…
+
+starts `python -m verl.trainer.main_ppo` with the overrides, follows what verl's file logger writes, and leaves in --out
+`metrics.jsonl` (one flat object per step), `training.png` and `.svg`, and `train.log` (all that verl printed). verl can
+wait for ever for a rollout worker that has failed, so a run that makes no step for too long is ended, with the error
+lines of its log in sight and a non-zero exit status.
+"""
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+# Column of the closing table -> metric; in the order in which it is printed.
+COLUMNS = {
+    "reward": "reward/score/mean",
+    "format": "reward/format/mean",
+    "accuracy": "reward/acc/mean",
+    "strict": "reward/strict/mean",
+    "eos": "completion/eos_rate",
+    "length": "completion/length/mean",
+    "entropy": "actor/entropy",
+    "conflict": "gtpo/conflict/token_frac",
+    "filtered": "gtpo/filter/dropped_frac",
+    "s/step": "timing_s/step",
+}
+_WINDOW = 5
+_POLL_S = 0.2
+# Words of a failure from which verl does not always return.
+_FAILURE = re.compile(r"Traceback \(most recent call last\)|\bERROR\b|RayTaskError|ActorDiedError")
+_SAID_BY_GTPO = re.compile(r"GTPO[: ].*|^ +\S+  +\S+  +\S.*")
+
+
+class MetricsFile:
+    """`metrics.jsonl`: verl's file log as it grows, flattened; steps that a resumed run repeats are replaced.
+
+    Args:
+        source (Path): what verl's file logger writes.
+        target (Path): one object per step, all keys at the top level.
+    """
+
+    def __init__(self, source: Path, target: Path):
+        self.source, self.target = source, target
+        self.records = [json.loads(line) for line in target.read_text().splitlines()] if target.exists() else []
+        self._offset = 0
+        source.unlink(missing_ok=True)
+
+    def poll(self) -> Iterator[dict[str, Any]]:
+        """The steps logged since the last call."""
+        if not self.source.exists():
+            return
+        with self.source.open() as file:
+            file.seek(self._offset)
+            text = file.read()
+        complete = text[: text.rfind("\n") + 1]
+        self._offset += len(complete.encode())
+        for line in complete.splitlines():
+            logged = json.loads(line)
+            record = {"step": logged["step"], **logged["data"]}
+            if "timing_s/gtpo" in record:
+                record["timing_share/gtpo"] = record["timing_s/gtpo"] / record["timing_s/step"]
+            self.records = [*(kept for kept in self.records if kept["step"] < record["step"]), record]
+            self.target.write_text("".join(json.dumps(kept) + "\n" for kept in self.records))
+            yield record
+
+
+def progress_line(record: dict[str, Any], total: str) -> str:
+    """One step in one line; a metric that the run does not log is left out."""
+    values = [f"{name} {record[key]:.3g}" for name, key in COLUMNS.items() if key in record]
+    return f"step {record['step']}/{total}  " + "  ".join(values)
+
+
+def closing_table(records: list[dict[str, Any]]) -> str:
+    """Means over the first and the last steps, as Markdown."""
+    ends = (records[:_WINDOW], records[-_WINDOW:])
+    names = [name for name, key in COLUMNS.items() if all(key in record for end in ends for record in end)]
+    lines = [f"| steps | {' | '.join(names)} |", f"|{'---|' * (len(names) + 1)}"]
+    for end in ends:
+        means = (sum(record[COLUMNS[name]] for record in end) / len(end) for name in names)
+        lines.append(f"| {end[0]['step']} to {end[-1]['step']} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
+    return "\n".join(lines)
+
+
+def failure_lines(log: Path, most: int = 40) -> str:
+    """The end of the first failure in the log, or the end of the log where none is found."""
+    lines = log.read_text(errors="replace").splitlines()
+    first = next((i for i, line in enumerate(lines) if _FAILURE.search(line)), max(0, len(lines) - most))
+    return "\n".join(line[:300] for line in lines[first : first + most])
+
+
+def end_process(process: subprocess.Popen, grace_s: float = 10.0) -> None:
+    """End the process and every process that it started, Ray's included."""
+    try:
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    family[0].terminate()
+    _, alive = psutil.wait_procs(family, timeout=grace_s)
+    for member in alive:
+        if member.is_running():
+            member.kill()
+
+
+def train(overrides: list[str], out: Path, stall_s: float, start_s: float) -> int:
+    """Train with these Hydra overrides and watch; returns the exit status.
+
+    Args:
+        overrides: arguments of `verl.trainer.main_ppo`.
+        out (Path): folder for what the run leaves.
+        stall_s (float): seconds without a step after which the run is ended; a quarter of it once a failure is logged.
+        start_s (float): the same for the time until the first step.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    log = out / "train.log"
+    metrics = MetricsFile(out / "verl_metrics.jsonl", out / "metrics.jsonl")
+    total = next((x.split("=")[1] for x in reversed(overrides) if x.startswith("trainer.total_training_steps=")), "?")
+    env = {**os.environ, "VERL_FILE_LOGGER_PATH": str(metrics.source.absolute()), "HYDRA_FULL_ERROR": "1"}
+    with log.open("w") as stream:
+        command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides]
+        process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=env, start_new_session=True)
+    print(f"training; everything verl prints is in {log}", flush=True)
+    last, limit, read, reason = time.monotonic(), start_s, 0, ""
+    steps = 0
+    try:
+        while True:
+            exited = process.poll() is not None
+            for record in metrics.poll():
+                print(progress_line(record, total), flush=True)
+                last, limit, steps = time.monotonic(), stall_s, steps + 1
+            new = log.read_text(errors="replace")[read:]
+            read += len(new)
+            for line in new.splitlines():
+                if said := _SAID_BY_GTPO.search(line):
+                    print(said[0], flush=True)
+                if _FAILURE.search(line):
+                    limit = min(limit, stall_s / 4)
+            if exited:
+                break
+            if time.monotonic() - last > limit:
+                reason = f"no step for {limit:.0f} s"
+                break
+            time.sleep(_POLL_S)
+    finally:
+        end_process(process)
+    status = process.wait()
+    if reason or status:
+        print(f"\n--- from {log}\n{failure_lines(log)}\n---", file=sys.stderr)
+        print(f"the run failed: {reason or f'verl ended with status {status}'}; its log is {log}", file=sys.stderr)
+        return status if status > 0 else 1
+    if not steps:
+        print(f"verl made no step: the run was complete already, or its data is too small; see {log}", file=sys.stderr)
+        return 0 if metrics.records else 1
+    report(metrics.records, out)
+    return 0
+
+
+def report(records: list[dict[str, Any]], out: Path) -> None:
+    """Print the closing table and draw the figure."""
+    from gtpo_verl.plots import plot_training, read_run
+
+    print(f"\n{closing_table(records)}\n")
+    figures = plot_training({out.name: [read_run(out / "metrics.jsonl")]}, out / "training.png")
+    print("written:", *(str(path) for path in (out / "metrics.jsonl", *figures)))
+
+
+def main() -> int:
+    """Command line; see the module's docstring."""
+    parser = argparse.ArgumentParser(description="Run verl's trainer and watch it.")
+    parser.add_argument("--out", type=Path, required=True, help="folder for metrics.jsonl, training.png, train.log")
+    parser.add_argument("--stall", type=float, default=120, help="seconds without a step before the run is ended")
+    parser.add_argument("--start", type=float, default=240, help="the same until the first step")
+    parser.add_argument("overrides", nargs="+", help="after --: arguments of verl.trainer.main_ppo")
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    return train(args.overrides, args.out, args.stall, args.start)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
