@@ -9,17 +9,17 @@
 - `DIR/warm_start.json`: the settings and the statistics of the warm start on prompts of the test set.
 
 What GTPO needs is kept: every tag is several tokens, the reward is `gtpo_verl.reward.compute_score`, the mean entropy
-lies far below ln 2. What is not the paper's: there is no system prompt, because this model knows nothing but this task.
+lies far below ln 2, and a completion has room for twice its natural length of 30 tokens. What is not the paper's: there
+is no system prompt, because this model knows nothing but this task.
 """
 
 import argparse
+import hashlib
 import json
-import os
 import random
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     GenerationConfig,
-    PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -41,7 +40,11 @@ from gtpo_verl.reward import TAGS, compute_score
 # Qwen's own names: the class that transformers picks for a Qwen2 model adds <|endoftext|> to a vocabulary without it.
 PAD, EOS, USER, ASSISTANT = "<|endoftext|>", "<|im_end|>", "<|user|>", "<|assistant|>"
 MAX_RESPONSE_LENGTH = 64
-OUTPUTS = {"model", "train.parquet", "test.parquet", "warm_start.json"}
+"""In tokens; give the same to verl as `data.max_response_length`."""
+REPORT = "warm_start.json"
+OUTPUTS = {"model", "train.parquet", "test.parquet", REPORT}
+
+Sum = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,10 @@ class WarmStartConfig:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE like Qwen2's, of 74 tokens: single digits and letters, and the parts of the four tags."""
+    """A byte-level BPE like Qwen2's, of 71 tokens: single digits and letters, and the parts of the four tags.
+
+    Decoding gives the text back exactly. Capital letters and other symbols have no token and vanish in encoding.
+    """
     merges = ["r e", "a s", "re as", "o n", "reas on", "i n", "in g", "a n", "s w", "an sw", "e r", "answ er", "< /"]
     newline, space = "Ċ", "Ġ"
     symbols = [*"0123456789+-*/=<>.,:;?!()'", newline, space, *"abcdefghijklmnopqrstuvwxyz"]
@@ -93,7 +99,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build_model(tokenizer: PreTrainedTokenizerBase) -> Qwen2ForCausalLM:
+def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
     """A Qwen2 of two layers and 0.4 M float32 parameters, initialised from torch's current random state."""
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -115,22 +121,19 @@ def build_model(tokenizer: PreTrainedTokenizerBase) -> Qwen2ForCausalLM:
     return model
 
 
-def split_sums(config: WarmStartConfig) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+def split_sums(config: WarmStartConfig) -> tuple[list[Sum], list[Sum]]:
     """All pairs of two-digit numbers in a random order, as (train, test)."""
     sums = [(a, b) for a in range(10, 100) for b in range(10, 100)]
     random.Random(config.seed).shuffle(sums)
     return sums[config.test_size :], sums[: config.test_size]
 
 
-def chat(a: int, b: int) -> list[dict[str, str]]:
-    return [{"role": "user", "content": f"{a}+{b}="}]
-
-
-def write_dataset(path: Path, split: str, sums: Iterable[tuple[int, int]]) -> None:
+def write_dataset(path: Path, split: str, sums: list[Sum]) -> None:
+    """A parquet file in verl's format, one row per sum."""
     rows = [
         {
             "data_source": "arithmetic",
-            "prompt": chat(a, b),
+            "prompt": [{"role": "user", "content": f"{a}+{b}="}],
             "ability": "math",
             "reward_model": {"style": "rule", "ground_truth": str(a + b)},
             "extra_info": {"split": split, "index": index},
@@ -138,6 +141,12 @@ def write_dataset(path: Path, split: str, sums: Iterable[tuple[int, int]]) -> No
         for index, (a, b) in enumerate(sums)
     ]
     pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerFast, a: int, b: int) -> list[int]:
+    """Token ids of the prompt of a + b as verl sends it: 8 for any two numbers."""
+    messages = [{"role": "user", "content": f"{a}+{b}="}]
+    return tokenizer.encode(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
 
 
 def completion_text(a: int, b: int, rng: random.Random, config: WarmStartConfig) -> str:
@@ -158,25 +167,22 @@ def completion_text(a: int, b: int, rng: random.Random, config: WarmStartConfig)
 
 
 def supervised_batch(
-    tokenizer: PreTrainedTokenizerBase, texts: list[tuple[str, str]]
+    tokenizer: PreTrainedTokenizerFast, examples: list[tuple[list[int], str]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(input_ids, labels), each (bs, longest), from (prompt, completion) texts; prompt and padding carry no loss."""
-    prompts = tokenizer([prompt for prompt, _ in texts]).input_ids
-    completions = tokenizer([completion for _, completion in texts]).input_ids
-    length = max(len(p) + len(c) for p, c in zip(prompts, completions, strict=True))
-    input_ids = torch.full((len(texts), length), tokenizer.pad_token_id)
-    labels = torch.full((len(texts), length), -100)
-    for i, (p, c) in enumerate(zip(prompts, completions, strict=True)):
-        input_ids[i, : len(p) + len(c)] = torch.tensor(p + c)
-        labels[i, len(p) : len(p) + len(c)] = torch.tensor(c)
+    """(input_ids, labels), each (bs, longest), of (prompt ids, completion text); prompt and padding carry no loss."""
+    completions = [tokenizer.encode(text) for _, text in examples]
+    length = max(len(prompt) + len(ids) for (prompt, _), ids in zip(examples, completions, strict=True))
+    input_ids = torch.full((len(examples), length), tokenizer.pad_token_id)
+    labels = torch.full((len(examples), length), -100)
+    for row, ((prompt, _), ids) in enumerate(zip(examples, completions, strict=True)):
+        end = len(prompt) + len(ids)
+        input_ids[row, :end] = torch.tensor(prompt + ids)
+        labels[row, len(prompt) : end] = torch.tensor(ids)
     return input_ids, labels
 
 
 def train(
-    model: Qwen2ForCausalLM,
-    tokenizer: PreTrainedTokenizerBase,
-    sums: list[tuple[int, int]],
-    config: WarmStartConfig,
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, sums: list[Sum], config: WarmStartConfig
 ) -> None:
     """The warm start: cross-entropy on the completions, AdamW, gradients clipped at norm 1."""
     rng = random.Random(config.seed)
@@ -186,11 +192,9 @@ def train(
     )
     model.train()
     for _ in range(config.steps):
-        texts = []
-        for a, b in rng.choices(sums, k=config.batch_size):
-            prompt = tokenizer.apply_chat_template(chat(a, b), add_generation_prompt=True, tokenize=False)
-            texts.append((prompt, completion_text(a, b, rng, config)))
-        input_ids, labels = supervised_batch(tokenizer, texts)
+        batch = rng.choices(sums, k=config.batch_size)
+        examples = [(encode_prompt(tokenizer, a, b), completion_text(a, b, rng, config)) for a, b in batch]
+        input_ids, labels = supervised_batch(tokenizer, examples)
         loss = model(input_ids=input_ids, labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
@@ -200,13 +204,14 @@ def train(
 
 
 @torch.no_grad()
-def measure(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, sums: list[tuple[int, int]]
-) -> dict[str, float]:
-    """Statistics of one completion per sum, sampled at temperature 1: shares, entropy in nats and length in tokens."""
+def measure(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, sums: list[Sum]) -> dict[str, float]:
+    """Means over one completion per sum, sampled at temperature 1.
+
+    Returns `reward`; the shares `format` (all four tags), `accuracy` and `strict_format` (nothing but the two blocks,
+    and ended by itself); `entropy` in nats per token; `response_length` in tokens.
+    """
     model.eval()
-    prompts = [tokenizer.apply_chat_template(chat(a, b), add_generation_prompt=True, tokenize=False) for a, b in sums]
-    input_ids = torch.tensor(tokenizer(prompts).input_ids)
+    input_ids = torch.tensor([encode_prompt(tokenizer, a, b) for a, b in sums])
     output = model.generate(
         input_ids,
         attention_mask=torch.ones_like(input_ids),
@@ -226,38 +231,47 @@ def measure(
     texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
     scores = [compute_score("arithmetic", text, str(a + b)) for text, (a, b) in zip(texts, sums, strict=True)]
     eos = ended.any(-1).tolist()
-    n = len(sums)
-    return {
-        "reward": sum(score["score"] for score in scores) / n,
-        "format": sum(score["format"] == 10 for score in scores) / n,
-        "accuracy": sum(score["acc"] for score in scores) / n,
-        "strict_format": sum(bool(score["strict"] and end) for score, end in zip(scores, eos, strict=True)) / n,
-        "entropy": ((entropy * response_mask).sum(-1) / lengths).mean().item(),
-        "response_length": lengths.float().mean().item(),
+    columns = {
+        "reward": [score["score"] for score in scores],
+        "format": [score["format"] == 10 for score in scores],
+        "accuracy": [score["acc"] for score in scores],
+        "strict_format": [score["strict"] and end for score, end in zip(scores, eos, strict=True)],
+        "entropy": (entropy * response_mask).sum(-1) / lengths,
+        "response_length": lengths,
     }
+    return {name: torch.as_tensor(values, dtype=torch.float32).mean().item() for name, values in columns.items()}
 
 
-def prepare(out: str | Path, config: WarmStartConfig = WarmStartConfig()) -> dict[str, Any]:  # noqa: B008
-    """Write the data set, the model and `warm_start.json` under `out`, unless they are there with these settings.
+def prepare(out: str | Path, config: WarmStartConfig) -> dict[str, Any]:
+    """Write the data set, the model and the report under `out`, unless they are there, made with these settings.
 
-    Everything is written to a folder beside `out` that is renamed when complete, so an interrupted call leaves
-    nothing that a later one would take for its result.
+    Everything is written beside `out` and renamed when complete, so an interrupted call leaves nothing that a later one
+    would take for its result. A change of this file counts as a change of the settings.
 
-    Returns the content of `warm_start.json`. Raises ValueError if `out` holds anything else, which the renaming
-    would remove.
+    Args:
+        out: a folder of its own: new, empty, or written by an earlier call.
+        config: the settings.
+
+    Returns:
+        The content of `warm_start.json`: `settings` and `statistics`.
+
+    Raises:
+        ValueError: `out` holds something that is not made here, which the renaming would remove.
     """
     out = Path(out).absolute()
-    if (out / "warm_start.json").exists():
-        report = json.loads((out / "warm_start.json").read_text())
-        if report["settings"] == asdict(config):
+    settings = {**asdict(config), "source": hashlib.sha256(Path(__file__).read_bytes()).hexdigest()}
+    if (out / REPORT).exists():
+        report = json.loads((out / REPORT).read_text())
+        if report["settings"] == settings:
             return report
     foreign = {path.name for path in out.iterdir()} - OUTPUTS if out.exists() else set()
     if foreign:
         raise ValueError(f"--out {out} holds {sorted(foreign)}, which is not made here: give a folder of its own")
 
     out.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
+        work = Path(scratch) / out.name
+        work.mkdir()
         train_sums, test_sums = split_sums(config)
         write_dataset(work / "train.parquet", "train", train_sums)
         write_dataset(work / "test.parquet", "test", test_sums)
@@ -269,19 +283,16 @@ def prepare(out: str | Path, config: WarmStartConfig = WarmStartConfig()) -> dic
             statistics = measure(model, tokenizer, test_sums)
         model.save_pretrained(work / "model")
         tokenizer.save_pretrained(work / "model")
-        report = {"settings": asdict(config), "statistics": statistics}
-        (work / "warm_start.json").write_text(json.dumps(report, indent=2) + "\n")
-        os.chmod(work, 0o755)
+        report = {"settings": settings, "statistics": statistics}
+        (work / REPORT).write_text(json.dumps(report, indent=2) + "\n")
         if out.exists():
             shutil.rmtree(out)
-        os.rename(work, out)
-    except BaseException:
-        shutil.rmtree(work)
-        raise
+        work.rename(out)
     return report
 
 
 def main() -> None:
+    """The command line: `--out` and `--seed`; prints the statistics in one line."""
     parser = argparse.ArgumentParser(description="Make the arithmetic task, its model and the model's warm start.")
     parser.add_argument("--out", required=True, help="folder to write; kept if it already holds the same")
     parser.add_argument("--seed", type=int, default=0)
