@@ -1,5 +1,7 @@
 """The `gtpo/*` metrics of a batch, over real completions only (rows without tokens are padding)."""
 
+from collections.abc import Callable
+
 import torch
 
 from gtpo_verl.advantage import GTPOAdvantage
@@ -32,10 +34,9 @@ def compute_gtpo_metrics(
 
     metrics: dict[str, float] = {}
 
-    def put(name: str, values: torch.Tensor, **stats) -> None:
-        for stat, function in stats.items():
-            if values.numel():
-                metrics["/".join(filter(None, (f"gtpo/{name}", stat)))] = function(values.float()).item()
+    def put(name: str, values: torch.Tensor, stat: Callable = torch.mean) -> None:
+        if values.numel():
+            metrics[f"gtpo/{name}"] = stat(values.float()).item()
 
     members = result.groups >= 0
     group_advantages = torch.where(members, result.group_advantages[result.groups], 0)
@@ -44,9 +45,11 @@ def compute_gtpo_metrics(
 
     tokens = lengths.sum().clamp(min=1)
     metrics["gtpo/conflict/token_frac"] = (conflict_len.sum() / tokens).item()
-    put("conflict/prefix_len", prefix_len, mean=torch.mean, max=torch.max)
-    put("conflict/suffix_len", suffix_len, mean=torch.mean, max=torch.max)
-    put("conflict/group_frac", (group_conflict > 0).any(-1), **{"": torch.mean})
+    put("conflict/prefix_len/mean", prefix_len)
+    put("conflict/prefix_len/max", prefix_len, torch.max)
+    put("conflict/suffix_len/mean", suffix_len)
+    put("conflict/suffix_len/max", suffix_len, torch.max)
+    put("conflict/group_frac", (group_conflict > 0).any(-1))
     zeroed = conflict_len[negative].sum() if config.conflict_weight_negative == 0 else conflict_len[:0].sum()
     amplified = conflict_len[positive].sum() if config.conflict_weight_positive > 1 else conflict_len[:0].sum()
     metrics["gtpo/lambda/zeroed_frac"] = (zeroed / tokens).item()
@@ -56,21 +59,23 @@ def compute_gtpo_metrics(
     moved = added.abs() + removed.abs()
     metrics["gtpo/lambda/signal_residual"] = ((added - removed) / moved).item() if moved > 0 else 0.0
 
-    put("entropy", entropy, mean=torch.mean, max=torch.max)
-    put("entropy/positive", entropy[positive], **{"": torch.mean})
-    put("entropy/negative", entropy[negative], **{"": torch.mean})
-    put("entropy/truncated", entropy[truncated[rows]], **{"": torch.mean})
+    put("entropy/mean", entropy)
+    put("entropy/max", entropy, torch.max)
+    put("entropy/positive", entropy[positive])
+    put("entropy/negative", entropy[negative])
+    put("entropy/truncated", entropy[truncated[rows]])
     if initial_entropy is not None:
         metrics["gtpo/entropy/initial"] = float(initial_entropy)
     metrics["gtpo/entropy/threshold"] = config.entropy_threshold
 
-    put("filter/dropped_frac", ~keep, **{"": torch.mean})
-    put("filter/dropped_groups", ~group_keep.any(-1), **{"": torch.sum})
+    metrics["gtpo/filter/active"] = float(config.filter_is_active(initial_entropy))
+    put("filter/dropped_frac", ~keep)
+    put("filter/dropped_groups", ~group_keep.any(-1), torch.sum)
 
     regularizer = config.entropy_coeff * entropy
-    put("regularizer", regularizer, mean=torch.mean)
-    put("regularizer/sign_flip_frac", positive & (advantages < regularizer), **{"": torch.mean})
+    put("regularizer/mean", regularizer)
+    put("regularizer/sign_flip_frac", positive & (advantages < regularizer))
 
-    put("group/size_min", members.sum(-1), **{"": torch.min})
-    put("group/zero_std_frac", (group_advantages == 0).all(-1), **{"": torch.mean})
+    put("group/size_min", members.sum(-1), torch.min)
+    put("group/zero_std_frac", (group_advantages == 0).all(-1))
     return metrics

@@ -1,0 +1,18 @@
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def compose_config(tmp_path):
+    """Compose the CPU recipe's config with further overrides, as `verl.trainer.main_ppo` would."""
+
+    def composed(*overrides):
+        with initialize_config_dir(str(ROOT / "recipes/config"), version_base=None):
+            checkpoints = f"trainer.default_local_dir={tmp_path / 'checkpoints'}"
+            return compose("gtpo_cpu", overrides=["task_dir=/nowhere", checkpoints, *overrides])
+
+    return composed

@@ -1,0 +1,56 @@
+import pytest
+import torch
+
+from gtpo_verl import GTPOConfig
+from gtpo_verl.initial_entropy import InitialEntropy
+
+
+def test_padding_rows_are_not_measured():
+    entropy = torch.tensor([0.2, 0.6, 0.0])
+    measured = InitialEntropy.measure(entropy, torch.tensor([3, 5, 0]), ["a", "b", "pad"])
+    assert (measured.value, measured.completions, measured.prompts) == (pytest.approx(0.4), 2, 2)
+    assert measured.std == pytest.approx(0.2)
+
+
+def test_no_completion_is_an_error():
+    with pytest.raises(ValueError, match="no completion has a token"):
+        InitialEntropy.measure(torch.zeros(2), torch.zeros(2, dtype=torch.int64), ["a", "a"])
+
+
+@pytest.mark.parametrize(
+    ("entropy", "config", "line"),
+    [
+        (
+            InitialEntropy(0.412, 0.1, 16, 2),
+            GTPOConfig(),
+            "completion filter on: 0.412 < 0.693 nats, 16 completions of 2 prompts, which are few: the paper takes 100 "
+            "prompts",
+        ),
+        (
+            InitialEntropy(0.8, 0.1, 800, 100),
+            GTPOConfig(),
+            "completion filter off: 0.800 >= 0.693 nats, 800 completions of 100 prompts",
+        ),
+        (
+            InitialEntropy(0.8),
+            GTPOConfig(completion_filter="on"),
+            "completion filter on: completion_filter=on; initial entropy 0.800 nats, given as "
+            "algorithm.gtpo.initial_entropy",
+        ),
+    ],
+)
+def test_decision_says_why_and_on_what_it_rests(entropy, config, line):
+    assert entropy.decision(config) == line
+
+
+def test_record_survives_a_round_trip(tmp_path):
+    measured = InitialEntropy(0.1234567890123, 0.5, 64, 8)
+    path = measured.save(tmp_path / "checkpoints")
+    assert path == InitialEntropy.path(tmp_path / "checkpoints")
+    assert InitialEntropy.load(tmp_path / "checkpoints") == measured
+    assert [x.name for x in path.parent.iterdir()] == [path.name]
+
+
+def test_missing_record_names_the_key_to_set(tmp_path):
+    with pytest.raises(ValueError, match=r"algorithm\.gtpo\.initial_entropy"):
+        InitialEntropy.load(tmp_path)

@@ -1,0 +1,77 @@
+import numpy as np
+import pytest
+import torch
+
+from gtpo_verl import GTPOConfig
+from gtpo_verl.advantage import compute_gtpo_advantage
+from gtpo_verl.metrics import compute_gtpo_metrics
+
+
+def metrics_of(config=GTPOConfig(), padding_rows=0):  # noqa: B008
+    """Group p: a good completion of 4 tokens and a bad one of 2, sharing the first; group q: equal rewards."""
+    rows = 4 + padding_rows
+    response_mask = torch.zeros(rows, 4, dtype=torch.int64)
+    for row, length in enumerate((4, 2, 3, 3)):
+        response_mask[row, :length] = 1
+    responses = torch.tensor([[5, 1, 2, 3], [5, 4, 0, 0], [7, 8, 9, 0], [7, 8, 9, 0], *[[0] * 4] * padding_rows])
+    rewards = torch.zeros(rows, 4)
+    rewards[:4, 0] = torch.tensor([20.0, 10.0, 10.0, 10.0])
+    entropy = torch.full((rows, 4), 9.0)
+    entropy[:4] = torch.tensor([0.1, 0.9, 0.2, 0.4]).unsqueeze(-1)
+    index = np.array(["p", "p", "q", "q", *["pad"] * padding_rows], dtype=object)
+    result = compute_gtpo_advantage(rewards, response_mask, index, responses, entropy, config, 0.3)
+    truncated = response_mask.sum(-1) >= 4
+    return compute_gtpo_metrics(result, config, 0.3, truncated)
+
+
+def test_every_metric_by_hand():
+    assert metrics_of() == pytest.approx(
+        {
+            "gtpo/conflict/token_frac": 2 / 12,
+            "gtpo/conflict/prefix_len/mean": 0.5,
+            "gtpo/conflict/prefix_len/max": 1,
+            "gtpo/conflict/suffix_len/mean": 0,
+            "gtpo/conflict/suffix_len/max": 0,
+            "gtpo/conflict/group_frac": 0.5,
+            "gtpo/lambda/zeroed_frac": 1 / 12,
+            "gtpo/lambda/amplified_frac": 1 / 12,
+            # App. 8.2: shares 1/4 of the good one and 1/2 of the bad one, |A| equal.
+            "gtpo/lambda/signal_residual": (1 / 4 - 1 / 2) / (1 / 4 + 1 / 2),
+            "gtpo/entropy/mean": 0.4,
+            "gtpo/entropy/max": 0.9,
+            "gtpo/entropy/positive": 0.1,
+            "gtpo/entropy/negative": 0.9,
+            "gtpo/entropy/truncated": 0.1,
+            "gtpo/entropy/initial": 0.3,
+            "gtpo/entropy/threshold": 0.693147,
+            "gtpo/filter/active": 1,
+            "gtpo/filter/dropped_frac": 0.25,
+            "gtpo/filter/dropped_groups": 0,
+            "gtpo/regularizer/mean": 0.04,
+            "gtpo/regularizer/sign_flip_frac": 0,
+            "gtpo/group/size_min": 2,
+            "gtpo/group/zero_std_frac": 0.5,
+        },
+        abs=1e-6,
+    )
+
+
+def test_padding_rows_count_in_no_metric():
+    assert metrics_of(padding_rows=5) == metrics_of()
+
+
+def test_every_metric_is_a_float():
+    assert {type(value) for value in metrics_of().values()} == {float}
+
+
+def test_sign_flips_and_dropped_groups_are_counted():
+    metrics = metrics_of(GTPOConfig(entropy_coeff=10.0, entropy_threshold=0.15, completion_filter="on"))
+    assert metrics["gtpo/regularizer/sign_flip_frac"] == 0.25
+    assert metrics["gtpo/filter/dropped_frac"] == 0.75
+    assert metrics["gtpo/filter/dropped_groups"] == 1
+
+
+def test_weights_of_one_move_no_signal():
+    metrics = metrics_of(GTPOConfig(conflict_weight_positive=1.0, conflict_weight_negative=1.0))
+    assert metrics["gtpo/lambda/zeroed_frac"] == metrics["gtpo/lambda/amplified_frac"] == 0
+    assert metrics["gtpo/lambda/signal_residual"] == 0

@@ -1,0 +1,91 @@
+import pytest
+import verl.utils.config
+
+from gtpo_verl import preflight
+from gtpo_verl.initial_entropy import InitialEntropy
+
+
+def test_cpu_recipe_is_the_papers_gtpo(compose_config):
+    config = compose_config()
+    preflight.check(config)
+    assert preflight.departures(config) == []
+    assert not preflight.needs_reference_policy(config)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("actor_rollout_ref.rollout.n=1", r"actor_rollout_ref\.rollout\.n=1.*at least 2"),
+        ("algorithm.rollout_correction.bypass_mode=true", r"rollout_correction\.bypass_mode=True.*set it to False"),
+        ("+algorithm.gtpo.gamma=0.1", r"algorithm\.gtpo\.gamma=0\.1: there is no such key"),
+        ("algorithm.gtpo.entropy_coeff=-1", r"algorithm\.gtpo\.entropy_coeff=-1: must be"),
+    ],
+)
+def test_what_cannot_run_is_an_error_before_verl_starts_anything(compose_config, override, message):
+    config = compose_config(override)
+    with pytest.raises(ValueError, match=message):
+        verl.utils.config.validate_config(config=config, use_reference_policy=False, use_critic=False)
+
+
+def test_a_config_without_gtpo_is_not_looked_at(compose_config):
+    config = compose_config("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=1", "+algorithm.gtpo.gamma=1")
+    verl.utils.config.validate_config(config=config, use_reference_policy=False, use_critic=False)
+
+
+@pytest.mark.parametrize(
+    ("override", "paper"),
+    [
+        ("actor_rollout_ref.actor.loss_agg_mode=token-mean", "seq-mean-token-mean"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=vanilla", "gtpo"),
+        ("actor_rollout_ref.actor.use_kl_loss=true", "reference model"),
+        ("algorithm.use_kl_in_reward=true", "reference model"),
+        ("actor_rollout_ref.actor.entropy_coeff=0.01", "own entropy term"),
+        ("actor_rollout_ref.rollout.temperature=0.9", "1.0"),
+        ("actor_rollout_ref.rollout.top_p=0.9", "1.0"),
+        ("actor_rollout_ref.rollout.top_k=50", "-1"),
+        ("actor_rollout_ref.actor.ppo_epochs=2", "one update per rollout"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=4", "one update per rollout"),
+        ("trainer.v1.trainer_mode=colocate_async", "one update per rollout"),
+        ("algorithm.norm_adv_by_std_in_grpo=false", "Sec. 3"),
+    ],
+)
+def test_departure_from_the_paper_is_named_once(compose_config, override, paper):
+    (found,) = preflight.departures(compose_config(override))
+    key, value = override.split("=")
+    assert found.setting == key and found.value.lower() == value and paper in found.paper
+
+
+def test_several_updates_with_a_clipped_loss_depart_in_the_loss_only(compose_config):
+    config = compose_config(
+        "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla", "actor_rollout_ref.actor.ppo_epochs=2"
+    )
+    assert [x.setting for x in preflight.departures(config)] == ["actor_rollout_ref.actor.policy_loss.loss_mode"]
+
+
+def test_departures_are_shown_as_one_table(compose_config, caplog):
+    config = compose_config("actor_rollout_ref.rollout.temperature=0.9", "algorithm.norm_adv_by_std_in_grpo=false")
+    verl.utils.config.validate_config(config=config, use_reference_policy=False, use_critic=False)
+    (record,) = [r for r in caplog.records if r.name == "gtpo_verl"]
+    header, *rows = record.getMessage().splitlines()[1:]
+    assert header.split() == ["setting", "value", "paper"] and len(rows) == 2
+    assert len({row.index(value) for row, value in zip(rows, ("False", "0.9"), strict=True)}) == 1
+
+
+def test_resuming_without_the_initial_entropy_is_an_error_at_the_start(compose_config, tmp_path):
+    (tmp_path / "checkpoints/global_step_5").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"gtpo_initial_entropy\.json.*algorithm\.gtpo\.initial_entropy"):
+        preflight.check_resume(compose_config())
+    preflight.check_resume(compose_config("algorithm.gtpo.initial_entropy=0.2"))
+    preflight.check_resume(compose_config("algorithm.gtpo.completion_filter=on"))
+    preflight.check_resume(compose_config("trainer.resume_mode=disable"))
+    InitialEntropy(0.2).save(tmp_path / "checkpoints")
+    preflight.check_resume(compose_config())
+
+
+def test_checkpoint_of_another_folder_brings_its_own_record(compose_config, tmp_path):
+    other = tmp_path / "other/global_step_7"
+    other.mkdir(parents=True)
+    config = compose_config("trainer.resume_mode=resume_path", f"trainer.resume_from_path={other}")
+    assert preflight.resume_folder(config) == str(tmp_path / "other")
+    with pytest.raises(ValueError, match="other/gtpo_initial_entropy.json"):
+        preflight.check_resume(config)
