@@ -7,7 +7,7 @@ import torch
 
 from gtpo_verl.config import GTPOConfig
 from gtpo_verl.conflict import Conflicts, compute_conflict_weights, find_conflicts
-from gtpo_verl.entropy import compute_completion_filter, compute_trajectory_entropy
+from gtpo_verl.entropy import compute_completion_filter, total_entropy
 from gtpo_verl.group import TokenPositions, group_rows, row_blocks
 
 
@@ -114,33 +114,34 @@ def compute_gtpo_advantage(
     groups = group_rows(index, positions.lengths > 0)
     scores = token_level_rewards.sum(-1)
     group_advantages = _group_advantages(scores, groups, norm_adv_by_std_in_grpo, epsilon)
-    trajectory_entropy = compute_trajectory_entropy(entropy, response_mask)
-    for name, values in (("reward", group_advantages), ("entropy", trajectory_entropy)):
+    mean_entropy = total_entropy(entropy, response_mask) / positions.lengths.clamp(min=1)
+    for name, values in (("reward", group_advantages), ("entropy", mean_entropy)):
         if not values.isfinite().all():
             row = int((~values.isfinite()).nonzero()[0])
             raise ValueError(
                 f"the {name} of row {row} of the batch, or of its group, is not finite: find out why before training"
             )
 
-    keep = torch.ones_like(trajectory_entropy, dtype=torch.bool)
+    keep = torch.ones_like(mean_entropy, dtype=torch.bool)
     if filter_active:
         signs = group_advantages if config.filter_scope == "negative" else None
-        keep = compute_completion_filter(trajectory_entropy, config.entropy_threshold, signs)
+        keep = compute_completion_filter(mean_entropy, config.entropy_threshold, signs)
     conflicts = find_conflicts(responses, positions, group_advantages, groups, config.conflict_span)
 
-    off_mask = torch.where(keep, group_advantages - config.entropy_coeff * trajectory_entropy, 0).unsqueeze(-1)
-    on_mask = off_mask * compute_conflict_weights(
-        torch.ones_like(off_mask, dtype=torch.bool),
-        group_advantages,
-        config.conflict_weight_positive,
-        config.conflict_weight_negative,
-    )
+    regularized = torch.where(keep, group_advantages - config.entropy_coeff * mean_entropy, 0)
     dtype = torch.promote_types(token_level_rewards.dtype, torch.float32)
     advantages = torch.empty(responses.shape, dtype=dtype, device=responses.device)
     for rows in row_blocks(advantages):
-        weighted = torch.where(conflicts.mask[rows], on_mask[rows], off_mask[rows])
-        torch.mul(weighted, response_mask[rows], out=advantages[rows])
-    return GTPOAdvantage(advantages, group_advantages, trajectory_entropy, keep, conflicts, positions.lengths, groups)
+        torch.mul(response_mask[rows], regularized[rows].unsqueeze(-1), out=advantages[rows])
+    on_mask = regularized * compute_conflict_weights(
+        torch.ones_like(keep).unsqueeze(-1),
+        group_advantages,
+        config.conflict_weight_positive,
+        config.conflict_weight_negative,
+    ).squeeze(-1)
+    row_of_token = conflicts.tokens // responses.shape[1]
+    advantages.view(-1)[conflicts.tokens] = on_mask[row_of_token].to(dtype)
+    return GTPOAdvantage(advantages, group_advantages, mean_entropy, keep, conflicts, positions.lengths, groups)
 
 
 def _group_advantages(

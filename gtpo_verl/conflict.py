@@ -22,16 +22,17 @@ _ROWS = 4096
 
 
 class Conflicts(NamedTuple):
-    """Conflict tokens of a batch: what `compute_conflict_mask` marks, and how much of it at either end.
+    """Conflict tokens of a batch.
 
     Args:
-        mask (torch.Tensor): (bs, response_length) bool, M = forward OR backward.
+        tokens (torch.Tensor): (n,) int64, where they stand in the flattened (bs * response_length,) responses: M =
+            forward OR backward; a token on both masks may be there twice.
         prefix_len (torch.Tensor): (bs,) int64, tokens on the forward mask.
         suffix_len (torch.Tensor): (bs,) int64, tokens on the backward mask.
         conflict_len (torch.Tensor): (bs,) int64, tokens on either, each counted once.
     """
 
-    mask: torch.Tensor
+    tokens: torch.Tensor
     prefix_len: torch.Tensor
     suffix_len: torch.Tensor
     conflict_len: torch.Tensor
@@ -67,7 +68,9 @@ def compute_conflict_mask(
     """
     positions = TokenPositions(response_mask)
     table = group_rows(index, positions.lengths > 0)
-    return find_conflicts(responses, positions, advantages, table, span).mask
+    mask = torch.zeros(responses.shape, dtype=torch.bool, device=responses.device)
+    mask.view(-1)[find_conflicts(responses, positions, advantages, table, span).tokens] = True
+    return mask
 
 
 def compute_conflict_weights(
@@ -103,57 +106,61 @@ def find_conflicts(
         raise ValueError(
             f"advantages has shape {tuple(advantages.shape)}: give one per completion, {responses.shape[:1]}"
         )
-    zeros = torch.zeros_like(positions.lengths)
-    found = Conflicts(torch.zeros_like(responses, dtype=torch.bool), zeros, zeros.clone(), zeros.clone())
     sign = advantages.sign().to(torch.int8)
     member_sign = torch.where(table >= 0, sign[table], 0)
     table = table[(member_sign > 0).any(-1) & (member_sign < 0).any(-1)]
-    if span == "none" or len(table) == 0:
-        return found
-    responses = responses.reshape(-1)
-    for rows in table.split(max(1, _ROWS // table.shape[1])):
-        rows = rows[:, : int((rows[-1] >= 0).sum())].T  # groups are sorted by size: the last one is the widest
-        _mark_runs(responses, positions, sign, rows, span, False, found, found.prefix_len)
-        _mark_runs(responses, positions, sign, rows, span, True, found, found.suffix_len)
-    return found
+    prefix_len, suffix_len = torch.zeros_like(positions.lengths), torch.zeros_like(positions.lengths)
+    tokens = [positions.lengths.new_empty(0)]
+    if span != "none" and len(table):
+        flat_responses = responses.reshape(-1)
+        for rows in table.split(max(1, _ROWS // table.shape[1])):
+            rows = rows[:, : int((rows[-1] >= 0).sum())].T  # groups are sorted by size: the last one is the widest
+            tokens += _find_runs(flat_responses, positions, sign, rows, span, False, prefix_len)
+            tokens += _find_runs(flat_responses, positions, sign, rows, span, True, suffix_len)
+    found = torch.cat(tokens)
+    if span == "leading":
+        conflict_len = torch.minimum(prefix_len + suffix_len, positions.lengths)
+    else:
+        conflict_len = (found.unique() // responses.shape[1]).bincount(minlength=len(responses))
+    return Conflicts(found, prefix_len, suffix_len, conflict_len)
 
 
-def _mark_runs(
+def _find_runs(
     responses: torch.Tensor,
     positions: TokenPositions,
     sign: torch.Tensor,
     rows: torch.Tensor,
     span: str,
     from_end: bool,
-    found: Conflicts,
     run_len: torch.Tensor,
-) -> None:
-    """Enter the runs of one direction into `found` and `run_len`; `rows` is (members, groups), padded with -1."""
+) -> list[torch.Tensor]:
+    """Tokens of the runs of one direction, whose lengths are added to `run_len`.
+
+    `responses` is flattened, `rows` is (members, groups), padded with -1.
+    """
     lengths = torch.where(rows >= 0, positions.lengths[rows], 0)
     rows = rows.clamp(min=0)
     begun = torch.full(rows.shape, span != "first", device=rows.device)
     ended = torch.zeros_like(begun)
-    mask = found.mask.view(-1)
+    found = []
     start = 0
     while rows.numel():
         offsets = torch.arange(start, start + _POSITIONS, device=rows.device)
         is_token = offsets < lengths.unsqueeze(-1)
         numbers = torch.where(is_token, lengths.unsqueeze(-1) - 1 - offsets if from_end else offsets, 0)
-        flat = positions.flat(rows.unsqueeze(-1), numbers)
-        tokens = torch.where(is_token, responses[flat], -1).int()
-        conflict = _is_conflict(tokens, sign[rows]) & is_token
+        tokens = positions.flat(rows.unsqueeze(-1), numbers)
+        conflict = _is_conflict(torch.where(is_token, responses[tokens], -1).int(), sign[rows]) & is_token
         if span != "all":
             begun_here = begun.unsqueeze(-1) | (conflict.cumsum(-1) > 0)
             ended_here = ended.unsqueeze(-1) | ((begun_here & ~conflict).cumsum(-1) > 0)
             conflict &= ~ended_here
             begun, ended = begun_here[..., -1], ended_here[..., -1]
-        is_new = conflict & ~mask[flat]
-        mask[flat[is_new]] = True
+        found.append(tokens[conflict])
         run_len.index_add_(0, rows.flatten(), conflict.sum(-1).flatten())
-        found.conflict_len.index_add_(0, rows.flatten(), is_new.sum(-1).flatten())
         start += _POSITIONS
         has_open_run = (~ended & (lengths > start)).any(0)
         rows, lengths, begun, ended = (x[:, has_open_run] for x in (rows, lengths, begun, ended))
+    return found
 
 
 def _is_conflict(tokens: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:
@@ -163,5 +170,5 @@ def _is_conflict(tokens: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:
     side = side.to(torch.uint8).unsqueeze(-1).expand_as(tokens).contiguous()
     seen = torch.zeros_like(side)
     for partner in range(len(tokens)):  # all pairs of members at once would not fit in memory
-        seen |= torch.where(tokens == tokens[partner], side[partner], 0)
+        seen |= (tokens == tokens[partner]).view(torch.uint8).mul_(side[partner])
     return seen == with_positive | with_negative

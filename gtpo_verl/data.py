@@ -1,6 +1,7 @@
 """Training and test sets of GTPO (arXiv:2508.03772, Sec. 6) as verl's parquet files.
 
     python -m gtpo_verl.data --dataset gsm8k --out data/gsm8k
+    python -m gtpo_verl.data --dataset gsm8k --out data/gsm8k --sft    # for verl's SFT trainer
 
 GSM8K and MATH are trained and tested on, so their splits become ``train.parquet`` and ``test.parquet``. AIME 2024, AIME
 2025 and AMC 2023 are only tested on: whatever split holds them (the Hub's "train" for two of them) becomes
@@ -232,14 +233,48 @@ def make_rows(dataset: MathDataset, split: str, rows: Iterable[Row]) -> list[Row
     return made
 
 
-def write_parquet(dataset: MathDataset, splits: dict[str, list[Row]], out: Path) -> dict[Path, list[Row]]:
+def format_solution(solution: str, ground_truth: str) -> str:
+    """A worked solution as a completion in the paper's format (App. 8.2), which its reward gives all 20 points.
+
+    GSM8K's calculator notes (``<<48/2=24>>``) and its closing ``#### 24`` are left out. MATH's solution stays whole,
+    with the box around its answer.
+    """
+    reasoning = re.sub(r"<<[^<>]*>>", "", solution)
+    reasoning = re.sub(r"\n####[^\n]*\s*$", "", reasoning).strip()
+    return f"<reasoning>\n{reasoning}\n</reasoning>\n<answer>{ground_truth}</answer>"
+
+
+def make_sft_rows(dataset: MathDataset, split: str, rows: Iterable[Row]) -> list[Row]:
+    """Rows of verl's SFT trainer: the same prompt, then the dataset's own solution in the paper's format.
+
+    Raises:
+        ValueError: if a row cannot be parsed, or the dataset has answers only.
+    """
+    if not dataset.trained_on:
+        raise ValueError(f"{dataset.name} has answers but no solutions: supervised training is on gsm8k or math")
+    made = []
+    for row in make_rows(dataset, split, rows):
+        completion = format_solution(row["extra_info"]["answer"], row["reward_model"]["ground_truth"])
+        made.append({"messages": [*row["prompt"], {"role": "assistant", "content": completion}]})
+    return made
+
+
+def write_parquet(
+    dataset: MathDataset, splits: dict[str, list[Row]], out: Path, sft: bool = False
+) -> dict[Path, list[Row]]:
     """Writes ``train.parquet`` and ``test.parquet`` under ``out``; returns the rows of each file written.
 
     The "train" split of a set that is trained on is written to ``train.parquet``, any other split to ``test.parquet``.
     Nothing is written unless every row can be parsed.
 
+    Args:
+        dataset: What the rows are.
+        splits: The raw rows of each split.
+        out: The folder, made if it is missing.
+        sft: Write ``sft_train.parquet`` and ``sft_test.parquet`` for verl's SFT trainer instead.
+
     Raises:
-        ValueError: if a split is empty or a row cannot be parsed.
+        ValueError: if a split is empty, a row cannot be parsed, or there are no solutions to train on.
     """
     import datasets
 
@@ -248,7 +283,10 @@ def write_parquet(dataset: MathDataset, splits: dict[str, list[Row]], out: Path)
         if not rows:
             raise ValueError(f"{dataset.name}, split {split}: no rows")
         file = "train.parquet" if split == "train" and dataset.trained_on else "test.parquet"
-        written[out / file] = make_rows(dataset, split, rows)
+        if sft:
+            written[out / f"sft_{file}"] = make_sft_rows(dataset, split, rows)
+        else:
+            written[out / file] = make_rows(dataset, split, rows)
     out.mkdir(parents=True, exist_ok=True)
     for path, rows in written.items():
         datasets.Dataset.from_list(rows).to_parquet(path)
@@ -267,19 +305,23 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder for train.parquet and test.parquet")
     parser.add_argument("--source", help="another Hub name, a local folder, or a .jsonl, .json or .parquet file")
     parser.add_argument("--split", help="the one split to write (default: train and test, as far as they exist)")
+    parser.add_argument(
+        "--sft", action="store_true", help="write sft_*.parquet, with solutions, for verl's SFT trainer"
+    )
     args = parser.parse_args()
 
     dataset = DATASETS[args.dataset]
     try:
-        written = write_parquet(dataset, load_splits(dataset, args.source, args.split), args.out)
+        written = write_parquet(dataset, load_splits(dataset, args.source, args.split), args.out, args.sft)
     except ValueError as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
     for path, rows in written.items():
         print(f"wrote {len(rows)} rows to {path}")
     first = next(iter(written.values()))[0]
-    for message in first["prompt"]:
+    for message in first["messages" if args.sft else "prompt"]:
         print(f"\n[{message['role']}]\n{message['content']}")
-    print(f"\n[ground truth]\n{first['reward_model']['ground_truth']}")
+    if not args.sft:
+        print(f"\n[ground truth]\n{first['reward_model']['ground_truth']}")
 
 
 if __name__ == "__main__":

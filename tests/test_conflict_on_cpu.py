@@ -127,7 +127,8 @@ def test_run_lengths_count_what_the_mask_marks(batch, span):
     index = batch[3]
     positions = TokenPositions(response_mask)
     found = find_conflicts(responses, positions, advantages, group_rows(index, positions.lengths > 0), span)
-    assert found.conflict_len.tolist() == found.mask.sum(-1).tolist()
+    mask = compute_conflict_mask(responses, response_mask, advantages, index, span)
+    assert found.conflict_len.tolist() == mask.sum(-1).tolist()
     assert (found.prefix_len + found.suffix_len >= found.conflict_len).all()
     assert (torch.maximum(found.prefix_len, found.suffix_len) <= found.conflict_len).all()
 

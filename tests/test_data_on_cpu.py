@@ -4,14 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import datasets
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-datasets = pytest.importorskip("datasets")
-
-from gtpo_verl import data  # noqa: E402
-from gtpo_verl.data import (  # noqa: E402
+from gtpo_verl import data
+from gtpo_verl.data import (
     DATASETS,
     extract_boxed,
     extract_gsm8k_answer,
@@ -20,8 +19,8 @@ from gtpo_verl.data import (  # noqa: E402
     parse_contest_answer,
     write_parquet,
 )
-from gtpo_verl.prompt import SYSTEM_PROMPT  # noqa: E402
-from gtpo_verl.reward import compute_score  # noqa: E402
+from gtpo_verl.prompt import SYSTEM_PROMPT
+from gtpo_verl.reward import compute_score
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

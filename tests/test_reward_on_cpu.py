@@ -45,6 +45,7 @@ def test_the_prompt_asks_for_the_four_tags():
         ("</answer> <answer> </reasoning> <reasoning>", 10.0),
         ("<reasoning>thought</reasoning> 1", 1.0),
         ("<answer>1</answer>", 1.0),
+        ("<reasoning>thought</reasoning><answer>1", 1.0),
         ("thought</reasoning>", 1.0),
         ("1", 0.0),
         ("<Reasoning></Reasoning><Answer></Answer>", 0.0),

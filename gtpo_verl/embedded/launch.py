@@ -39,6 +39,8 @@ _WINDOW = 5
 _POLL_S = 0.2
 # Words of a failure from which verl does not always return.
 _FAILURE = re.compile(r"Traceback \(most recent call last\)|\bERROR\b|RayTaskError|ActorDiedError")
+_EXCEPTION = re.compile(r"^(\([\w ]+pid=\d+[^)]*\) )?\s*[\w.]+(Error|Exception)(\(\w+\))?: ")
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _SAID_BY_GTPO = re.compile(r"GTPO[: ].*|^ +\S+  +\S+  +\S.*")
 
 
@@ -93,10 +95,11 @@ def closing_table(records: list[dict[str, Any]]) -> str:
 
 
 def failure_lines(log: Path, most: int = 40) -> str:
-    """The end of the first failure in the log, or the end of the log where none is found."""
-    lines = log.read_text(errors="replace").splitlines()
-    first = next((i for i, line in enumerate(lines) if _FAILURE.search(line)), max(0, len(lines) - most))
-    return "\n".join(line[:300] for line in lines[first : first + most])
+    """The lines that lead to the last error in the log, or the end of the log where there is none."""
+    lines = [_COLOUR.sub("", line) for line in log.read_text(errors="replace").splitlines()]
+    errors = [i for i, line in enumerate(lines) if _EXCEPTION.search(line)]
+    end = errors[-1] + 1 if errors else len(lines)
+    return "\n".join(line[:300] for line in lines[max(0, end - most) : end])
 
 
 def end_process(process: subprocess.Popen, grace_s: float = 10.0) -> None:

@@ -1,0 +1,102 @@
+"""⟨H⟩_ini by the paper's strict procedure (GTPO, arXiv:2508.03772, Sec. 5.2 and 6), with Hugging Face transformers.
+
+One completion of each of the first 100 training prompts, sampled from the untrained model at temperature 1.0 with no
+other restriction. `python -m gtpo_verl.initial_entropy` is its command line.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessor, PreTrainedModel
+
+from gtpo_verl.entropy import compute_trajectory_entropy
+from gtpo_verl.initial_entropy import InitialEntropy
+
+
+class EntropyRecorder(LogitsProcessor):
+    """Leaves the logits as they are and keeps the entropy (nats) of the distribution each token is drawn from."""
+
+    def __init__(self) -> None:
+        self.steps: list[torch.Tensor] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.steps.append(torch.special.entr(scores.float().softmax(-1)).sum(-1))
+        return scores
+
+
+def read_prompts(data: str | Path, samples: int) -> list[list[dict[str, str]]]:
+    """The chat messages of the first `samples` rows of a parquet file of `gtpo_verl.data`.
+
+    Raises:
+        ValueError: the file has fewer rows.
+    """
+    import pyarrow.parquet as pq
+
+    prompts = pq.read_table(data, columns=["prompt"]).column("prompt").slice(0, samples).to_pylist()
+    if len(prompts) < samples:
+        raise ValueError(f"--samples {samples}: {data} has {len(prompts)} rows; give at most that many")
+    return prompts
+
+
+@torch.inference_mode()
+def sample_entropies(
+    model: PreTrainedModel, tokenizer: Any, prompts: list[list[dict[str, str]]], max_response_length: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """⟨H⟩_i and length of one sampled completion of each prompt, both (len(prompts),)."""
+    inputs = tokenizer.apply_chat_template(
+        prompts, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
+    ).to(model.device)
+    recorder = EntropyRecorder()
+    sequences = model.generate(**inputs, max_new_tokens=max_response_length, logits_processor=[recorder])
+    responses = sequences[:, inputs["input_ids"].shape[1] :]
+    ended = torch.isin(responses, torch.tensor(_eos_token_ids(model), device=responses.device))
+    response_mask = ended.cumsum(-1) - ended.int() == 0  # up to and including the first end-of-sequence token
+    entropy = torch.stack(recorder.steps, dim=1)
+    return compute_trajectory_entropy(entropy, response_mask).cpu(), response_mask.sum(-1).cpu()
+
+
+def measure_initial_entropy(
+    model_path: str, data: str | Path, samples: int, max_response_length: int, batch_size: int, seed: int
+) -> InitialEntropy:
+    """⟨H⟩_ini of a model in Hugging Face format, on the accelerator if there is one.
+
+    Args:
+        model_path: folder or Hub name.
+        data: parquet file of `gtpo_verl.data`; its first rows are taken.
+        samples: prompts, with one completion each.
+        max_response_length: tokens at which a completion is cut off.
+        batch_size: completions generated at a time.
+        seed: of the sampling.
+
+    Raises:
+        ValueError: the data has fewer than `samples` rows.
+    """
+    prompts = read_prompts(data, samples)
+    tokenizer = AutoTokenizer.from_pretrained(model_path, padding_side="left")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype="auto").eval()
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    # The model's own settings would sample from a narrower distribution: Qwen2.5's have temperature 0.7 and top-k 20.
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        repetition_penalty=1.0,
+        eos_token_id=_eos_token_ids(model),
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(seed)
+    batches = [
+        sample_entropies(model, tokenizer, prompts[start : start + batch_size], max_response_length)
+        for start in range(0, samples, batch_size)
+    ]
+    entropies, lengths = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    return InitialEntropy.measure(entropies, lengths, range(samples))
+
+
+def _eos_token_ids(model: PreTrainedModel) -> list[int]:
+    eos: Any = model.generation_config.eos_token_id  # type: ignore[union-attr]
+    return [eos] if isinstance(eos, int) else list(eos)

@@ -1,0 +1,40 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gtpo_verl.embedded import arithmetic
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def task():
+    """The CPU recipe's task and warm-started model; its cache is shared with the recipe."""
+    path = ROOT / ".cache/arithmetic-seed1"
+    arithmetic.prepare(path, arithmetic.WarmStartConfig(seed=1))
+    return path
+
+
+@pytest.fixture
+def train(task, tmp_path):
+    """Run verl's trainer through the launcher, two prompts a step; returns the process, or its result."""
+    out = tmp_path / "run"
+
+    def launch(*overrides, steps=2, wait=True, options=()):
+        command = [sys.executable, "-m", "gtpo_verl.embedded.launch", "--out", str(out), *options, "--"]
+        command += ["--config-path", str(ROOT / "recipes/config"), "--config-name", "gtpo_cpu", f"task_dir={task}"]
+        command += ["data.train_batch_size=2", f"trainer.total_training_steps={steps}"]
+        command += [f"trainer.default_local_dir={out / 'checkpoints'}", *overrides]
+        env = {**os.environ, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        env |= {"RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+        if wait:
+            return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    launch.out = out
+    launch.records = lambda: [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return launch

@@ -1,0 +1,103 @@
+"""verl's real trainer, with Ray, TransferQueue, FSDP2 and a rollout server, for a few steps each."""
+
+import importlib.util
+import math
+import re
+import time
+
+import psutil
+import pytest
+
+from gtpo_verl.initial_entropy import InitialEntropy
+
+pytestmark = pytest.mark.e2e
+
+
+def check_gtpo_records(records, steps):
+    assert [record["step"] for record in records] == list(range(1, steps + 1))
+    for record in records:
+        assert record["gtpo/group/size_min"] == 8
+        assert 0 <= record["gtpo/conflict/token_frac"] <= 1
+        assert record["gtpo/entropy/mean"] == pytest.approx(record["actor/entropy"], rel=0.2)
+        assert 0 < record["timing_share/gtpo"] < 1
+        assert math.isfinite(record["actor/grad_norm"]) and record["actor/grad_norm"] > 0
+        assert abs(record["actor/ppo_kl"]) < 1e-3
+        assert {"reward/format/mean", "reward/acc/mean", "reward/strict/mean", "completion/eos_rate"} <= set(record)
+        assert "timing_s/ref" not in record
+    assert len({record["gtpo/entropy/initial"] for record in records}) == 1
+
+
+def test_gtpo_trains_without_a_reference_worker(train):
+    result = train(steps=3)
+    assert result.returncode == 0, result.stdout + result.stderr
+    check_gtpo_records(train.records(), 3)
+    assert "GTPO runs without a reference policy" in result.stdout
+    assert re.search(r"GTPO completion filter on: 0\.\d+ < 0\.693 nats, 16 completions of 2 prompts", result.stdout)
+    assert "| steps | reward | format | accuracy | strict |" in result.stdout
+    assert (train.out / "training.png").stat().st_size > 10_000
+    log = (train.out / "train.log").read_text()
+    assert "actor_rollout" in log and "ref_init_model" not in log and "RefPolicy" not in log
+    record = InitialEntropy.load(train.out / "checkpoints")
+    assert record.value == train.records()[0]["gtpo/entropy/initial"]
+
+
+def test_killed_run_resumes_with_its_initial_entropy(train):
+    process = train("trainer.save_freq=1", steps=6, wait=False)
+    metrics, deadline = train.out / "metrics.jsonl", time.monotonic() + 300
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 2):
+        assert process.poll() is None and time.monotonic() < deadline, process.stdout.read()
+        time.sleep(0.1)
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for member in family:
+        try:
+            member.kill()
+        except psutil.NoSuchProcess:
+            continue
+    process.wait()
+    before = InitialEntropy.load(train.out / "checkpoints")
+    done = max(int(x.name.removeprefix("global_step_")) for x in (train.out / "checkpoints").glob("global_step_*"))
+
+    result = train("trainer.save_freq=1", steps=done + 2)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"step {done}/" not in result.stdout and f"step {done + 2}/" in result.stdout
+    check_gtpo_records(train.records(), done + 2)
+    assert InitialEntropy.load(train.out / "checkpoints") == before
+    assert train.records()[-1]["gtpo/entropy/initial"] == before.value
+
+
+def test_two_data_parallel_ranks_train(train):
+    result = train("trainer.n_gpus_per_node=2", "data.train_batch_size=3")
+    assert result.returncode == 0, result.stdout + result.stderr
+    check_gtpo_records(train.records(), 2)
+
+
+def test_grpo_twin_trains_from_the_same_config(train):
+    result = train("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla")
+    assert result.returncode == 0, result.stdout + result.stderr
+    for record in train.records():
+        assert "reward/strict/mean" in record and not any(key.startswith("gtpo/") for key in record)
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="bash scripts/setup_cpu.sh vllm installs vLLM")
+def test_gtpo_trains_with_vllm_as_the_rollout(train):
+    result = train("actor_rollout_ref.rollout.name=vllm")
+    assert result.returncode == 0, result.stdout + result.stderr
+    check_gtpo_records(train.records(), 2)
+    assert max(record["training/rollout_probs_diff_max"] for record in train.records()) < 0.01
+
+
+def test_preflight_stops_a_run_before_ray_starts(train):
+    start = time.monotonic()
+    result = train("actor_rollout_ref.rollout.n=1")
+    assert result.returncode != 0 and time.monotonic() - start < 120
+    assert "actor_rollout_ref.rollout.n=1: GTPO compares the completions of one prompt" in result.stderr
+    assert "Started a local Ray instance" not in (train.out / "train.log").read_text()
+
+
+def test_run_that_cannot_go_on_ends_with_the_workers_error_in_sight(train, tmp_path):
+    reward = tmp_path / "broken_reward.py"
+    reward.write_text("def compute_score(**kwargs):\n    raise KeyError('the reward server is gone')\n")
+    options = ("--stall", "40", "--start", "160")
+    result = train(f"reward.custom_reward_function.path={reward}", options=options)
+    assert result.returncode != 0
+    assert "the reward server is gone" in result.stderr and "the run failed" in result.stderr

@@ -1,0 +1,443 @@
+"""The recipes run here against a python3 that only notes its arguments; these are then composed with verl's schema."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+from verl.trainer.ppo.utils import need_reference_policy
+from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+from gtpo_verl import GTPOConfig, preflight
+from gtpo_verl.evaluation import parse_dump_argument
+
+ROOT = Path(__file__).resolve().parents[1]
+TRAINING = ("run_gtpo_qwen", "run_gtpo_llama", "run_gtpo_qwen_fsdp2_multinode", "run_gtpo_qwen_megatron")
+KL_BETAS = ("0", "1e-6", "0.04")
+
+FAKE_PYTHON = f"""#!{sys.executable}
+import json, os, pathlib, sys
+with open(os.environ["CALLS"], "a") as file:
+    file.write(json.dumps(sys.argv[1:]) + chr(10))
+if "gtpo_verl.initial_entropy" in sys.argv:
+    print("initial_entropy=0.412300")
+if "verl.model_merger" in sys.argv:
+    adapter = pathlib.Path(sys.argv[sys.argv.index("--target_dir") + 1]) / "lora_adapter"
+    adapter.mkdir(parents=True)
+    (adapter / "adapter_config.json").write_text(json.dumps({{"r": 16, "lora_alpha": 16}}, indent=4))
+"""
+
+
+@pytest.fixture
+def call(tmp_path):
+    """Run a recipe with these variables and arguments; the arguments of every python3 it started."""
+    bin_dir = tmp_path / "bin"
+    bin_dir.mkdir()
+    (bin_dir / "python3").write_text(FAKE_PYTHON)
+    (bin_dir / "python3").chmod(0o755)
+
+    def run(script: str, *args: str, **variables: str) -> list[list[str]]:
+        calls = tmp_path / "calls"
+        calls.unlink(missing_ok=True)
+        inherited = {key: os.environ[key] for key in ("HOME", "LANG") if key in os.environ}
+        env = {
+            **inherited,
+            "PATH": f"{bin_dir}:{os.environ['PATH']}",
+            "CALLS": str(calls),
+            "OUT": str(tmp_path / "out"),
+            **variables,
+        }
+        command = ["bash", str(ROOT / "recipes" / f"{script}.sh"), *args]
+        finished = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert finished.returncode == 0, finished.stderr[-2000:]
+        return [json.loads(line) for line in calls.read_text().splitlines()]
+
+    return run
+
+
+@pytest.fixture
+def composed(call):
+    """Run a recipe; the config that verl's trainer would get from it."""
+
+    def run(script: str, *args: str, **variables: str) -> DictConfig:
+        return compose_call(call(script, *args, **variables)[-1])
+
+    return run
+
+
+def compose_call(arguments: list[str]) -> DictConfig:
+    folder, name = (arguments[arguments.index(option) + 1] for option in ("--config-path", "--config-name"))
+    overrides = arguments[arguments.index("--config-name") + 2 :]
+    with initialize_config_dir(folder, version_base=None):
+        return compose(name, overrides=overrides)
+
+
+def check_against_verl(config: DictConfig) -> None:
+    OmegaConf.resolve(config)
+    config.actor_rollout_ref.rollout.name = "hf"  # with LoRA, verl asks an installed vLLM for its largest rank
+    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=False)
+    for section in ("actor", "rollout"):
+        omega_conf_to_dataclass(config.actor_rollout_ref[section])
+
+
+def check_paper_settings(config: DictConfig, algo: str, kl_beta: str = "0") -> None:
+    actor, rollout, optim = (
+        config.actor_rollout_ref.actor,
+        config.actor_rollout_ref.rollout,
+        config.actor_rollout_ref.actor.optim,
+    )
+    assert config.algorithm.adv_estimator == algo
+    assert actor.policy_loss.loss_mode == {"gtpo": "gtpo", "grpo": "vanilla"}[algo]
+    assert actor.loss_agg_mode == "seq-mean-token-mean"
+    assert actor.use_kl_loss is need_reference_policy(config) is (kl_beta != "0")
+    assert actor.kl_loss_coef == float(kl_beta)
+    assert not config.algorithm.use_kl_in_reward
+    assert (config.data.max_prompt_length, config.data.max_response_length) == (4000, 1500)
+    assert config.trainer.v1.sampler.sampler_kwargs.max_response_length == 1500
+    assert (optim.lr, optim.lr_warmup_steps_ratio, optim.weight_decay, optim.clip_grad) == (1e-6, 0.005, 0.1, 0.1)
+    assert (actor.ppo_epochs, actor.ppo_mini_batch_size) == (1, config.data.train_batch_size)
+    assert (rollout.temperature, rollout.top_p, rollout.top_k, rollout.gpu_memory_utilization) == (1.0, 1.0, -1, 0.4)
+    assert {config.seed, config.data.seed, actor.data_loader_seed, rollout.seed} == {3407}
+    assert (config.trainer.total_epochs, config.trainer.save_freq) == (1, 500)
+    assert config.reward.custom_reward_function.path == "pkg://gtpo_verl.reward"
+    if algo == "gtpo":
+        assert preflight.check(config) == GTPOConfig()
+        assert preflight.departures(config) == []
+
+
+@pytest.mark.parametrize("finetune", ["lora", "full"])
+@pytest.mark.parametrize("dataset", ["gsm8k", "math"])
+@pytest.mark.parametrize(
+    ("script", "model", "rank"), [(TRAINING[0], "Qwen2.5-3B", 64), (TRAINING[1], "Llama-3.1-8B", 128)]
+)
+@pytest.mark.parametrize(("algo", "kl_beta"), [("gtpo", "0"), *(("grpo", beta) for beta in KL_BETAS)])
+def test_each_recipe_dataset_and_algorithm_is_the_papers(
+    composed, script, model, rank, dataset, algo, kl_beta, finetune
+):
+    config = composed(script, DATASET=dataset, ALGO=algo, KL_BETA=kl_beta, G="12", FINETUNE=finetune, BETAS="paper")
+    check_paper_settings(config, algo, kl_beta)
+    model_config, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
+    assert config.actor_rollout_ref.rollout.n == 12
+    assert config.data.train_batch_size == 1
+    assert Path(config.data.train_files).parent.name == Path(config.data.val_files).parent.name == dataset
+    assert model in model_config.path
+    assert model_config.lora_rank == (rank if finetune == "lora" else 0)
+    assert (config.actor_rollout_ref.rollout.load_format == "safetensors") is (finetune == "lora")
+    if finetune == "lora":
+        assert len(model_config.target_modules) == 7
+    betas = [0.999999, 0.999999] if algo == "gtpo" else [0.9, 0.95]
+    assert (actor.strategy, actor.optim.lr_scheduler_type, actor.optim.betas) == ("fsdp2", "cosine", betas)
+    check_against_verl(config)
+
+
+@pytest.mark.parametrize("script", TRAINING)
+def test_a_grpo_twin_differs_in_estimator_loss_and_name_alone(composed, script):
+    twins = [flat(composed(script, ALGO=algo)) for algo in ("gtpo", "grpo")]
+    different = {key for key in twins[0] if twins[0][key] != twins[1][key]}
+    assert twins[0].keys() == twins[1].keys()
+    assert different == {
+        "algorithm.adv_estimator",
+        "actor_rollout_ref.actor.policy_loss.loss_mode",
+        "trainer.experiment_name",
+        "actor_rollout_ref.rollout.trace.experiment_name",
+    }
+
+
+def flat(config: DictConfig, prefix: str = "") -> dict:
+    values = {}
+    for key, value in OmegaConf.to_container(config, resolve=True).items() if prefix == "" else config.items():
+        if isinstance(value, dict) and value:
+            values.update(flat(value, f"{prefix}{key}."))
+        else:
+            values[f"{prefix}{key}"] = value
+    return values
+
+
+@pytest.mark.parametrize("algo", ["gtpo", "grpo"])
+def test_the_multinode_recipe_fits_verl(composed, algo):
+    config = composed("run_gtpo_qwen_fsdp2_multinode", ALGO=algo)
+    check_paper_settings(config, algo)
+    assert (config.trainer.nnodes, config.trainer.n_gpus_per_node) == (2, 8)
+    assert config.actor_rollout_ref.model.lora_rank == 0
+    assert config.actor_rollout_ref.actor.strategy == "fsdp2"
+    check_against_verl(config)
+
+
+@pytest.mark.parametrize("algo", ["gtpo", "grpo"])
+def test_the_megatron_recipe_fits_verls_schema(composed, algo):
+    config = composed("run_gtpo_qwen_megatron", ALGO=algo, BETAS="paper")
+    check_paper_settings(config, algo)
+    actor = config.actor_rollout_ref.actor
+    assert (actor.strategy, actor.optim.lr_decay_style) == ("megatron", "cosine")
+    beta1, beta2 = (0.999999, 0.999999) if algo == "gtpo" else (0.9, 0.95)
+    assert actor.optim.override_optimizer_config == {"adam_beta1": beta1, "adam_beta2": beta2}
+    check_against_verl(config)
+
+
+def test_the_yaml_states_the_defaults_of_gtpo(composed):
+    assert GTPOConfig(**composed("run_gtpo_qwen").algorithm.gtpo) == GTPOConfig()
+
+
+def test_betas_are_equal_for_both_algorithms_unless_the_papers_are_asked_for(composed):
+    betas = [composed("run_gtpo_qwen", ALGO=algo).actor_rollout_ref.actor.optim.betas for algo in ("gtpo", "grpo")]
+    assert betas == [[0.9, 0.95], [0.9, 0.95]]
+
+
+def test_a_users_override_comes_last(composed):
+    config = composed("run_gtpo_qwen", "data.max_response_length=7", "actor_rollout_ref.rollout.name=sglang")
+    assert (config.data.max_response_length, config.actor_rollout_ref.rollout.name) == (7, "sglang")
+    assert config.trainer.v1.sampler.sampler_kwargs.max_response_length == 7
+
+
+def test_paths_do_not_depend_on_where_a_recipe_or_a_ray_worker_starts(composed):
+    config = composed("run_gtpo_qwen")
+    paths = (
+        config.data.train_files,
+        config.data.val_files,
+        config.trainer.default_local_dir,
+        config.ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH,
+    )
+    assert all(Path(path).is_absolute() for path in paths)
+
+
+def test_missing_data_is_made_and_present_data_is_not(call, tmp_path):
+    made, _ = call("run_gtpo_qwen", DATASET="math", DATA_DIR=str(tmp_path / "data"))
+    assert made == ["-m", "gtpo_verl.data", "--dataset", "math", "--out", str(tmp_path / "data")]
+    (tmp_path / "data").mkdir()
+    for name in ("train.parquet", "test.parquet"):
+        (tmp_path / "data" / name).touch()
+    assert len(call("run_gtpo_qwen", DATASET="math", DATA_DIR=str(tmp_path / "data"))) == 1
+
+
+def test_the_strict_initial_entropy_is_measured_on_the_untrained_model_and_given_to_the_run(call):
+    *_, measured, trained = call("run_gtpo_qwen", STRICT_INITIAL_ENTROPY="1", MODEL_PATH="a/model")
+    assert measured[:4] == ["-m", "gtpo_verl.initial_entropy", "--model", "a/model"]
+    assert measured[measured.index("--samples") + 1] == "100"
+    config = compose_call(trained)
+    assert measured[measured.index("--data") + 1] == config.data.train_files
+    assert config.algorithm.gtpo.initial_entropy == 0.4123
+
+
+def test_metrics_of_an_earlier_start_are_kept(call, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "metrics.jsonl").write_text("earlier")
+    call("run_gtpo_qwen")
+    assert [path.read_text() for path in (tmp_path / "out").glob("metrics_until_*.jsonl")] == ["earlier"]
+    assert not (tmp_path / "out" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"ALGO": "ppo"}, "ALGO=ppo: must be gtpo or grpo"),
+        ({"KL_BETA": "0.04"}, "KL_BETA=0.04: GTPO has no KL term"),
+        ({"FINETUNE": "some"}, "FINETUNE=some: must be lora or full"),
+        ({"BETAS": "0.9"}, "BETAS=0.9: must be default or paper"),
+        ({"G": "9"}, "1 x 9 completions cannot be split evenly over 2"),
+    ],
+)
+def test_a_wrong_variable_is_named_before_anything_starts(call, tmp_path, variables, message):
+    with pytest.raises(AssertionError, match=message):
+        call("run_gtpo_qwen", **variables)
+    assert not (tmp_path / "calls").exists()
+
+
+# ---------------------------------------------------------------- ablations
+
+
+def ablations() -> list[str]:
+    listed = subprocess.run(["bash", str(ROOT / "recipes/ablations.sh")], capture_output=True, text=True, check=True)
+    return [line.split()[0] for line in listed.stdout.splitlines()[1:]]
+
+
+@pytest.mark.parametrize("name", ablations())
+def test_each_listed_ablation_fits_verl_and_has_a_name_of_its_own(composed, name):
+    config = composed("ablations", name)
+    assert f"_{name}_" in config.trainer.experiment_name
+    if config.algorithm.adv_estimator == "gtpo":
+        preflight.check(config)
+        assert preflight.departures(config) == []
+    check_against_verl(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("conflict_only", {"entropy_coeff": 0, "completion_filter": "off"}),
+        ("gamma_1e-6", {"entropy_coeff": 1e-6}),
+        ("no_filter", {"completion_filter": "off"}),
+        ("threshold_1.05", {"completion_filter": "on", "entropy_threshold": 1.05}),
+        ("only_negative_2.0", {"completion_filter": "on", "filter_scope": "negative", "entropy_threshold": 2.0}),
+        ("grpo_entropy_control", {"conflict_span": "none", "completion_filter": "on", "entropy_threshold": 1.05}),
+        ("span_all", {"conflict_span": "all"}),
+    ],
+)
+def test_an_ablation_changes_what_it_names_and_nothing_else(composed, name, expected):
+    assert preflight.check(composed("ablations", name)) == GTPOConfig(**expected)
+
+
+def test_ablations_of_grpo_change_its_beta_or_adams_betas(composed):
+    assert composed("ablations", "kl_0.04").actor_rollout_ref.actor.kl_loss_coef == 0.04
+    assert composed("ablations", "kl_1e-6").algorithm.adv_estimator == "grpo"
+    assert composed("ablations", "betas_paper").actor_rollout_ref.actor.optim.betas == [0.999999, 0.999999]
+    assert composed("ablations", "group_12").actor_rollout_ref.rollout.n == 12
+
+
+def test_an_ablation_takes_another_model_and_dataset(composed):
+    config = composed("ablations", "kl_0.04", MODEL="qwen", DATASET="math")
+    assert "Qwen" in config.actor_rollout_ref.model.path
+    assert Path(config.data.train_files).parent.name == "math"
+
+
+def test_an_unknown_ablation_is_an_error(call):
+    with pytest.raises(AssertionError, match="gama_0.1: there is no such ablation"):
+        call("ablations", "gama_0.1")
+
+
+# ---------------------------------------------------------------- SFT and evaluation
+
+
+@pytest.mark.parametrize("finetune", ["lora", "full"])
+def test_the_sft_recipe_is_the_papers(call, finetune):
+    made, trained = call("run_sft", DATASET="math", DATA_DIR="/nowhere/math", FINETUNE=finetune)
+    assert made[-5:] == ["--dataset", "math", "--out", "/nowhere/math", "--sft"]
+    assert trained[:2] == ["-m", "torch.distributed.run"]
+    config = compose_call(trained)
+    optim, engine = omega_conf_to_dataclass(config.optim), omega_conf_to_dataclass(config.engine)
+    assert (optim.lr, optim.lr_scheduler_type, optim.lr_warmup_steps_ratio) == (1e-6, "cosine", 0.005)
+    assert (optim.weight_decay, optim.clip_grad, list(optim.betas)) == (0.1, 0.1, [0.9, 0.95])
+    assert (engine.strategy, config.data.max_length, config.data.train_batch_size) == ("fsdp2", 5500, 1)
+    assert config.data.train_files == "/nowhere/math/sft_train.parquet"
+    assert config.model.lora_rank == (64 if finetune == "lora" else 0)
+    omega_conf_to_dataclass(config.checkpoint)
+
+
+def test_evaluation_draws_64_completions_of_every_question_and_trains_nothing(call, tmp_path):
+    *sampled, evaluated = call("evaluate", "a/model", DATA_ROOT=str(tmp_path), LABEL="Qwen/GSM8K/GTPO")
+    configs = [compose_call(arguments) for arguments in sampled if "verl.trainer.main_ppo" in arguments]
+    assert len(configs) == 5
+    for config in configs:
+        assert config.trainer.val_only and config.trainer.val_before_train
+        assert config.actor_rollout_ref.model.path == "a/model"
+        assert config.actor_rollout_ref.rollout.val_kwargs.n == 64
+        assert config.actor_rollout_ref.rollout.val_kwargs.do_sample
+        check_against_verl(config)
+    dumps = [parse_dump_argument(argument) for argument in evaluated[2:7]]
+    assert [data_set for _, data_set, _ in dumps] == ["GSM8K", "MATH", "AIME2024", "AIME2025", "AMC2023"]
+    assert [path.parent for *_, path in dumps] == [Path(config.trainer.validation_data_dir) for config in configs]
+    assert {label.method for label, *_ in dumps} == {"GTPO"}
+
+
+def test_a_sharded_checkpoint_is_merged_once_and_its_adapter_used(call, tmp_path):
+    shards = tmp_path / "global_step_5" / "actor"
+    shards.mkdir(parents=True)
+    (shards / "fsdp_config.json").touch()
+    variables = {"DATASETS": "gsm8k", "DATA_ROOT": str(tmp_path)}
+    merged, *_, sampled, _ = call("evaluate", str(tmp_path / "global_step_5"), **variables)
+    assert merged[merged.index("--local_dir") + 1] == str(shards)
+    model = compose_call(sampled).actor_rollout_ref.model
+    assert Path(model.path) == tmp_path / "global_step_5" / "merged"
+    assert (Path(model.lora_adapter_path), model.lora_rank) == (Path(model.path) / "lora_adapter", 16)
+    again = call("evaluate", str(tmp_path / "global_step_5"), **variables)
+    assert not any("verl.model_merger" in arguments for arguments in again)
+
+
+# ---------------------------------------------------------------- the initial entropy as the paper measures it
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory):
+    """A random model whose own generation settings, like Qwen2.5's, narrow the distribution."""
+    from transformers import GenerationConfig
+
+    from gtpo_verl.embedded.arithmetic import build_model, build_tokenizer
+
+    folder = tmp_path_factory.mktemp("tiny")
+    tokenizer = build_tokenizer()
+    torch.manual_seed(0)
+    model = build_model(tokenizer)
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=0.1,
+        top_k=2,
+        top_p=0.5,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [{"prompt": [{"role": "user", "content": f"{'1' * (1 + i % 3)}+{i}="}]} for i in range(12)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "prompts.parquet")
+    return tmp_path / "prompts.parquet"
+
+
+def test_the_initial_entropy_is_that_of_the_whole_distribution_at_temperature_1(tiny_model, prompts):
+    from gtpo_verl.measure import measure_initial_entropy
+
+    measured = measure_initial_entropy(str(tiny_model), prompts, 10, 12, batch_size=4, seed=0)
+    assert (measured.completions, measured.prompts) == (10, 10)
+    # A random model is all but uniform over its 71 tokens; top-k 2 would leave ln 2 at most.
+    assert math.log(71) - 0.6 < measured.value < math.log(71)
+
+
+def test_the_recorded_entropies_are_those_of_a_second_pass(tiny_model, prompts):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from gtpo_verl import measure
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(tiny_model).eval()
+    model.generation_config.update(temperature=1.0, top_k=0, top_p=1.0)
+    seen = {}
+    generate = model.generate
+
+    def noting(**kwargs):
+        seen["prompt"] = kwargs["input_ids"]
+        seen["sequences"] = generate(**kwargs)
+        return seen["sequences"]
+
+    model.generate = noting
+    torch.manual_seed(1)
+    messages = measure.read_prompts(prompts, 6)
+    entropies, lengths = measure.sample_entropies(model, tokenizer, messages, max_response_length=40)
+    assert lengths.min() < 40  # some completions end by themselves
+    for row, (entropy, length) in enumerate(zip(entropies, lengths.tolist(), strict=True)):
+        width = seen["prompt"].shape[1]
+        ids = seen["sequences"][row, : width + length]
+        real = ids[:width] != tokenizer.pad_token_id
+        ids = torch.cat([ids[:width][real], ids[width:]])
+        assert length == 40 or ids[-1] == tokenizer.eos_token_id
+        probabilities = model(ids[None]).logits[0, int(real.sum()) - 1 : -1].softmax(-1)
+        torch.testing.assert_close(entropy, torch.special.entr(probabilities).sum(-1).mean(), rtol=1e-4, atol=1e-4)
+
+
+def test_more_samples_than_rows_are_an_error(tiny_model, prompts, capsys):
+    from gtpo_verl.initial_entropy import main
+
+    with pytest.raises(SystemExit):
+        main(["--model", str(tiny_model), "--data", str(prompts), "--samples", "100"])
+    assert "has 12 rows" in capsys.readouterr().err
+
+
+def test_the_command_prints_the_value_its_spread_and_the_decision(tiny_model, prompts, capsys):
+    from gtpo_verl.initial_entropy import main
+
+    main(["--model", str(tiny_model), "--data", str(prompts), "--samples", "4", "--max-response-length", "8"])
+    value, spread, decision = capsys.readouterr().out.splitlines()
+    assert value.startswith("initial_entropy=") and math.log(2) < float(value.split("=")[1]) < math.log(71)
+    assert spread.startswith("standard deviation over the completions: ")
+    assert decision.startswith("completion filter off: ")
