@@ -9,13 +9,17 @@ def main() -> int:
 
     import verl
     import verl.utils.config as verl_config
-    from verl.trainer.ppo import core_algos
+    from verl.trainer.ppo import core_algos, ray_trainer
     from verl.trainer.ppo.v1 import trainer_base
 
     from gtpo_verl import verl_plugin
 
     entry = [f"{e.name} = {e.value}" for e in entry_points(group="verl.plugins") if e.value.startswith("gtpo_verl.")]
-    hooks = {"validate_config": verl_config.validate_config, "V1 trainer": trainer_base.PPOTrainer._compute_advantage}
+    hooks = {
+        "validate_config": verl_config.validate_config,
+        "V1 trainer": trainer_base.PPOTrainer._compute_advantage,
+        "legacy trainer": ray_trainer.RayPPOTrainer._compute_old_log_prob,
+    }
     print(f"gtpo_verl {version('gtpo-verl')} at {verl_plugin.__file__}")
     print(f"verl {verl.__version__} at {verl.__file__} (supported: {', '.join(verl_plugin.SUPPORTED_VERL)})")
     print(f"entry points: {', '.join(entry) or 'none; set VERL_USE_EXTERNAL_MODULES=gtpo_verl.verl_plugin'}")

@@ -82,7 +82,7 @@ class GTPOConfig:
         Raises:
             ValueError: an unknown key under `algorithm.gtpo`, or a value out of its range.
         """
-        if isinstance(config, cls):
+        if isinstance(config, GTPOConfig):
             return config
         section: Mapping[str, Any] = config or {}
         if "adv_estimator" in section or "gtpo" in section:

@@ -156,7 +156,7 @@ def estimate_gtpo_advantage(
     if stage is None or not stage.has_batch:
         raise RuntimeError(
             "algorithm.adv_estimator=gtpo was called without token ids and entropy, by a trainer that gtpo_verl does "
-            "not know; use verl's V1 trainer (trainer.use_v1=True) through verl.trainer.main_ppo"
+            "not know; use verl's own trainers, through verl.trainer.main_ppo"
         )
     return stage.estimate(token_level_rewards, response_mask, index)
 
@@ -222,6 +222,24 @@ def _hook_v1_trainer(module: ModuleType) -> None:
     _wrap(module, "PPOTrainer._compute_advantage", compute_advantage)
 
 
+def _hook_legacy_trainer(module: ModuleType) -> None:
+    def compute_old_log_prob(wrapped: Callable, trainer: Any, args: tuple, kwargs: dict) -> Any:
+        result = wrapped(*args, **kwargs)
+        if preflight.uses_gtpo(trainer.config):
+            batch = (kwargs["batch"] if "batch" in kwargs else args[0]).batch
+            responses, response_mask = batch["responses"], batch["response_mask"]
+            row_len = batch["attention_mask"][:, -responses.shape[1] :].sum(-1)
+            GTPOStage.of(trainer).collect(responses, result[0].batch["entropys"], response_mask, row_len)
+        return result
+
+    def compute_data_metrics(wrapped: Callable, instance: None, args: tuple, kwargs: dict) -> dict[str, Any]:
+        stage = _stage.get()
+        return wrapped(*args, **kwargs) | (stage.take_metrics() if stage else {})
+
+    _wrap(module, "RayPPOTrainer._compute_old_log_prob", compute_old_log_prob)
+    _wrap(module, "compute_data_metrics", compute_data_metrics)
+
+
 def _batch_and_metrics(batch: Any, metrics: dict) -> tuple[Any, dict]:
     return batch, metrics
 
@@ -247,6 +265,7 @@ def _install() -> None:
     wrapt.register_post_import_hook(_register, "verl.trainer.ppo.core_algos")
     wrapt.register_post_import_hook(_hook_validate_config, "verl.utils.config")
     wrapt.register_post_import_hook(_hook_v1_trainer, "verl.trainer.ppo.v1.trainer_base")
+    wrapt.register_post_import_hook(_hook_legacy_trainer, "verl.trainer.ppo.ray_trainer")
 
 
 _install()

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl import DataProto
-from verl.trainer.ppo import core_algos
+from verl.trainer.ppo import core_algos, ray_trainer
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -183,6 +183,48 @@ def test_through_verls_compute_advantage(trainer, rows):
         compute_advantage(data, adv_estimator="gtpo", config=algorithm)
 
 
+def test_legacy_trainer_gets_the_same_advantages_and_logs_the_metrics(rows, compose_config, monkeypatch):
+    """`fit` of verl's legacy trainer calls these three in this order, on padded batches."""
+    trainer = ray_trainer.RayPPOTrainer.__new__(ray_trainer.RayPPOTrainer)
+    trainer.config, trainer.global_steps = compose_config("data.max_response_length=6"), 1
+    prompt = torch.ones(6, 2, dtype=torch.int64)
+    columns = torch.arange(6)
+    response_mask = padded(rows, "response_mask")
+    tensors = {
+        "responses": padded(rows, "responses"),
+        "response_mask": response_mask,
+        "prompts": prompt,
+        "attention_mask": torch.cat([prompt, (columns < torch.tensor(LENGTHS).unsqueeze(-1)).long()], -1),
+    }
+    data = DataProto.from_dict(tensors, non_tensors={"uid": np.array(UIDS, dtype=object)})
+    old_log_prob = DataProto.from_dict({"entropys": padded(rows, "entropy"), "old_log_probs": -torch.rand(6, 6)})
+    monkeypatch.setattr(
+        ray_trainer.RayPPOTrainer, "_compute_old_log_prob", hooked(lambda self, batch: (old_log_prob, 0))
+    )
+    trainer._compute_old_log_prob(data)
+    data.batch["token_level_rewards"] = data.batch["token_level_scores"] = padded(rows, "rm_scores")
+    data = compute_advantage(data, adv_estimator="gtpo", config=trainer.config.algorithm)
+    initial_entropy = real_mean_entropy(rows)
+    torch.testing.assert_close(data.batch["advantages"], expected(rows, initial_entropy=initial_entropy))
+
+    metrics = ray_trainer.compute_data_metrics(batch=data, use_critic=False)
+    assert metrics["gtpo/entropy/initial"] == pytest.approx(initial_entropy)
+    assert metrics["gtpo/entropy/truncated"] == pytest.approx(rows["entropy"][5].mean().item())
+    assert "critic/score/mean" in metrics and metrics["timing_s/gtpo"] > 0
+    assert "gtpo/entropy/initial" not in ray_trainer.compute_data_metrics(batch=data, use_critic=False)
+
+
+def hooked(function):
+    """The plugin's hook around another function than verl's, which would need workers."""
+    module = SimpleNamespace(
+        __name__="verl.trainer.ppo.ray_trainer",
+        RayPPOTrainer=type("RayPPOTrainer", (), {"_compute_old_log_prob": function}),
+        compute_data_metrics=ray_trainer.compute_data_metrics,
+    )
+    verl_plugin._hook_legacy_trainer(module)
+    return module.RayPPOTrainer._compute_old_log_prob
+
+
 def test_rejected_tokens_keep_their_position_and_get_no_advantage(trainer, rows):
     """verl's rollout correction zeroes the mask of rejected tokens after the batch was collected."""
     stage = verl_plugin.GTPOStage.of(trainer("algorithm.gtpo.initial_entropy=0.3"))
@@ -203,7 +245,7 @@ def run_python(code):
 def test_importing_verl_registers_gtpo_through_the_entry_point_alone():
     code = """
 import verl
-from verl.trainer.ppo import core_algos
+from verl.trainer.ppo import core_algos, ray_trainer
 print(core_algos.get_adv_estimator_fn("gtpo").__module__, core_algos.get_policy_loss_fn("gtpo").__module__)
 """
     assert run_python(code) == "gtpo_verl.verl_plugin gtpo_verl.loss"
@@ -230,7 +272,7 @@ def test_gtpo_is_registered_in_a_ray_worker():
 def test_a_name_that_is_taken_is_a_clear_error():
     code = """
 import os; os.environ["VERL_USE_EXTERNAL_PLUGINS"] = "none"
-from verl.trainer.ppo import core_algos
+from verl.trainer.ppo import core_algos, ray_trainer
 @core_algos.register_adv_est("gtpo")
 def group_turn_policy_optimization(**kwargs): ...
 from gtpo_verl import verl_plugin
