@@ -1,5 +1,6 @@
 """The few places where verl 0.9 and vLLM assume an accelerator, each changed when its module is imported."""
 
+import os
 import sys
 from collections.abc import Iterable
 from functools import partial
@@ -20,7 +21,14 @@ def install() -> None:
 
 def use_one_gloo_backend(module: Any) -> None:
     """verl asks for "cpu:gloo,<device>:<backend>"; with device cpu torch refuses the duplicate."""
-    module.initialize_global_process_group_ray = partial(module.initialize_global_process_group_ray, backend="cpu:gloo")
+    initialize = partial(module.initialize_global_process_group_ray, backend="cpu:gloo")
+
+    def initialize_under_torchrun(timeout_second: int = 36000) -> tuple[int, int, int]:
+        initialize(timeout_second)
+        return int(os.environ["LOCAL_RANK"]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+    module.initialize_global_process_group_ray = initialize
+    module.initialize_global_process_group = initialize_under_torchrun  # the SFT trainer's
 
 
 def offload_without_pinning(module: Any) -> None:

@@ -87,7 +87,7 @@ def generate(
     running = torch.arange(rows)  # the request behind each row of the model's batch
     position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)
     cache = None
-    while len(running):
+    for step in range(tokens.shape[1]):
         output = model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -98,17 +98,20 @@ def generate(
         )
         cache = output.past_key_values
         token, log_prob = _sample(output.logits[:, -1].float(), sampling[running], generator)
-        step = lengths[running]
         tokens[running, step], log_probs[running, step] = token, log_prob
-        lengths[running] = step + 1
 
-        unfinished = ((step + 1 < limits[running]) & ~stops[running, token]).nonzero().squeeze(-1)
-        if len(unfinished) < len(running):
-            running = running[unfinished]
+        finished = stops[running, token] | (step + 1 == limits[running])
+        if finished.any():
+            lengths[running[finished]] = step + 1
+            unfinished = (~finished).nonzero().squeeze(-1)
+            if not len(unfinished):
+                break
+            running, token, position_ids = running[unfinished], token[unfinished], position_ids[unfinished]
+            attention_mask = attention_mask[unfinished]
             cache.batch_select_indices(unfinished)
-        input_ids = token[unfinished, None]
-        position_ids = position_ids[unfinished, -1:] + 1
-        attention_mask = torch.nn.functional.pad(attention_mask[unfinished], (0, 1), value=1)
+        input_ids = token.unsqueeze(-1)
+        position_ids = position_ids[:, -1:] + 1
+        attention_mask = torch.nn.functional.pad(attention_mask, (0, 1), value=1)
 
     return [
         (row_tokens[:length], row_log_probs[:length])

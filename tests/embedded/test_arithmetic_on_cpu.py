@@ -1,0 +1,227 @@
+"""The arithmetic task: its tokenizer, its data set, its warm start and the cache around them."""
+
+import json
+import random
+from dataclasses import replace
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from gtpo_verl.embedded import arithmetic
+from gtpo_verl.embedded.arithmetic import WarmStartConfig, completion_text, prepare
+from gtpo_verl.reward import TAGS, compute_score
+
+SHORT = WarmStartConfig(seed=3, steps=5, batch_size=4, test_size=8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def single_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    path = tmp_path_factory.mktemp("arithmetic") / "out"
+    prepare(path, SHORT)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer(out):
+    """As verl loads it; transformers rebuilds it as its own class for Qwen2."""
+    return AutoTokenizer.from_pretrained(out / "model")
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The settings of every warm start from here on, none of which trains."""
+    seen = []
+    monkeypatch.setattr(arithmetic, "train", lambda model, tokenizer, sums, config: seen.append(config))
+    return seen
+
+
+def rows(out, split):
+    return pq.read_table(out / f"{split}.parquet").to_pylist()
+
+
+def test_decoding_gives_the_text_back(tokenizer):
+    rng = random.Random(0)
+    texts = [completion_text(rng.randrange(10, 100), rng.randrange(10, 100), rng, SHORT) for _ in range(200)]
+    texts += ["7 + 5 = 12,\nso the answer is (12)!", " </ answer > ", "reasoninging"]
+    for text in texts:
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_every_tag_is_several_tokens(tokenizer):
+    pieces = {tag: tokenizer.convert_ids_to_tokens(tokenizer.encode(tag)) for tag in TAGS}
+    assert pieces == {
+        "<reasoning>": ["<", "reason", "ing", ">"],
+        "</reasoning>": ["</", "reason", "ing", ">"],
+        "<answer>": ["<", "answer", ">"],
+        "</answer>": ["</", "answer", ">"],
+    }
+
+
+def test_tags_keep_their_tokens_inside_a_completion(tokenizer):
+    apart = [tokenizer.encode(part) for part in (*TAGS[:2], TAGS[2], "132", TAGS[3])]
+    assert tokenizer.encode("<reasoning></reasoning><answer>132</answer>") == sum(apart, [])
+
+
+def test_a_digit_is_a_token(tokenizer):
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("9876543210")) == list("9876543210")
+
+
+def test_special_tokens_are_distinct_and_dropped_in_decoding(tokenizer):
+    assert tokenizer.eos_token_id != tokenizer.pad_token_id
+    ids = [*tokenizer.encode("132"), tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.pad_token_id]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "132"
+
+
+def test_the_chat_template_ends_where_the_assistant_begins(tokenizer):
+    user, assistant = {"role": "user", "content": "47+85="}, {"role": "assistant", "content": "132"}
+    prompt = tokenizer.apply_chat_template([user], add_generation_prompt=True, tokenize=False)
+    whole = tokenizer.apply_chat_template([user, assistant], tokenize=False)
+    assert prompt == "<|user|>47+85=<|assistant|>"
+    assert whole == prompt + "132" + tokenizer.eos_token
+    assert tokenizer.convert_tokens_to_ids("<|assistant|>") == tokenizer.encode(prompt)[-1]
+
+
+def test_test_prompts_are_not_among_the_training_prompts(out):
+    prompts = {split: {row["prompt"][0]["content"] for row in rows(out, split)} for split in ("train", "test")}
+    assert len(prompts["test"]) == SHORT.test_size
+    assert len(prompts["train"]) == 8100 - SHORT.test_size
+    assert not prompts["train"] & prompts["test"]
+
+
+def test_rows_are_in_verls_format_with_the_right_answer(out):
+    for split in ("train", "test"):
+        for index, row in enumerate(rows(out, split)):
+            (message,) = row["prompt"]
+            a, b = message["content"].removesuffix("=").split("+")
+            assert (len(a), len(b), message["role"]) == (2, 2, "user")
+            assert row["reward_model"] == {"style": "rule", "ground_truth": str(int(a) + int(b))}
+            assert row["extra_info"] == {"split": split, "index": index}
+            assert (row["data_source"], row["ability"]) == ("arithmetic", "math")
+
+
+def test_an_unspoilt_example_has_the_full_reward():
+    rng, config = random.Random(0), replace(SHORT, damaged_tag_share=0.0, wrong_answer_share=0.0)
+    for _ in range(200):
+        a, b = rng.randrange(10, 100), rng.randrange(10, 100)
+        score = compute_score("arithmetic", completion_text(a, b, rng, config).removesuffix("<|im_end|>"), str(a + b))
+        assert (score["score"], score["strict"]) == (20, 1)
+
+
+def test_a_damaged_tag_costs_the_format_reward_and_a_wrong_answer_the_accuracy():
+    rng = random.Random(0)
+    damaged = replace(SHORT, damaged_tag_share=1.0, wrong_answer_share=0.0)
+    wrong = replace(SHORT, damaged_tag_share=0.0, wrong_answer_share=1.0)
+    for _ in range(200):
+        a, b = rng.randrange(10, 100), rng.randrange(10, 100)
+        assert compute_score("arithmetic", completion_text(a, b, rng, damaged), str(a + b))["format"] == 1
+        score = compute_score("arithmetic", completion_text(a, b, rng, wrong), str(a + b))
+        assert (score["format"], score["acc"]) == (10, 0)
+
+
+def test_prompt_and_padding_carry_no_loss(tokenizer):
+    prompt = arithmetic.encode_prompt(tokenizer, 47, 85)
+    input_ids, labels = arithmetic.supervised_batch(tokenizer, [(prompt, "132"), (prompt, "13245")])
+    pad = tokenizer.pad_token_id
+    assert input_ids.tolist() == [[*prompt, *tokenizer.encode("132"), pad, pad], [*prompt, *tokenizer.encode("13245")]]
+    ignored = [-100] * len(prompt)
+    assert labels.tolist() == [[*ignored, *tokenizer.encode("132"), -100, -100], [*ignored, *tokenizer.encode("13245")]]
+
+
+def test_a_short_warm_start_is_written_in_hugging_face_format(out, tokenizer):
+    model = AutoModelForCausalLM.from_pretrained(out / "model")
+    assert 0.3e6 < model.num_parameters() < 0.5e6
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert model.config.hidden_size // model.config.num_attention_heads == 32
+    assert model.config.vocab_size == len(tokenizer)
+    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    generation_config = json.loads((out / "model" / "generation_config.json").read_text())
+    generation_config.pop("transformers_version")
+    assert generation_config == ids  # and no sampling default
+
+    report = json.loads((out / "warm_start.json").read_text())
+    statistics = report["statistics"]
+    assert set(statistics) == {"reward", "format", "accuracy", "strict_format", "entropy", "response_length"}
+    assert 0 < statistics["response_length"] <= arithmetic.MAX_RESPONSE_LENGTH
+    assert 0 < statistics["entropy"] <= torch.tensor(len(tokenizer)).log()
+
+
+def test_training_lowers_the_loss(tokenizer):
+    torch.manual_seed(0)
+    model = arithmetic.build_model(tokenizer)
+    rng = random.Random(1)
+    examples = [(arithmetic.encode_prompt(tokenizer, 47, 85), completion_text(47, 85, rng, SHORT)) for _ in range(4)]
+    input_ids, labels = arithmetic.supervised_batch(tokenizer, examples)
+    before = model(input_ids=input_ids, labels=labels).loss.item()
+    arithmetic.train(model, tokenizer, [(47, 85)], replace(SHORT, steps=20))
+    assert model(input_ids=input_ids, labels=labels).loss.item() < before - 0.5
+
+
+def test_the_seed_decides_weights_and_prompts(tmp_path):
+    def made(name, seed):
+        prepare(tmp_path / name, replace(SHORT, seed=seed, steps=2, test_size=1))
+        weights = AutoModelForCausalLM.from_pretrained(tmp_path / name / "model").lm_head.weight
+        return weights, rows(tmp_path / name, "train")
+
+    (weights, prompts), (same_weights, same_prompts), (other_weights, other_prompts) = (
+        made("a", 0),
+        made("b", 0),
+        made("c", 1),
+    )
+    assert prompts == same_prompts != other_prompts
+    torch.testing.assert_close(weights, same_weights)
+    assert not torch.allclose(weights, other_weights)
+
+
+def test_the_callers_random_state_is_left_alone(tmp_path, calls):
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    prepare(tmp_path / "out", SHORT)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_second_call_with_the_same_settings_does_not_train(tmp_path, calls):
+    first = prepare(tmp_path / "out", SHORT)
+    assert prepare(tmp_path / "out", SHORT) == first
+    assert calls == [SHORT]
+
+
+def test_changed_settings_train_again(tmp_path, calls):
+    changed = replace(SHORT, seed=4)
+    prepare(tmp_path / "out", SHORT)
+    report = prepare(tmp_path / "out", changed)
+    assert calls == [SHORT, changed]
+    assert json.loads((tmp_path / "out" / "warm_start.json").read_text()) == report
+    assert report["settings"]["seed"] == 4
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_an_interrupted_call_leaves_what_was_there(tmp_path, calls, monkeypatch, earlier):
+    if earlier:
+        prepare(tmp_path / "out", SHORT)
+    before = sorted(tmp_path.rglob("*"))
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(arithmetic, "measure", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(tmp_path / "out", replace(SHORT, seed=4))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_with_other_content_is_refused(tmp_path, calls):
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(ValueError, match="thesis.tex"):
+        prepare(tmp_path, SHORT)
+    assert (tmp_path / "thesis.tex").exists() and not calls

