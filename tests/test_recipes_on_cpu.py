@@ -3,10 +3,14 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
+import datasets
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
@@ -15,7 +19,9 @@ from verl.trainer.ppo.utils import need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from gtpo_verl import GTPOConfig, preflight
+from gtpo_verl.data import DATASETS, load_splits, make_rows, make_sft_rows, write_parquet
 from gtpo_verl.evaluation import parse_dump_argument
+from gtpo_verl.reward import compute_score
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINING = ("run_gtpo_qwen", "run_gtpo_llama", "run_gtpo_qwen_fsdp2_multinode", "run_gtpo_qwen_megatron")
@@ -318,6 +324,26 @@ def test_the_sft_recipe_is_the_papers(call, finetune):
     omega_conf_to_dataclass(config.checkpoint)
 
 
+@pytest.mark.parametrize("name", ["gsm8k", "math"])
+def test_sft_texts_are_solutions_in_the_papers_format(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    splits = load_splits(DATASETS[name], str(ROOT / "tests/fixtures" / name))
+    write_parquet(DATASETS[name], splits, tmp_path / "data", sft=True)
+    rows = pq.read_table(tmp_path / "data/sft_train.parquet").to_pylist()
+    assert len(rows) == len(splits["train"])
+    for row, raw in zip(rows, make_rows(DATASETS[name], "train", splits["train"]), strict=True):
+        *prompt, solution = row["messages"]
+        assert prompt == raw["prompt"]
+        score = compute_score(name, solution["content"], raw["reward_model"]["ground_truth"])
+        assert (solution["role"], score["score"], score["strict"]) == ("assistant", 20.0, 1.0)
+        assert "<<" not in solution["content"] and "####" not in solution["content"]
+
+
+def test_a_set_of_answers_has_no_sft_texts():
+    with pytest.raises(ValueError, match="AIME2024 has answers but no solutions"):
+        make_sft_rows(DATASETS["aime2024"], "test", [])
+
+
 def test_evaluation_draws_64_completions_of_every_question_and_trains_nothing(call, tmp_path):
     *sampled, evaluated = call("evaluate", "a/model", DATA_ROOT=str(tmp_path), LABEL="Qwen/GSM8K/GTPO")
     configs = [compose_call(arguments) for arguments in sampled if "verl.trainer.main_ppo" in arguments]
@@ -378,19 +404,29 @@ def tiny_model(tmp_path_factory):
 @pytest.fixture
 def prompts(tmp_path):
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     rows = [{"prompt": [{"role": "user", "content": f"{'1' * (1 + i % 3)}+{i}="}]} for i in range(12)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "prompts.parquet")
     return tmp_path / "prompts.parquet"
 
 
-def test_the_initial_entropy_is_that_of_the_whole_distribution_at_temperature_1(tiny_model, prompts):
-    from gtpo_verl.measure import measure_initial_entropy
+def test_the_initial_entropy_is_sampled_from_the_whole_distribution_at_temperature_1(tiny_model, prompts, monkeypatch):
+    from gtpo_verl import measure
 
-    measured = measure_initial_entropy(str(tiny_model), prompts, 10, 12, batch_size=4, seed=0)
-    assert (measured.completions, measured.prompts) == (10, 10)
-    # A random model is all but uniform over its 71 tokens; top-k 2 would leave ln 2 at most.
+    settings = []
+    sample_entropies = measure.sample_entropies
+
+    def noting(model, *args):
+        settings.append(model.generation_config)
+        return sample_entropies(model, *args)
+
+    monkeypatch.setattr(measure, "sample_entropies", noting)
+    measured = measure.measure_initial_entropy(str(tiny_model), prompts, 10, 12, batch_size=4, seed=0)
+    assert (measured.completions, measured.prompts, len(settings)) == (10, 10, 3)
+    for used in settings:
+        assert used.do_sample and (used.temperature, used.top_k, used.top_p) == (1.0, 0, 1.0)
+        assert used.repetition_penalty == 1.0
+    # A random model is all but uniform over its 71 tokens.
     assert math.log(71) - 0.6 < measured.value < math.log(71)
 
 
@@ -441,3 +477,18 @@ def test_the_command_prints_the_value_its_spread_and_the_decision(tiny_model, pr
     assert value.startswith("initial_entropy=") and math.log(2) < float(value.split("=")[1]) < math.log(71)
     assert spread.startswith("standard deviation over the completions: ")
     assert decision.startswith("completion filter off: ")
+
+
+# ---------------------------------------------------------------- the documents
+
+
+def test_the_table_of_keys_has_every_key_with_its_default():
+    keys = (ROOT / "docs/keys.md").read_text()
+    for field in fields(GTPOConfig):
+        default = "null" if field.default is None else field.default
+        assert f"| `{field.name}` | `{default}` |" in keys
+
+
+def test_the_table_of_experiments_has_every_ablation():
+    named = set(re.findall(r"[`\s]([a-z][a-z_]*(?:_[0-9.e-]+)?)`", (ROOT / "docs/reproduce.md").read_text()))
+    assert set(ablations()) <= named

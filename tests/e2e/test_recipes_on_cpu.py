@@ -1,0 +1,174 @@
+"""The recipes, unchanged, on CPU: tiny model, small data, few steps, by their own variables and overrides."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from safetensors.torch import load_file
+
+from gtpo_verl.data import format_solution
+from gtpo_verl.embedded.launch import end_process
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).resolve().parents[2]
+FLOAT32 = "{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}"
+# What a machine without an accelerator needs.
+CPU = (
+    "trainer.device=cpu",
+    "actor_rollout_ref.rollout.name=hf",
+    "actor_rollout_ref.rollout.dtype=float32",
+    "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+    "actor_rollout_ref.actor.fsdp_config.use_torch_compile=False",
+    f"+actor_rollout_ref.actor.fsdp_config.mixed_precision={FLOAT32}",
+    "actor_rollout_ref.ref.fsdp_config.use_torch_compile=False",
+    f"+actor_rollout_ref.ref.fsdp_config.mixed_precision={FLOAT32}",
+    "actor_rollout_ref.rollout.agent.num_workers=1",
+    "reward.num_workers=1",
+    "data.dataloader_num_workers=0",
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
+    "ray_kwargs.ray_init.num_cpus=16",
+    "+ray_kwargs.ray_init.num_gpus=1",
+    "+ray_kwargs.ray_init.include_dashboard=False",
+    "+ray_kwargs.ray_init.object_store_memory=500000000",
+)
+SFT_CPU = (
+    "trainer.device=cpu",
+    "+model.override_config.attn_implementation=sdpa",
+    "engine.use_torch_compile=False",
+    f"+engine.mixed_precision={FLOAT32}",
+)
+
+
+@pytest.fixture
+def recipe(task, tmp_path):
+    """Run a recipe on the arithmetic task; its output, and the steps it logged."""
+
+    def run(script, *arguments, **variables):
+        env = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "VERL_PLATFORM": "cpu",
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "RAY_DEDUP_LOGS": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "HYDRA_FULL_ERROR": "1",
+            "MODEL_PATH": str(task / "model"),
+            "DATA_DIR": str(task),
+            "OUT": str(tmp_path / script),
+            "N_GPUS": "1",
+            "FINETUNE": "full",
+            "OFFLOAD": "False",
+            "TRAIN_BATCH_SIZE": "2",
+            "MAX_PROMPT_LENGTH": "16",
+            "MAX_RESPONSE_LENGTH": "64",
+            "MAX_TOKENS_PER_GPU": "512",
+            **variables,
+        }
+        command = ["bash", str(ROOT / "recipes" / f"{script}.sh"), *arguments]
+        with (tmp_path / f"{script}.log").open("w+") as log:
+            process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
+            try:
+                status = process.wait(timeout=420)
+            finally:
+                end_process(process)  # verl can wait for ever for a worker that has failed
+            log.seek(0)
+            output = log.read()
+        assert status == 0, output[-4000:]
+        metrics = tmp_path / script / "metrics.jsonl"
+        lines = metrics.read_text().splitlines() if metrics.exists() else []
+        return output, [json.loads(line)["data"] for line in lines]
+
+    return run
+
+
+def test_the_gtpo_recipe_trains_and_measures_the_initial_entropy_as_the_paper_does(recipe):
+    output, steps = recipe("run_gtpo_qwen", *CPU, "trainer.total_training_steps=2", STRICT_INITIAL_ENTROPY="1")
+    measured = float(re.search(r"^initial_entropy=(.*)$", output, re.MULTILINE)[1])
+    assert 0 < measured < 0.6
+    assert [step["gtpo/entropy/initial"] for step in steps] == [pytest.approx(measured, abs=1e-6)] * 2
+    for step in steps:
+        assert step["gtpo/group/size_min"] == 8
+        assert step["actor/grad_norm"] > 0
+        assert abs(step["actor/ppo_kl"]) < 1e-3
+        assert {"reward/format/mean", "completion/eos_rate", "timing_s/gtpo"} <= set(step)
+        assert "actor/kl_loss" not in step and "timing_s/ref" not in step
+
+
+def test_the_grpo_recipe_trains_with_a_reference_model(recipe):
+    _, steps = recipe("run_gtpo_qwen", *CPU, "trainer.total_training_steps=2", ALGO="grpo", KL_BETA="0.04")
+    assert len(steps) == 2
+    assert all("timing_s/gtpo" not in step and step["actor/grad_norm"] > 0 for step in steps)
+    assert all(step["actor/kl_coef"] == 0.04 and "actor/kl_loss" in step for step in steps)
+
+
+def test_a_lora_run_trains_and_its_checkpoint_is_evaluated(recipe, task, tmp_path):
+    # The rollout in transformers takes merged weights, which verl sends in bfloat16; vLLM takes the adapter itself.
+    # At this learning rate rollouts from the base would differ from the actor by far more than bfloat16 rounds.
+    lora = ("actor_rollout_ref.model.lora.merge=True", "actor_rollout_ref.actor.optim.lr=0.1")
+    output, steps = recipe(
+        "run_gtpo_llama", *CPU, *lora, "trainer.total_training_steps=2", FINETUNE="lora", LORA_RANK="4"
+    )
+    assert [step["actor/grad_norm"] > 0 for step in steps] == [True, True]
+    assert max(step["training/rollout_probs_diff_mean"] for step in steps) < 2e-3
+
+    checkpoint = tmp_path / "run_gtpo_llama/checkpoints/global_step_2"
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/arithmetic").symlink_to(task)
+    output, _ = recipe(
+        "evaluate",
+        str(checkpoint),
+        *CPU,
+        *lora[:1],
+        "data.val_max_samples=6",
+        DATASETS="arithmetic",
+        DATA_ROOT=str(tmp_path / "data"),
+        SAMPLES="4",
+        LABEL="tiny/sums/GTPO",
+    )
+    adapter = checkpoint / "merged/lora_adapter"
+    assert json.loads((adapter / "adapter_config.json").read_text())["r"] == 4
+    assert (
+        max(w.abs().max() for name, w in load_file(adapter / "adapter_model.safetensors").items() if "lora_B" in name)
+        > 0.1
+    )
+    rows = [json.loads(line) for line in (tmp_path / "evaluate/arithmetic/0.jsonl").read_text().splitlines()]
+    assert len(rows) == 24 and len({row["input"] for row in rows}) == 6
+    evaluation = json.loads((tmp_path / "evaluate/evaluation.json").read_text())
+    assert {(record["metric"], record["k"]) for record in evaluation["records"]} >= {("pass", 1), ("maj", 4)}
+    assert "| tiny | sums | GTPO | ours, unbiased |" in output
+
+
+def test_the_sft_recipe_trains_on_solutions(recipe, task, tmp_path):
+    for name in ("train", "test"):
+        rows = pq.read_table(task / f"{name}.parquet").to_pylist()[:16]
+        messages = [
+            {
+                "messages": [
+                    *row["prompt"],
+                    {"role": "assistant", "content": format_solution("add", row["reward_model"]["ground_truth"])},
+                ]
+            }
+            for row in rows
+        ]
+        pq.write_table(pa.Table.from_pylist(messages), tmp_path / f"sft_{name}.parquet")
+    output, steps = recipe(
+        "run_sft",
+        *SFT_CPU,
+        "trainer.total_epochs=2",
+        "optim.lr=1e-3",
+        TRAIN_FILE=str(tmp_path / "sft_train.parquet"),
+        VAL_FILE=str(tmp_path / "sft_test.parquet"),
+        MAX_LENGTH="128",
+    )
+    losses = [step["train/loss"] for step in steps if "train/loss" in step]
+    assert len(losses) == 16 and sum(losses[8:]) < sum(losses[:8])
+    assert any("val/loss" in step for step in steps)
+    assert (tmp_path / "run_sft/checkpoints/global_step_16/fsdp_config.json").exists()
