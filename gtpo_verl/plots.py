@@ -274,7 +274,7 @@ def _draw_panel(
             target.annotate("ln 2", (1, LN2), (-2, 2), ("axes fraction", "data"), "offset points", ha="right")
         # From zero up, for an axis cut off at the data shouts; below it only for a KL estimate that is negative.
         low, high = target.dataLim.intervaly
-        high = max(1.1 * high, 1e-3)
+        high = max(1.1 * high, 1.0 if curve.unit.startswith("%") else 1e-3)
         target.set_ylim(min(-0.03 * high, 1.1 * low), high)
 
     names = [curve.name for curve in drawn or panel]
