@@ -4,8 +4,8 @@ from collections.abc import Hashable, Iterable
 
 import torch
 
-# Elements of a block of rows whose temporaries stay in the processor's cache.
-_BLOCK_ELEMENTS = 1 << 19
+# Elements of a block of rows: temporaries stay near the processor, and threads meet seldom.
+_BLOCK_ELEMENTS = 1 << 20
 
 
 def row_blocks(tensor: torch.Tensor) -> list[slice]:

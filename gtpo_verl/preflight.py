@@ -10,6 +10,14 @@ from omegaconf import DictConfig, OmegaConf
 from gtpo_verl.config import GTPOConfig
 from gtpo_verl.initial_entropy import InitialEntropy
 
+# Losses of verl under which a conflict token's gradient is not λ times what it would be (docs/compose.md).
+_LOSSES_THAT_CHANGE_LAMBDA = {
+    "geo_mean": "averages λ over each completion",
+    "clip_cov": "chooses the tokens it drops by λ·A among others: λ = 2 can mean 0",
+    "kl_cov": "penalises tokens with λ = 0 too, from the second update on",
+    "dro": "penalises tokens with λ = 0 too, from the second update on",
+}
+
 
 class Departure(NamedTuple):
     """A setting under which the run is not the paper's GTPO."""
@@ -67,7 +75,10 @@ def departures(config: DictConfig) -> list[Departure]:
 
     actor = "actor_rollout_ref.actor"
     rollout = "actor_rollout_ref.rollout"
-    expect(f"{actor}.policy_loss.loss_mode", lambda x: x == "gtpo", "gtpo (Eq. 11: no clipping)")
+    loss_mode = OmegaConf.select(config, f"{actor}.policy_loss.loss_mode")
+    change = _LOSSES_THAT_CHANGE_LAMBDA.get(loss_mode)
+    note = f"; {loss_mode} {change}" if change else ""
+    expect(f"{actor}.policy_loss.loss_mode", lambda x: x == "gtpo", f"gtpo (Eq. 11: no clipping){note}")
     expect(f"{actor}.loss_agg_mode", lambda x: x == "seq-mean-token-mean", "seq-mean-token-mean (Eq. 11)")
     expect("algorithm.norm_adv_by_std_in_grpo", bool, "True (Sec. 3)")
     expect(f"{actor}.use_kl_loss", lambda x: not x, "False (no KL term: this loads a reference model)")
@@ -79,7 +90,7 @@ def departures(config: DictConfig) -> list[Departure]:
     expect(f"{rollout}.top_p", lambda x: x == 1, "1.0 (completions of the policy itself)")
     expect(f"{rollout}.top_k", lambda x: x <= 0, "-1 (completions of the policy itself)")
     one_update = "one update per rollout (Sec. 6; the gtpo loss is not clipped)"
-    if OmegaConf.select(config, f"{actor}.policy_loss.loss_mode") == "gtpo":
+    if loss_mode == "gtpo":
         expect(f"{actor}.ppo_epochs", lambda x: x == 1, one_update)
         batch_size = config.data.train_batch_size
         expect(f"{actor}.ppo_mini_batch_size", lambda x: x >= batch_size, f"{batch_size}: {one_update}")

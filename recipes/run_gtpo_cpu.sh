@@ -29,7 +29,7 @@ case $rollout in
 esac
 source .venv/bin/activate
 
-export VERL_PLATFORM=cpu OMP_NUM_THREADS=1 PYTHONHASHSEED=$seed
+export VERL_PLATFORM=cpu OMP_NUM_THREADS=1 PYTHONHASHSEED=$seed RAY_worker_niceness=0
 export HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 RAY_DEDUP_LOGS=0
 
 python -m gtpo_verl.embedded.arithmetic --out "$task" --seed "$seed"

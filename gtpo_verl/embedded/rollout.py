@@ -2,7 +2,8 @@
 
 `generate` is the generation itself, `HFServer` the actor the agent loop calls, `HFServerAdapter` the worker's end
 that pushes new weights to it, `HFReplica` what launches it. The log-probs are of the distribution that was sampled
-(verl's `processed_logprobs`); a greedy row has temperature 1 and no filter.
+(verl's `processed_logprobs`); a greedy row has temperature 1 and no filter. Each server computes with
+`OMP_NUM_THREADS` threads, which Ray sets to 1 where the environment does not.
 """
 
 import asyncio
@@ -164,8 +165,6 @@ class HFServer:
     def __init__(self, config: RolloutConfig, model_config: Any, replica_rank: int) -> None:
         self.config = config
         self.model_config = omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
-        # All replicas of a node generate at the same time and share its cores.
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // config.n_gpus_per_node))
         hf_config = self.model_config.hf_config
         self.model = AutoModelForCausalLM.from_config(
             hf_config,
@@ -198,7 +197,9 @@ class HFServer:
         """
         given = sorted(name for name, value in inputs.items() if value is not None)
         if given:
-            raise ValueError(f"rollout.name=hf generates from text only, got {given}; use rollout.name=vllm")
+            raise ValueError(
+                f"rollout.name=hf generates from text only, got {given}; use actor_rollout_ref.rollout.name=vllm"
+            )
         if not self._synced:
             raise RuntimeError("rollout.name=hf was asked to generate before the trainer sent its weights")
         request, wants_log_probs = self._parse(prompt_ids, dict(sampling_params))
@@ -221,14 +222,14 @@ class HFServer:
         if room < 1:
             raise ValueError(
                 f"a prompt of {len(prompt_ids)} tokens leaves no room within {self.max_model_len}; "
-                "lower data.max_prompt_length or raise rollout.max_model_len"
+                "lower data.max_prompt_length or raise actor_rollout_ref.rollout.max_model_len"
             )
         default = min(config.response_length, config.prompt_length + config.response_length - len(prompt_ids))
         max_tokens = params.pop("max_tokens", params.pop("max_new_tokens", default))
         ignore_eos = params.pop("ignore_eos", config.ignore_eos)
         wants_log_probs = params.pop("logprobs", None) not in (None, False)
         stop_token_ids = frozenset(params.pop("stop_token_ids", None) or ())
-        repetition_penalty = params.pop("repetition_penalty", config.repetition_penalty)
+        repetition_penalty = params.pop("repetition_penalty", 1.0)
         if repetition_penalty != 1.0:
             raise ValueError(f"rollout.name=hf has no repetition_penalty, got {repetition_penalty}; set it to 1.0")
         sampling = {name: params.pop(name) for name in ("temperature", "top_p", "top_k") if name in params}
@@ -259,10 +260,12 @@ class HFServer:
                     )
             except Exception as error:
                 for _, future in batch:
-                    future.set_exception(error)
+                    if not future.cancelled():
+                        future.set_exception(error)
                 continue
             for (_, future), completion in zip(batch, completions, strict=True):
-                future.set_result((*completion, global_steps))
+                if not future.cancelled():
+                    future.set_result((*completion, global_steps))
 
     async def update_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None) -> None:
         """Replace all weights, after the batch that is being generated."""
@@ -352,16 +355,17 @@ class HFReplica(RolloutReplica):
                 f"rollout.name=hf runs beside its trainer only, got rollout mode {self.rollout_mode}: "
                 "use trainer.v1.trainer_mode=sync or colocate_async, and another rollout for a reward model"
             )
-        unsupported = {
+        only_supported = {
             "tensor_model_parallel_size": 1,
             "data_parallel_size": 1,
             "pipeline_model_parallel_size": 1,
             "full_determinism": False,
             "logprobs_mode": "processed_logprobs",
             "quantization": None,
+            "repetition_penalty": 1.0,
             "enable_rollout_routing_replay": False,
         }
-        for key, value in unsupported.items():
+        for key, value in only_supported.items():
             if getattr(self.config, key) != value:
                 raise ValueError(
                     f"actor_rollout_ref.rollout.{key} must be {value} with rollout.name=hf, "

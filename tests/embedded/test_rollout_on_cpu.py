@@ -341,6 +341,16 @@ def test_an_error_while_generating_reaches_every_caller_and_the_server_goes_on(s
     assert complete(server, [[5]])[0].token_ids
 
 
+def test_a_cancelled_request_leaves_the_others_of_its_batch_alone(server):
+    async def cancel_the_first():
+        first, *others = (asyncio.create_task(server.generate(prompt, {}, request_id="r")) for prompt in PROMPTS)
+        await asyncio.sleep(0)
+        first.cancel()
+        return await asyncio.wait_for(asyncio.gather(*others), 60)
+
+    assert all(output.token_ids for output in asyncio.run(cancel_the_first()))
+
+
 def test_new_weights_wait_for_the_running_batch(server, monkeypatch):
     started, finish = threading.Event(), threading.Event()
 
@@ -409,6 +419,7 @@ def test_unmerged_lora_is_an_error_that_names_the_key(adapter):
         ("full_determinism", True),
         ("logprobs_mode", "raw_logprobs"),
         ("quantization", "fp8"),
+        ("repetition_penalty", 1.2),
     ],
 )
 def test_what_the_rollout_cannot_do_is_refused_before_a_server_starts(key, value):

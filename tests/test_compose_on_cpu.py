@@ -1,0 +1,265 @@
+"""GTPO's advantages under every policy loss of verl, through the worker's own `ppo_loss` (docs/compose.md).
+
+Two completions of one prompt share their first and their last token (5 and 2); tokens 7, 8 and 9 are their own:
+
+    good (reward 1)  5 7 8 2    λ = 2 1 1 2
+    bad  (reward 0)  5 9 2      λ = 0 1 0
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from peft import LoraConfig, get_peft_model
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from verl.trainer.config import RolloutCorrectionConfig
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
+from verl.utils import tensordict_utils as tu
+from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+from verl.workers.utils.losses import ppo_loss
+
+from gtpo_verl import compute_gtpo_outcome_advantage
+
+PROMPT = torch.tensor([3, 4])
+RESPONSES = torch.tensor([[5, 7, 8, 2], [5, 9, 2, 0]])
+MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
+LENGTHS = MASK.sum(-1)
+WEIGHT = MASK / LENGTHS.unsqueeze(-1) / len(MASK)  # of a token in seq-mean-token-mean
+LAMBDA = torch.tensor([[2.0, 1.0, 1.0, 2.0], [0.0, 1.0, 0.0, 0.0]])
+OLD_LOG_PROB = torch.tensor([[-0.1, -1.0, -2.0, -0.2], [-0.1, -1.5, -0.2, 0.0]])
+# Of the policy after some updates: below, inside and above the clipping range of 0.2.
+LOG_RATIO = torch.tensor([[0.3, -0.1, -0.5, 0.1], [0.05, -0.4, -0.1, 0.0]])
+
+# The gradient of a token is λ times what it would be at λ = 1, whatever the ratio.
+TOKEN_LEVEL = {"gtpo", "vanilla", "gspo", "cispo", "sapo", "dppo_tv", "dppo_kl", "gpg", "bypass_mode"}
+# That holds at ratio 1 only, the first update on a batch of rollouts.
+FIRST_UPDATE_ONLY = {"kl_cov", "dro"}
+# λ also chooses the tokens that are dropped, at any ratio.
+CHOOSES_TOKENS = {"clip_cov"}
+SEQUENCE_LEVEL = {"geo_mean"}
+
+
+def advantages(**gtpo):
+    rewards = torch.zeros(RESPONSES.shape)
+    rewards[0, 3] = 1.0
+    entropy = torch.full(RESPONSES.shape, 0.2)
+    return compute_gtpo_outcome_advantage(
+        rewards, MASK, ["uid", "uid"], RESPONSES, entropy, {"gtpo": gtpo}, initial_entropy=0.2
+    )[0]
+
+
+def jagged(padded):
+    return torch.nested.as_nested_tensor([row[:n] for row, n in zip(padded, LENGTHS, strict=True)], layout=torch.jagged)
+
+
+def worker_loss(
+    log_prob,
+    loss_mode,
+    advantages,
+    old_log_prob=OLD_LOG_PROB,
+    ref_log_prob=None,
+    weights=None,
+    loss_agg_mode="seq-mean-token-mean",
+    **policy,
+):
+    """The loss as verl's actor computes it, from (bs, response_length) log-probabilities."""
+    config = FSDPActorConfig(
+        strategy="fsdp2",
+        rollout_n=2,
+        ppo_micro_batch_size_per_gpu=2,
+        loss_agg_mode=loss_agg_mode,
+        use_kl_loss=ref_log_prob is not None,
+        policy_loss=PolicyLossConfig(loss_mode=loss_mode, **({"dro_beta": 0.5} | policy)),
+    )
+    # The model's output covers prompt and response; a token's log-probability stands one position before the token.
+    rows = [F.pad(row[:n], (len(PROMPT) - 1, 1)) for row, n in zip(log_prob, LENGTHS, strict=True)]
+    offsets = F.pad((LENGTHS + len(PROMPT)).cumsum(0), (1, 0))
+    tensors = {
+        "prompts": torch.nested.as_nested_tensor([PROMPT, PROMPT], layout=torch.jagged),
+        "responses": jagged(RESPONSES),
+        "response_mask": jagged(MASK),
+        "old_log_probs": jagged(old_log_prob),
+        "advantages": jagged(advantages),
+    }
+    if weights is not None:
+        tensors["rollout_is_weights"] = jagged(weights)
+    if ref_log_prob is not None:
+        tensors["ref_log_prob"] = jagged(ref_log_prob)
+    batch_info = {"dp_size": 1, "batch_num_tokens": int(MASK.sum()), "global_batch_size": len(MASK)}
+    output = {"log_probs": torch.nested.nested_tensor_from_jagged(torch.cat(rows), offsets)}
+    return ppo_loss(config, output, tu.get_tensordict(tensors, batch_info))[0]
+
+
+def gradient(loss_mode, advantages, log_ratio=0.0, old_log_prob=OLD_LOG_PROB, **kwargs):
+    """Gradient of the loss with respect to each token's log-probability."""
+    log_prob = (old_log_prob + log_ratio).requires_grad_()
+    worker_loss(log_prob, loss_mode, advantages, old_log_prob, **kwargs).backward()
+    return log_prob.grad
+
+
+def test_every_policy_loss_of_verl_is_covered():
+    covered = [TOKEN_LEVEL, FIRST_UPDATE_ONLY, CHOOSES_TOKENS, SEQUENCE_LEVEL]
+    assert set.union(*covered) == set(POLICY_LOSS_REGISTRY) and sum(map(len, covered)) == len(POLICY_LOSS_REGISTRY)
+
+
+@pytest.mark.parametrize("loss_mode", sorted(TOKEN_LEVEL | FIRST_UPDATE_ONLY | CHOOSES_TOKENS))
+def test_first_update_is_gtpos_own(loss_mode):
+    """At ratio 1 the gradient of a token is −Â/(G |o_i|), the paper's, under any token-level loss."""
+    grad = gradient(loss_mode, advantages())
+    assert grad[1, 0] == grad[1, 2] == 0
+    assert grad[1, 1] > 0
+    assert (grad[0] < 0).all()
+    torch.testing.assert_close(grad[0], grad[0, 1] * LAMBDA[0])
+    torch.testing.assert_close(grad, -advantages() * WEIGHT)
+
+
+@pytest.mark.parametrize("loss_mode", sorted(TOKEN_LEVEL))
+def test_conflict_weight_scales_the_gradient_of_its_token_in_later_updates_too(loss_mode):
+    grad = gradient(loss_mode, advantages(), LOG_RATIO)
+    assert grad[1, 0] == grad[1, 2] == 0 and grad[0, 3] < 0
+    torch.testing.assert_close(grad, LAMBDA * gradient(loss_mode, advantages(conflict_span="none"), LOG_RATIO))
+
+
+@pytest.mark.parametrize("loss_mode", ["sapo", "geo_mean"])
+def test_losses_that_always_average_over_a_completion_first(loss_mode):
+    grad = gradient(loss_mode, advantages(), loss_agg_mode="token-mean")
+    torch.testing.assert_close(grad, gradient(loss_mode, advantages()))
+
+
+@pytest.mark.parametrize("loss_mode", sorted(POLICY_LOSS_REGISTRY))
+def test_filtered_completion_gets_no_gradient_in_the_first_update(loss_mode):
+    filtered = advantages(entropy_threshold=0.1, completion_filter="on")
+    assert not gradient(loss_mode, filtered).any()
+
+
+def test_reinforce_of_bypass_mode_keeps_the_conflict_weights():
+    """`loss_mode=bypass_mode` has two losses; here it stands without bypass, which GTPO's preflight refuses."""
+    reinforce = RolloutCorrectionConfig(rollout_is="token", loss_type="reinforce")
+    grad = gradient("bypass_mode", advantages(), LOG_RATIO, rollout_correction=reinforce)
+    torch.testing.assert_close(grad, -advantages() * LOG_RATIO.exp() * WEIGHT)
+
+
+def test_sequence_ratio_of_gspo_counts_conflict_tokens():
+    """λ = 0 takes the gradient from a token, not the token from the ratio that decides whether a completion clips."""
+    drifted = torch.tensor([[0.0, 0.0, 0.0, 0.0], [-0.6, 0.0, -0.6, 0.0]])
+    assert gradient("vanilla", advantages(), drifted)[1, 1] > 0
+    assert not gradient("gspo", advantages(), drifted)[1].any()
+    raised = gradient("gspo", advantages(), -drifted)[1]
+    torch.testing.assert_close(raised, -(advantages() * WEIGHT)[1] * torch.tensor(0.4).exp())
+
+
+def test_geo_mean_averages_the_conflict_weights_over_the_completion():
+    """Every token of the good one gets mean λ = 6/4, the token of the bad one mean λ = 1/3."""
+    grad = gradient("geo_mean", advantages())
+    plain = gradient("geo_mean", advantages(conflict_span="none"))
+    torch.testing.assert_close(plain, -advantages(conflict_span="none") * WEIGHT)
+    torch.testing.assert_close(grad[0], plain[0] * 6 / 4)
+    torch.testing.assert_close(grad[1], plain[1] * torch.tensor([0, 1 / 3, 0, 0]))
+
+
+def test_geo_mean_leaves_tokens_of_weight_0_out_of_its_ratio():
+    drifted = torch.tensor([[0.0, 0.0, 0.0, 0.0], [0.1, 0.0, 0.1, 0.0]])
+    torch.testing.assert_close(gradient("geo_mean", advantages(), drifted), gradient("geo_mean", advantages()))
+    plain = advantages(conflict_span="none")
+    assert (gradient("geo_mean", plain, drifted)[1, :3] > gradient("geo_mean", plain)[1, :3]).all()
+
+
+def test_clip_cov_drops_conflict_tokens_because_of_their_weight():
+    """λ = 2 lifts the covariance of advantage and log-probability from 0.9 to 1.3, above verl's bound of 1."""
+    log_prob = torch.tensor([[-0.01, -3.5, -3.5, -0.01], [-0.01, -3.5, -0.01, 0.0]])
+    plain = advantages(conflict_span="none")
+    kept = gradient("clip_cov", plain, old_log_prob=log_prob, clip_cov_ratio=1.0, clip_cov_ub=1.5)
+    assert (kept[0] < 0).all()
+    grad = gradient("clip_cov", advantages(), old_log_prob=log_prob, clip_cov_ratio=1.0, clip_cov_ub=1.5)
+    assert grad[0, 0] == grad[0, 3] == 0
+    torch.testing.assert_close(grad[0, 1:3], kept[0, 1:3])
+
+
+def test_kl_cov_penalises_tokens_of_weight_0_in_later_updates():
+    """The penalty is |log ratio|, not scaled by λ: a conflict token that has become likelier is pushed down."""
+    raised = torch.full(OLD_LOG_PROB.shape, 0.1)
+    grad = gradient("kl_cov", advantages(), raised, kl_cov_ratio=1.0, ppo_kl_coef=0.3)
+    torch.testing.assert_close(grad, (0.3 - advantages() * torch.tensor(0.1).exp()) * WEIGHT)
+    assert grad[1, 0] > 0
+
+
+def test_kl_cov_chooses_tokens_by_their_conflict_weight():
+    """The one token of highest covariance is penalised: λ moves the penalty from bad's last token to good's first."""
+    log_prob = torch.tensor([[-0.3, -0.94, -0.94, -0.94], [-0.94, -0.94, -2.0, 0.0]])
+
+    def penalised(advantages):
+        kwargs = {"log_ratio": 1e-3, "old_log_prob": log_prob}
+        with_penalty = gradient("kl_cov", advantages, **kwargs, ppo_kl_coef=0.3)
+        return (with_penalty != gradient("kl_cov", advantages, **kwargs, ppo_kl_coef=0.0)).nonzero().tolist()
+
+    assert penalised(advantages(conflict_span="none")) == [[1, 2]]
+    assert penalised(advantages()) == [[0, 0]]
+
+
+def test_dro_pulls_tokens_of_weight_0_back_in_later_updates():
+    grad = gradient("dro", advantages(), LOG_RATIO, dro_beta=0.5)
+    torch.testing.assert_close(grad, (0.5 * LOG_RATIO - advantages()) * WEIGHT)
+    assert grad[1, 0] > 0
+
+
+def test_kl_loss_reaches_tokens_of_weight_0():
+    grad = gradient("gtpo", advantages(), ref_log_prob=OLD_LOG_PROB - 0.5)
+    assert grad[1, 0] > 0 and grad[1, 2] > 0
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("loss_mode", sorted(POLICY_LOSS_REGISTRY))
+def test_rollout_importance_weights_multiply_after_the_conflict_weights(loss_mode, level):
+    """Truncated importance sampling: a token's gradient times min(π_old / π_rollout, 2), λ = 0 stays 0."""
+    mismatch = torch.tensor([[0.2, -0.3, 1.0, 0.0], [0.5, -0.1, 0.1, 0.0]])
+    protocol, _, _ = compute_rollout_correction_and_rejection_mask(
+        OLD_LOG_PROB, OLD_LOG_PROB - mismatch, MASK, rollout_is=level, rollout_is_threshold=2.0
+    )
+    weights = protocol.batch["rollout_is_weights"]
+    log_weight = mismatch if level == "token" else (mismatch * MASK).sum(-1, keepdim=True).expand_as(mismatch)
+    torch.testing.assert_close(weights, log_weight.exp().clamp(max=2.0) * MASK)
+
+    grad = gradient(loss_mode, advantages(), weights=weights)
+    assert grad[1, 0] == grad[1, 2] == 0
+    if loss_mode == "geo_mean":  # one weight per completion, conflict tokens included
+        weights = ((weights.log() * MASK).nan_to_num().sum(-1, keepdim=True) / LENGTHS.unsqueeze(-1)).exp()
+    elif loss_mode == "bypass_mode":  # makes its own weights
+        weights = torch.ones(())
+    torch.testing.assert_close(grad, weights * gradient(loss_mode, advantages()))
+
+
+@pytest.fixture
+def lora_model():
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=16, num_key_value_heads=1, **shape))
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False)
+    return get_peft_model(model, config)
+
+
+def log_prob_of(model):
+    ids = torch.cat([PROMPT.expand(2, -1), RESPONSES], -1)
+    logits = model(input_ids=ids).logits[:, len(PROMPT) - 1 : -1].log_softmax(-1)
+    return logits.gather(-1, RESPONSES.unsqueeze(-1)).squeeze(-1)
+
+
+@pytest.mark.parametrize("loss_mode", sorted(TOKEN_LEVEL | FIRST_UPDATE_ONLY))
+def test_step_of_a_lora_adapter_follows_the_conflict_weights(lora_model, loss_mode):
+    """The adapter's gradient is that of −Σ Â log π/(G |o_i|) over the tokens with λ > 0; the base gets none."""
+    adapter = {name: p for name, p in lora_model.named_parameters() if p.requires_grad}
+    assert adapter and all("lora_" in name for name in adapter)
+    log_prob = log_prob_of(lora_model)
+    old = log_prob.detach()
+    worker_loss(log_prob, loss_mode, advantages(), old).backward()
+    assert all(p.grad is None for name, p in lora_model.named_parameters() if name not in adapter)
+
+    counted = [(0, t) for t in range(4)] + [(1, 1)]
+    again = log_prob_of(lora_model)
+    objective = sum(advantages()[token] * WEIGHT[token] * again[token] for token in counted)
+    for p, expected in zip(adapter.values(), torch.autograd.grad(objective, list(adapter.values())), strict=True):
+        torch.testing.assert_close(p.grad, -expected)
+
+    torch.optim.SGD(adapter.values(), lr=0.01).step()
+    with torch.no_grad():
+        change = log_prob_of(lora_model) - old
+    assert (advantages() * WEIGHT * change).sum() > 0
