@@ -31,6 +31,8 @@ def main() -> int:
         print(f"{kind}: {f'{function.__module__}.{function.__qualname__}' if function else 'not registered'}")
     for name, function in hooks.items():
         print(f"hook on {name}: {'yes' if hasattr(function, '__wrapped__') else 'no'}")
+    if verl_plugin.steps_back():
+        print("this verl has GTPO of its own: it serves gtpo, and the plugin steps back")
     for problem in verl_plugin.problems():
         print(f"problem: {problem}")
     return 1 if verl_plugin.problems() else 0

@@ -8,6 +8,8 @@ leaves post-import hooks, so a process that never trains pays next to nothing:
 - the trainers: verl hands an estimator neither token ids nor entropy and takes no metrics from it. `GTPOStage`, the
   data-proto stage, collects the former on the driver just before the estimator is called, and the latter after it.
 
+A verl that has GTPO of its own serves `gtpo` itself, and all of this steps back.
+
 verl swallows what a plugin raises while it loads. So a hook that does not fit, a name that is taken or a verl that is
 not supported is kept in `problems()`, shown by `python -m gtpo_verl`, and raised once a config asks for GTPO.
 """
@@ -43,6 +45,21 @@ _stage: ContextVar["GTPOStage | None"] = ContextVar("gtpo_stage", default=None)
 def problems() -> list[str]:
     """What keeps GTPO from running in this process; empty if nothing does."""
     return list(_problems)
+
+
+def steps_back() -> bool:
+    """Whether this verl has GTPO of its own (`patches/`), which then serves `gtpo` without this plugin."""
+    from verl.trainer.ppo import core_algos
+
+    return _has_gtpo(core_algos)
+
+
+def _has_gtpo(core_algos: ModuleType) -> bool:
+    return "GTPO" in core_algos.AdvantageEstimator.__members__
+
+
+def _serves(config: Any) -> bool:
+    return preflight.uses_gtpo(config) and not steps_back()
 
 
 # ---------------------------------------------------------------- the data-proto stage
@@ -165,6 +182,8 @@ def estimate_gtpo_advantage(
 
 
 def _register(core_algos: ModuleType) -> None:
+    if _has_gtpo(core_algos):
+        return
     taken = [
         f"{kind} 'gtpo' is already registered as {registry['gtpo'].__module__}.{registry['gtpo'].__qualname__}; "
         "uninstall one of the two packages"
@@ -183,7 +202,7 @@ def _register(core_algos: ModuleType) -> None:
 def _hook_validate_config(module: ModuleType) -> None:
     def validate_config(wrapped: Callable, instance: None, args: tuple, kwargs: dict) -> Any:
         config = kwargs["config"] if "config" in kwargs else args[0]
-        if preflight.uses_gtpo(config):
+        if _serves(config):
             _raise_problems()
             preflight.check(config)
             preflight.check_resume(config)
@@ -199,7 +218,7 @@ def _hook_v1_trainer(module: ModuleType) -> None:
     fields = ["responses", "entropy", "response_mask"]
 
     def compute_advantage(wrapped: Callable, trainer: Any, args: tuple, kwargs: dict) -> Any:
-        if not preflight.uses_gtpo(trainer.config):
+        if not _serves(trainer.config):
             return wrapped(*args, **kwargs)
         batch, metrics = _batch_and_metrics(*args, **kwargs)
         stage = GTPOStage.of(trainer)
@@ -225,7 +244,7 @@ def _hook_v1_trainer(module: ModuleType) -> None:
 def _hook_legacy_trainer(module: ModuleType) -> None:
     def compute_old_log_prob(wrapped: Callable, trainer: Any, args: tuple, kwargs: dict) -> Any:
         result = wrapped(*args, **kwargs)
-        if preflight.uses_gtpo(trainer.config):
+        if _serves(trainer.config):
             batch = (kwargs["batch"] if "batch" in kwargs else args[0]).batch
             responses, response_mask = batch["responses"], batch["response_mask"]
             row_len = batch["attention_mask"][:, -responses.shape[1] :].sum(-1)

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from enum import Enum
 from types import SimpleNamespace
 
 import numpy as np
@@ -301,6 +302,25 @@ def test_unsupported_verl_is_a_clear_error_once_gtpo_is_asked_for(compose_config
     with pytest.raises(RuntimeError, match="GTPO cannot run.*0.6.0"):
         validate_config(config=compose_config(), use_reference_policy=False, use_critic=False)
     validate_config(config=compose_config("algorithm.adv_estimator=grpo"), use_reference_policy=False, use_critic=False)
+
+
+def test_plugin_steps_back_for_a_verl_that_has_gtpo(compose_config, monkeypatch, fresh_problems, capsys):
+    def verls_own(**kwargs): ...
+
+    estimators, losses = {"gtpo": verls_own}, {"gtpo": verls_own}
+    members = Enum("AdvantageEstimator", {"GTPO": "gtpo"})
+    patched = SimpleNamespace(
+        AdvantageEstimator=members, ADV_ESTIMATOR_REGISTRY=estimators, POLICY_LOSS_REGISTRY=losses
+    )
+    verl_plugin._register(patched)
+    assert verl_plugin.problems() == [] and estimators == losses == {"gtpo": verls_own}
+
+    monkeypatch.setattr(core_algos, "AdvantageEstimator", members)
+    from verl.utils.config import validate_config
+
+    validate_config(config=compose_config("+algorithm.gtpo.unknown=1"), use_reference_policy=False, use_critic=False)
+    assert gtpo_verl.__main__.main() == 0
+    assert "it serves gtpo, and the plugin steps back" in capsys.readouterr().out
 
 
 def test_hook_that_does_not_fit_is_a_problem_and_not_a_crash(fresh_problems):
