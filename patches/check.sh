@@ -122,6 +122,7 @@ same_numbers() {
 both_present() {
     cd "$work"
     PYTHONPATH=$patched "$python" -m gtpo_verl | tee /dev/stderr >both
+    grep "the plugin steps back" both
     grep "estimator gtpo: verl.trainer.ppo.core_algos.compute_gtpo_outcome_advantage" both
     grep "policy loss gtpo: verl.trainer.ppo.core_algos.compute_policy_loss_gtpo" both
     PYTHONPATH=$patched "$python" "$repo/patches/same_numbers.py" compute patched_and_plugin.pt

@@ -4,8 +4,9 @@
 
 starts `python -m verl.trainer.main_ppo` with the overrides, follows what verl's file logger writes, and leaves in --out
 `metrics.jsonl` (one flat object per step), `training.png` and `.svg`, and `train.log` (all that verl printed). verl can
-wait for ever for a rollout worker that has failed, so a run that makes no step for too long is ended, with the error
-lines of its log in sight and a non-zero exit status.
+wait for ever for a rollout worker that has failed, or go on without the completions that it lost. So a run is ended when
+its log tells of a dead worker or a failed completion, or when it makes no step for too long: with the error lines of the
+log in sight and a non-zero exit status.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import psutil
 
@@ -37,11 +38,30 @@ COLUMNS = {
 }
 _WINDOW = 5
 _POLL_S = 0.2
+# verl goes on after these, without the completions that failed, or waits for a worker that is gone.
+_FATAL = re.compile(r"Error in _run_prompt|A worker died or was killed while executing a task|EngineDeadError")
+_GRACE_S = 5.0
 # Words of a failure from which verl does not always return.
 _FAILURE = re.compile(r"Traceback \(most recent call last\)|\bERROR\b|RayTaskError|ActorDiedError")
 _EXCEPTION = re.compile(r"^(\([\w ]+pid=\d+[^)]*\) )?\s*[\w.]+(Error|Exception)(\(\w+\))?: ")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _SAID_BY_GTPO = re.compile(r"GTPO[: ].*|^ +\S+  +\S+  +\S.*")
+
+
+class Tail:
+    """The complete lines that a file has gained since the last look; none while it does not exist."""
+
+    def __init__(self, path: Path):
+        self._path, self._rest = path, ""
+        self._file: TextIO | None = None
+
+    def lines(self) -> list[str]:
+        if self._file is None:
+            if not self._path.exists():
+                return []
+            self._file = self._path.open(encoding="utf-8", errors="replace")
+        *complete, self._rest = (self._rest + self._file.read()).split("\n")
+        return complete
 
 
 class MetricsFile:
@@ -53,21 +73,13 @@ class MetricsFile:
     """
 
     def __init__(self, source: Path, target: Path):
-        self.source, self.target = source, target
+        self.target, self._tail = target, Tail(source)
         self.records = [json.loads(line) for line in target.read_text().splitlines()] if target.exists() else []
-        self._offset = 0
         source.unlink(missing_ok=True)
 
     def poll(self) -> Iterator[dict[str, Any]]:
         """The steps logged since the last call."""
-        if not self.source.exists():
-            return
-        with self.source.open() as file:
-            file.seek(self._offset)
-            text = file.read()
-        complete = text[: text.rfind("\n") + 1]
-        self._offset += len(complete.encode())
-        for line in complete.splitlines():
+        for line in self._tail.lines():
             logged = json.loads(line)
             record = {"step": logged["step"], **logged["data"]}
             if "timing_s/gtpo" in record:
@@ -115,6 +127,11 @@ def end_process(process: subprocess.Popen, grace_s: float = 10.0) -> None:
             member.kill()
 
 
+def finished(records: list[dict[str, Any]], total: str) -> bool:
+    """Whether the last step is made; what workers say while they are shut down is no failure."""
+    return bool(records) and str(records[-1]["step"]) == total
+
+
 def train(overrides: list[str], out: Path, stall_s: float, start_s: float) -> int:
     """Train with these Hydra overrides and watch; returns the exit status.
 
@@ -126,37 +143,42 @@ def train(overrides: list[str], out: Path, stall_s: float, start_s: float) -> in
     """
     out.mkdir(parents=True, exist_ok=True)
     log = out / "train.log"
-    metrics = MetricsFile(out / "verl_metrics.jsonl", out / "metrics.jsonl")
+    verl_metrics = out.absolute() / "verl_metrics.jsonl"
+    metrics = MetricsFile(verl_metrics, out / "metrics.jsonl")
     total = next((x.split("=")[1] for x in reversed(overrides) if x.startswith("trainer.total_training_steps=")), "?")
-    env = {**os.environ, "VERL_FILE_LOGGER_PATH": str(metrics.source.absolute()), "HYDRA_FULL_ERROR": "1"}
+    env = {**os.environ, "VERL_FILE_LOGGER_PATH": str(verl_metrics), "HYDRA_FULL_ERROR": "1"}
     with log.open("w") as stream:
         command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides]
         process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=env, start_new_session=True)
     print(f"training; everything verl prints is in {log}", flush=True)
-    last, limit, read, reason = time.monotonic(), start_s, 0, ""
-    steps = 0
+    tail, last, limit, reason = Tail(log), time.monotonic(), start_s, ""
+    steps, fatal = 0, ""
     try:
         while True:
             exited = process.poll() is not None
             for record in metrics.poll():
                 print(progress_line(record, total), flush=True)
-                last, limit, steps = time.monotonic(), stall_s, steps + 1
-            new = log.read_text(errors="replace")[read:]
-            read += len(new)
-            for line in new.splitlines():
+                steps += 1
+                if not fatal:
+                    last, limit = time.monotonic(), stall_s
+            for line in tail.lines():
                 if said := _SAID_BY_GTPO.search(line):
                     print(said[0], flush=True)
                 if _FAILURE.search(line):
                     limit = min(limit, stall_s / 4)
+                if not fatal and (found := _FATAL.search(line)) and not finished(metrics.records, total):
+                    # The error that follows has a moment to reach the log.
+                    fatal, last, limit = found[0], time.monotonic(), _GRACE_S
             if exited:
                 break
             if time.monotonic() - last > limit:
-                reason = f"no step for {limit:.0f} s"
+                reason = fatal or f"no step for {limit:.0f} s"
                 break
             time.sleep(_POLL_S)
     finally:
         end_process(process)
     status = process.wait()
+    reason = reason or fatal
     if reason or status:
         print(f"\n--- from {log}\n{failure_lines(log)}\n---", file=sys.stderr)
         print(f"the run failed: {reason or f'verl ended with status {status}'}; its log is {log}", file=sys.stderr)

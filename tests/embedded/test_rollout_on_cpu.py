@@ -326,6 +326,21 @@ def test_requests_that_arrive_together_are_one_batch_up_to_max_num_seqs(
     assert sizes == batches
 
 
+def test_requests_that_arrive_one_by_one_share_a_batch(server, monkeypatch):
+    async def trickle():
+        tasks = []
+        for prompt in PROMPTS:
+            tasks.append(asyncio.create_task(server.generate(prompt, {}, request_id="r")))
+            await asyncio.sleep(0.01)
+        await asyncio.gather(*tasks)
+
+    sizes = []
+    monkeypatch.setattr(rollout, "QUIET_PERIOD", 2.0)
+    monkeypatch.setattr(rollout, "generate", lambda *args: sizes.append(len(args[1])) or generate(*args))
+    asyncio.run(trickle())
+    assert sizes == [len(PROMPTS)]
+
+
 def test_an_error_while_generating_reaches_every_caller_and_the_server_goes_on(server, monkeypatch):
     def fail(*args):
         raise ArithmeticError("no such number")
