@@ -4,9 +4,9 @@
 
 starts `python -m verl.trainer.main_ppo` with the overrides, follows what verl's file logger writes, and leaves in --out
 `metrics.jsonl` (one flat object per step), `training.png` and `.svg`, and `train.log` (all that verl printed). verl can
-wait for ever for a rollout worker that has failed, or go on without the completions that it lost. So a run is ended when
-its log tells of a dead worker or a failed completion, or when it makes no step for too long: with the error lines of the
-log in sight and a non-zero exit status.
+wait for ever for a rollout worker that has failed, or go on without the completions that it lost. So a run is ended
+when its log tells of a dead worker or a failed completion, or when it makes no step for too long: with the error lines
+of the log in sight and a non-zero exit status.
 """
 
 import argparse
