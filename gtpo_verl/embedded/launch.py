@@ -43,7 +43,8 @@ _FATAL = re.compile(r"Error in _run_prompt|A worker died or was killed while exe
 _GRACE_S = 5.0
 # Words of a failure from which verl does not always return.
 _FAILURE = re.compile(r"Traceback \(most recent call last\)|\bERROR\b|RayTaskError|ActorDiedError")
-_EXCEPTION = re.compile(r"^(\([\w ]+pid=\d+[^)]*\) )?\s*[\w.]+(Error|Exception)(\(\w+\))?: ")
+_WORKER = r"^(\([\w ]+pid=\d+[^)]*\) )?"
+_EXCEPTION = re.compile(_WORKER + r"\s*[\w.]+(Error|Exception)(\(\w+\))?: ")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _SAID_BY_GTPO = re.compile(r"GTPO[: ].*|^ +\S+  +\S+  +\S.*")
 
@@ -106,12 +107,13 @@ def closing_table(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def failure_lines(log: Path, most: int = 40) -> str:
-    """The lines that lead to the last error in the log, or the end of the log where there is none."""
-    lines = [_COLOUR.sub("", line) for line in log.read_text(errors="replace").splitlines()]
+def failure_lines(log: Path, most: int = 30) -> str:
+    """Every error that the log names, each once, and the lines that lead to the last one (or to the log's end)."""
+    lines = [_COLOUR.sub("", line)[:300] for line in log.read_text(errors="replace").splitlines()]
     errors = [i for i, line in enumerate(lines) if _EXCEPTION.search(line)]
     end = errors[-1] + 1 if errors else len(lines)
-    return "\n".join(line[:300] for line in lines[max(0, end - most) : end])
+    named = dict.fromkeys(re.sub(_WORKER, "", lines[i]).strip() for i in errors)
+    return "\n".join([*lines[max(0, end - most) : end], "", *list(named)[:most]])
 
 
 def end_process(process: subprocess.Popen, grace_s: float = 10.0) -> None:
