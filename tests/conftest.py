@@ -19,8 +19,8 @@ def pytest_sessionfinish(session, exitstatus):
 def pytest_unconfigure(config):
     """End the process with pytest's own status.
 
-    With Ray, Arrow, torch and ZeroMQ in one process, Python crashed in native code while it was shutting down, after the
-    last test had passed and been reported.
+    With Ray, Arrow, torch and ZeroMQ in one process, Python crashed in native code while it was shutting down, after
+    the last test had passed and been reported.
     """
     if _exit_status in config.stash:
         sys.stdout.flush()
