@@ -85,8 +85,11 @@ class MetricsFile:
             record = {"step": logged["step"], **logged["data"]}
             if "timing_s/gtpo" in record:
                 record["timing_share/gtpo"] = record["timing_s/gtpo"] / record["timing_s/step"]
-            self.records = [*(kept for kept in self.records if kept["step"] < record["step"]), record]
-            self.target.write_text("".join(json.dumps(kept) + "\n" for kept in self.records))
+            kept = [earlier for earlier in self.records if earlier["step"] < record["step"]]
+            repeats = len(kept) < len(self.records)
+            self.records = [*kept, record]
+            with self.target.open("w" if repeats else "a") as file:
+                file.writelines(json.dumps(line) + "\n" for line in (self.records if repeats else [record]))
             yield record
 
 
