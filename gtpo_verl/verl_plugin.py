@@ -1,7 +1,7 @@
 """GTPO inside verl: registration and hooks. The only room that knows verl's insides.
 
-verl loads this module in every process (entry point `verl.plugins`, or `VERL_USE_EXTERNAL_MODULES`). Loading it only
-leaves post-import hooks, so a process that never trains pays next to nothing:
+verl loads this module in every process (entry point `verl.plugins`; before 0.9.0, `VERL_USE_EXTERNAL_MODULES`).
+Loading it only leaves post-import hooks, so a process that never trains pays next to nothing:
 
 - `core_algos`: registers the advantage estimator and the policy loss `gtpo`.
 - `verl.utils.config`: `validate_config`, which verl calls before Ray starts, runs GTPO's preflight.
@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 import wrapt
+from omegaconf import OmegaConf
 
 from gtpo_verl import preflight
 from gtpo_verl.advantage import compute_gtpo_advantage
@@ -33,7 +34,7 @@ from gtpo_verl.initial_entropy import InitialEntropy
 from gtpo_verl.loss import compute_policy_loss_gtpo
 from gtpo_verl.metrics import compute_gtpo_metrics
 
-SUPPORTED_VERL = ("0.9.1",)
+SUPPORTED_VERL = ("0.7.1", "0.8.0", "0.9.0", "0.9.1")
 
 logger = logging.getLogger("gtpo_verl")
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
@@ -204,6 +205,7 @@ def _hook_validate_config(module: ModuleType) -> None:
         config = kwargs["config"] if "config" in kwargs else args[0]
         if _serves(config):
             _raise_problems()
+            _check_trainer(config)
             preflight.check(config)
             preflight.check_resume(config)
             found = preflight.departures(config)
@@ -212,6 +214,14 @@ def _hook_validate_config(module: ModuleType) -> None:
         return wrapped(*args, **kwargs)
 
     _wrap(module, "validate_config", validate_config)
+
+
+def _check_trainer(config: Any) -> None:
+    if "use_v1" not in config.trainer and OmegaConf.select(config, "transfer_queue.enable"):
+        raise ValueError(
+            f"transfer_queue.enable=True: GTPO has no hook in the trainer that verl {version('verl')} runs with it "
+            "(main_ppo_sync, which became V1); use python -m verl.trainer.main_ppo, or verl 0.9.0 and later"
+        )
 
 
 def _hook_v1_trainer(module: ModuleType) -> None:
@@ -263,9 +273,16 @@ def _batch_and_metrics(batch: Any, metrics: dict) -> tuple[Any, dict]:
     return batch, metrics
 
 
+class _Hook(wrapt.FunctionWrapper):
+    """A hook that is pickled by name: up to verl 0.8.0, `main_ppo` sends Ray a TaskRunner with all that it calls."""
+
+    def __reduce_ex__(self, protocol: Any) -> str:
+        return self.__qualname__
+
+
 def _wrap(module: ModuleType, name: str, wrapper: Callable) -> None:
     try:
-        wrapt.wrap_function_wrapper(module, name, wrapper)
+        wrapt.wrap_object(module, name, _Hook, (wrapper,))
     except AttributeError as error:
         _problems.append(f"verl {version('verl')} has no {module.__name__}.{name}: {error}")
 

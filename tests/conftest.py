@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from rollout_batch import make_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -38,3 +39,9 @@ def compose_config(tmp_path):
             return compose("gtpo_cpu", overrides=["task_dir=/nowhere", checkpoints, *overrides])
 
     return composed
+
+
+@pytest.fixture
+def rows():
+    """A small batch as verl's trainers hold it after the old-log-prob pass."""
+    return make_rows()

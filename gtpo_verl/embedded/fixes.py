@@ -1,9 +1,7 @@
-"""The few places where verl 0.9 and vLLM assume an accelerator, each changed when its module is imported."""
+"""The few places where verl and vLLM assume an accelerator, each changed when its module is imported."""
 
-import os
 import sys
 from collections.abc import Iterable
-from functools import partial
 from importlib.metadata import Distribution, DistributionFinder, distributions
 from typing import Any
 
@@ -14,8 +12,9 @@ ANY_DISTRIBUTION = DistributionFinder.Context()
 
 def install() -> None:
     """Register every fix; a module imported before is changed at once."""
-    wrapt.register_post_import_hook(use_one_gloo_backend, "verl.utils.distributed")
+    wrapt.register_post_import_hook(use_one_gloo_backend, "torch.distributed")
     wrapt.register_post_import_hook(offload_without_pinning, "verl.workers.engine.fsdp.transformer_impl")
+    wrapt.register_post_import_hook(pad_in_plain_torch, "verl.utils.attention_utils")
     wrapt.register_post_import_hook(poll_often, "verl.trainer.ppo.v1.replay_buffer")
     wrapt.register_post_import_hook(keep_linear_weights, "vllm._custom_ops")
     sys.meta_path.append(VLLMCPUFinder())
@@ -23,20 +22,31 @@ def install() -> None:
 
 def use_one_gloo_backend(module: Any) -> None:
     """verl asks for "cpu:gloo,<device>:<backend>"; with device cpu torch refuses the duplicate."""
-    initialize = partial(module.initialize_global_process_group_ray, backend="cpu:gloo")
 
-    def initialize_under_torchrun(timeout_second: int = 36000) -> tuple[int, int, int]:
-        initialize(timeout_second)
-        return int(os.environ["LOCAL_RANK"]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    def without_duplicate(init: Any, instance: None, args: tuple, kwargs: dict) -> None:
+        if kwargs.get("backend") == "cpu:gloo,cpu:gloo":
+            kwargs["backend"] = "cpu:gloo"
+        init(*args, **kwargs)
 
-    module.initialize_global_process_group_ray = initialize
-    module.initialize_global_process_group = initialize_under_torchrun  # the SFT trainer's
+    wrapt.wrap_function_wrapper(module, "init_process_group", without_duplicate)
 
 
 def offload_without_pinning(module: Any) -> None:
     """Forward-only engines (the reference model) ask for pinned memory, which needs an accelerator to pin for."""
     offload_policy = module.CPUOffloadPolicy
     module.CPUOffloadPolicy = lambda pin_memory: offload_policy(pin_memory=False)
+
+
+def pad_in_plain_torch(module: Any) -> None:
+    """Before 0.9.1 verl takes these from flash-attn, except on NPU, for which it has them in plain torch."""
+
+    def for_npu() -> tuple:
+        from verl.utils import npu_flash_attn_utils as npu
+
+        return npu.index_first_axis, npu.pad_input, npu.rearrange, npu.unpad_input
+
+    if not hasattr(module, "_fallback_unpad_input"):
+        module._get_attention_functions = for_npu
 
 
 def poll_often(module: Any) -> None:

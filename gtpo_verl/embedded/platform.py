@@ -1,6 +1,5 @@
 """The cpu platform: what verl asks of a device, answered for a machine without an accelerator."""
 
-import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,33 +7,7 @@ from typing import Any
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
-
-class _HostDevice(types.ModuleType):
-    """`torch.cpu`, with the memory calls verl makes on a device module: there is no device memory to manage."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch.cpu, name)
-
-    def is_available(self) -> bool:
-        # torch.cpu says True, and verl would then trace and trim memory that does not exist.
-        return False
-
-    def empty_cache(self) -> None:
-        pass
-
-    def memory_allocated(self) -> int:
-        return 0
-
-    memory_reserved = max_memory_allocated = max_memory_reserved = memory_allocated
-
-    def get_device_name(self, device: Any = None) -> str:
-        return "cpu"
-
-    def set_rng_state(self, state: torch.Tensor) -> None:
-        torch.set_rng_state(state)
-
-    def mem_get_info(self) -> tuple[int, int]:
-        return 0, 0
+from gtpo_verl.embedded.device import HOST
 
 
 @PlatformRegistry.register(platform="cpu")
@@ -43,7 +16,7 @@ class PlatformCPU(PlatformBase):
 
     device_name = "cpu"
     vendor_name = "cpu"
-    device_module = _HostDevice("gtpo_verl_host_device")
+    device_module = HOST
 
     def is_available(self) -> bool:
         return True

@@ -173,7 +173,7 @@ class HFServer:
         ).eval()
         self.eos_token_ids = _eos_token_ids(self.model_config)
         self.max_model_len = config.max_model_len or get_max_position_embeddings(hf_config)
-        self.generator = torch.Generator().manual_seed(config.seed + replica_rank)
+        self.generator = torch.Generator().manual_seed(config.get("seed", 0) + replica_rank)
         self.global_steps: int | None = None
         self._synced = False
         self._queue: list[tuple[Request, asyncio.Future]] = []
@@ -366,7 +366,7 @@ class HFReplica(RolloutReplica):
             "enable_rollout_routing_replay": False,
         }
         for key, value in only_supported.items():
-            if getattr(self.config, key) != value:
+            if self.config.get(key, value) != value:
                 raise ValueError(
                     f"actor_rollout_ref.rollout.{key} must be {value} with rollout.name=hf, "
                     f"got {getattr(self.config, key)}"

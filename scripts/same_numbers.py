@@ -1,0 +1,208 @@
+"""Do several verls compute the same GTPO (arXiv:2508.03772), bit for bit?
+
+    python scripts/same_numbers.py compute OUT.pt v1|legacy      with the verl that is first on sys.path
+    python scripts/same_numbers.py compare A.pt B.pt …
+
+`compute` sends random batches through that trainer's own functions, with TransferQueue or the workers replaced by what
+they would return, and through the registered policy loss. Nothing here knows which verl or which GTPO it calls.
+"""
+
+import itertools
+import sys
+import tempfile
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+ROWS, LENGTH, PADDING = 40, 48, 3
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {
+        "completion_filter": "on",
+        "entropy_coeff": 0.37,
+        "conflict_weight_positive": 1.7,
+        "conflict_weight_negative": 0.3,
+    },
+    {"completion_filter": "off", "entropy_coeff": 0.0},
+    {"initial_entropy": 0.5, "entropy_threshold": 0.6},
+    {"conflict_weight_positive": 1.0, "conflict_weight_negative": 1.0},
+]
+BATCHES = 20
+
+
+def random_batch(generator: torch.Generator, batch_number: int) -> dict[str, Any]:
+    """Groups of unequal size, tool output inside responses, padding rows; a small vocabulary, so that tokens conflict.
+
+    Returns:
+        `uid`, a list, and the fields that a trainer keeps of each row: lists of tensors of unequal length.
+    """
+
+    def rand(*size: int) -> torch.Tensor:
+        return torch.rand(*size, generator=generator)
+
+    lengths = torch.randint(1, LENGTH + 1, (ROWS,), generator=generator)
+    lengths[0] = LENGTH  # so that both trainers pad to the same width
+    uids = [f"p{i}" for i in torch.randint(0, 6, (ROWS,), generator=generator).tolist()]
+    # Of the three kinds of reward, the first makes groups of equal rewards.
+    rewards = [(rand(ROWS) < 0.7).float() * 0.1, rand(ROWS), torch.randn(ROWS, generator=generator)][batch_number % 3]
+    rows: dict[str, list[torch.Tensor]] = {"responses": [], "response_mask": [], "entropy": [], "rm_scores": []}
+    for row, length in enumerate(lengths.tolist()):
+        own = (rand(length) < 0.85).long() if row % 4 == 0 else torch.ones(length, dtype=torch.int64)
+        own[0] = 1
+        score = torch.zeros(length)
+        score[-1] = rewards[row]
+        rows["responses"].append(torch.randint(0, 4, (length,), generator=generator))
+        rows["response_mask"].append(own)
+        rows["entropy"].append(rand(length) * 2 * rand(1))
+        rows["rm_scores"].append(score)
+    for _ in range(PADDING):
+        uids.append("pad")
+        for name, value in (("responses", 3), ("response_mask", 0), ("entropy", 1.5), ("rm_scores", 0.0)):
+            rows[name].append(torch.tensor([value]))
+    return {"uid": uids, **rows}
+
+
+def trainer_config(gtpo: dict[str, Any], checkpoints: str) -> Any:
+    """verl's own default config, set up for GTPO; `++` because only the patched verl has the keys."""
+    from hydra import compose, initialize_config_module
+
+    overrides = ["algorithm.adv_estimator=gtpo", "actor_rollout_ref.rollout.n=8"]
+    overrides += [f"trainer.default_local_dir={checkpoints}", "trainer.resume_mode=disable"]
+    overrides += [f"++algorithm.gtpo.{key}={value}" for key, value in gtpo.items()]
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", overrides)
+
+
+def advantages(trainer: str, gtpo: dict[str, Any], seed: int) -> list[torch.Tensor]:
+    """Advantages of the batches of one run, one tensor of all real tokens each; the first sets the initial entropy."""
+    step = {"v1": v1_step, "legacy": legacy_step}[trainer]
+    generator = torch.Generator().manual_seed(seed)
+    with tempfile.TemporaryDirectory() as checkpoints:
+        run = SimpleNamespace(config=trainer_config(gtpo, checkpoints), global_steps=1, adv_estimator_state={})
+        return [step(run, random_batch(generator, number)) for number in range(BATCHES)]
+
+
+def v1_step(trainer: Any, rows: dict[str, Any]) -> torch.Tensor:
+    """The V1 trainer's `_compute_advantage`, on what TransferQueue would hold."""
+    from tensordict import TensorDict
+    from tensordict.tensorclass import NonTensorStack
+    from verl.trainer.ppo.v1 import trainer_base
+
+    size = len(rows["uid"])
+    stored = {name: _nested(values) for name, values in rows.items() if name != "uid"}
+    stored["uid"] = NonTensorStack(*rows["uid"])
+    put: dict[str, Any] = {}
+    trainer_base.tq = SimpleNamespace(
+        kv_batch_get=lambda keys, partition_id, select_fields: TensorDict(
+            {name: stored[name] for name in select_fields if name in stored}, batch_size=size
+        ),
+        kv_batch_put=lambda keys, partition_id, fields: put.update(fields),
+    )
+    batch = _Batch(keys=[f"{i}_0_0" for i in range(size)], partition_id="train", tags=[{}] * size)
+    trainer_base.PPOTrainer._compute_advantage.__get__(trainer)(batch, {})
+    return put["advantages"].values()
+
+
+def legacy_step(trainer: Any, rows: dict[str, Any]) -> torch.Tensor:
+    """What the legacy trainer's `fit` calls, on padded rows behind prompts of one token."""
+    import numpy as np
+    from verl import DataProto
+    from verl.trainer.ppo import ray_trainer
+    from verl.utils.tensordict_utils import get_tensordict
+
+    padded = {name: pad_sequence(values, batch_first=True) for name, values in rows.items() if name != "uid"}
+    real = pad_sequence([torch.ones_like(row) for row in rows["responses"]], batch_first=True)
+    attention_mask = torch.nn.functional.pad(real, (1, 0), value=1)
+    tensors = {
+        "prompts": torch.ones_like(real[:, :1]),
+        "responses": padded["responses"],
+        "input_ids": torch.nn.functional.pad(padded["responses"], (1, 0), value=1),
+        "attention_mask": attention_mask,
+        "position_ids": attention_mask.cumsum(-1) - 1,
+        "response_mask": padded["response_mask"],
+    }
+    data = DataProto.from_dict(tensors, non_tensors={"uid": np.array(rows["uid"], dtype=object)})
+    # An engine returns its value for a token at the position before it.
+    entropy = _nested([torch.nn.functional.pad(row, (0, 1)) for row in rows["entropy"]])
+    output = get_tensordict({"entropy": entropy, "log_probs": -entropy}, {"metrics": {"mfu": 0.0}})
+    trainer.actor_rollout_wg = SimpleNamespace(compute_log_prob=lambda batch: output)
+    trainer.use_legacy_worker_impl = "disable"  # verl 0.7.1's word for the workers of all later versions
+    ray_trainer.RayPPOTrainer._compute_old_log_prob.__get__(trainer)(data)
+    data.batch["token_level_rewards"] = padded["rm_scores"]
+    data = ray_trainer.compute_advantage(data, adv_estimator="gtpo", config=trainer.config.algorithm)
+    return data.batch["advantages"][real.bool()]
+
+
+def _nested(rows: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+class _Batch(SimpleNamespace):
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+def losses(seed: int) -> list[torch.Tensor]:
+    """Loss, gradient and metric of the registered policy loss."""
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for mode, with_weights in itertools.product(("seq-mean-token-mean", "token-mean", "seq-mean-token-sum"), (0, 1)):
+        old_log_prob = torch.randn(ROWS, LENGTH, generator=generator)
+        log_prob = (old_log_prob + 0.5 * torch.randn(ROWS, LENGTH, generator=generator)).requires_grad_()
+        response_mask = (torch.rand(ROWS, LENGTH, generator=generator) < 0.7).long()
+        weights = torch.rand(ROWS, LENGTH, generator=generator) if with_weights else None
+        advantage = torch.randn(ROWS, LENGTH, generator=generator)
+        info = {"dp_size": 2, "batch_num_tokens": 3 * int(response_mask.sum()), "global_batch_size": 3 * ROWS}
+        config = SimpleNamespace(global_batch_info=info)
+        loss, metrics = get_policy_loss_fn("gtpo")(
+            old_log_prob, log_prob, advantage, response_mask, mode, config, weights
+        )
+        loss.backward()
+        found += [loss.detach(), log_prob.grad, torch.tensor(metrics["actor/ppo_kl"])]
+    return found
+
+
+def compute(path: str, trainer: str) -> None:
+    """Write all numbers, and whose they are, to `path`."""
+    import verl
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+
+    numbers: dict[str, Any] = {
+        f"advantages {gtpo}": advantages(trainer, gtpo, seed) for seed, gtpo in enumerate(SETTINGS)
+    }
+    numbers["loss"] = losses(seed=0)
+    server = get_adv_estimator_fn("gtpo").__module__
+    numbers["source"] = f"verl {verl.__version__}, {trainer} trainer, gtpo of {server}"
+    torch.save(numbers, path)
+
+
+def compare(paths: list[str]) -> int:
+    """Print where the files differ; 0 if nowhere, and if no two of them have the same source."""
+    files = [torch.load(path) for path in paths]
+    sources = [file.pop("source") for file in files]
+    print("\n".join(sources))
+    different = [
+        f"{source}: {name}, tensor {i}"
+        for source, file in zip(sources, files, strict=True)
+        for name, tensors in files[0].items()
+        for i, (a, b) in enumerate(zip(tensors, file[name], strict=True))
+        if a.dtype != b.dtype or a.shape != b.shape or not torch.equal(a.view(torch.int32), b.view(torch.int32))
+    ]
+    print("\n".join(different))
+    batches = [tensor for name, tensors in files[0].items() if name != "loss" for tensor in tensors]
+    print(
+        f"{len(set(sources))} sources, {len(batches)} batches with {sum(x.numel() for x in batches)} "
+        f"advantages, {len(files[0]['loss']) // 3} losses with gradients: {len(different)} differ in any bit"
+    )
+    return 1 if different or len(set(sources)) < len(paths) or len(paths) < 2 else 0
+
+
+if __name__ == "__main__":
+    command, *arguments = sys.argv[1:]
+    if command == "compare":
+        sys.exit(compare(arguments))
+    compute(*arguments)
