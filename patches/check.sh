@@ -113,9 +113,9 @@ upstream_tests() {
 # From the work folder: the repository's would put the plugin's entry points on sys.path.
 same_numbers() {
     cd "$work"
-    PYTHONPATH='' "$python" "$repo/patches/same_numbers.py" compute stock_and_plugin.pt
-    PYTHONPATH=$patched:$without_plugin "$python" "$repo/patches/same_numbers.py" compute patched.pt
-    "$python" "$repo/patches/same_numbers.py" compare stock_and_plugin.pt patched.pt | tee "$work/compared"
+    PYTHONPATH='' "$python" "$repo/scripts/same_numbers.py" compute stock_and_plugin.pt v1
+    PYTHONPATH=$patched:$without_plugin "$python" "$repo/scripts/same_numbers.py" compute patched.pt v1
+    "$python" "$repo/scripts/same_numbers.py" compare stock_and_plugin.pt patched.pt | tee "$work/compared"
 }
 
 # With both installed, verl's own GTPO serves, and the plugin says so.
@@ -125,8 +125,8 @@ both_present() {
     grep "the plugin steps back" both
     grep "estimator gtpo: verl.trainer.ppo.core_algos.compute_gtpo_outcome_advantage" both
     grep "policy loss gtpo: verl.trainer.ppo.core_algos.compute_policy_loss_gtpo" both
-    PYTHONPATH=$patched "$python" "$repo/patches/same_numbers.py" compute patched_and_plugin.pt
-    "$python" "$repo/patches/same_numbers.py" compare stock_and_plugin.pt patched_and_plugin.pt
+    PYTHONPATH=$patched "$python" "$repo/scripts/same_numbers.py" compute patched_and_plugin.pt v1
+    "$python" "$repo/scripts/same_numbers.py" compare stock_and_plugin.pt patched_and_plugin.pt
 }
 
 train() {

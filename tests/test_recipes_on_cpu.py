@@ -107,6 +107,7 @@ def check_paper_settings(config: DictConfig, algo: str, kl_beta: str = "0") -> N
     assert (config.data.max_prompt_length, config.data.max_response_length) == (4000, 1500)
     assert config.trainer.v1.sampler.sampler_kwargs.max_response_length == 1500
     assert (optim.lr, optim.lr_warmup_steps_ratio, optim.weight_decay, optim.clip_grad) == (1e-6, 0.005, 0.1, 0.1)
+    assert actor.get("grad_clip", 0.1) == 0.1  # FSDP's; verl 0.7.1 clips at this one
     assert (actor.ppo_epochs, actor.ppo_mini_batch_size) == (1, config.data.train_batch_size)
     assert (rollout.temperature, rollout.top_p, rollout.top_k, rollout.gpu_memory_utilization) == (1.0, 1.0, -1, 0.4)
     assert {config.seed, config.data.seed, actor.data_loader_seed, rollout.seed} == {3407}
