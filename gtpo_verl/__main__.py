@@ -24,15 +24,19 @@ def main() -> int:
     ):
         function = registry.get("gtpo")
         print(f"{kind}: {f'{function.__module__}.{function.__qualname__}' if function else 'not registered'}")
+    problems = verl_plugin.problems()
     for name, module, path in (
         ("validate_config", "verl.utils.config", "validate_config"),
         ("V1 trainer", "verl.trainer.ppo.v1.trainer_base", "PPOTrainer._compute_advantage"),
         ("legacy trainer", "verl.trainer.ppo.ray_trainer", "RayPPOTrainer._compute_old_log_prob"),
+        ("metrics", "verl.trainer.ppo.metric_utils", "compute_data_metrics"),
     ):
-        print(f"hook on {name}: {_hooked(module, path)}")
+        hooked = _hooked(module, path)
+        print(f"hook on {name}: {hooked}")
+        if hooked == "no":
+            problems.append(f"{module}.{path} is not hooked")
     if verl_plugin.steps_back():
         print("this verl has GTPO of its own: it serves gtpo, and the plugin steps back")
-    problems = verl_plugin.problems()
     if not loaded:
         problems.append(
             "verl did not load the plugin (before 0.9.0 it reads no entry points): set "

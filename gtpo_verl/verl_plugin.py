@@ -119,9 +119,17 @@ class GTPOStage:
     def estimate(
         self, token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Advantages of the collected batch; its metrics are then in `take_metrics`."""
+        """Advantages of the collected batch; its metrics are then in `take_metrics`.
+
+        Raises:
+            RuntimeError: these are not the collected rows.
+        """
         start = time.perf_counter()
         batch, self._batch = self._batch, {}
+        if response_mask.shape != batch["response_mask"].shape or (response_mask > batch["response_mask"]).any():
+            raise RuntimeError(
+                "the trainer changed the rows of the batch after its old-log-prob pass"
+            )
         if self.initial_entropy is None and not self._resumed:
             entropy = compute_trajectory_entropy(batch["entropy"], batch["response_mask"])
             self._settle(InitialEntropy.measure(entropy, batch["response_mask"].sum(-1), index))
@@ -219,8 +227,8 @@ def _hook_validate_config(module: ModuleType) -> None:
 def _check_trainer(config: Any) -> None:
     if "use_v1" not in config.trainer and OmegaConf.select(config, "transfer_queue.enable"):
         raise ValueError(
-            f"transfer_queue.enable=True: GTPO has no hook in the trainer that verl {version('verl')} runs with it "
-            "(main_ppo_sync, which became V1); use python -m verl.trainer.main_ppo, or verl 0.9.0 and later"
+            f"transfer_queue.enable=True: in verl {version('verl')} GTPO has no hook in a trainer on TransferQueue "
+            "(0.8.0's main_ppo_sync); set it to False and start verl.trainer.main_ppo, or use verl 0.9.0 or later"
         )
 
 
@@ -261,11 +269,14 @@ def _hook_legacy_trainer(module: ModuleType) -> None:
             GTPOStage.of(trainer).collect(responses, result[0].batch["entropys"], response_mask, row_len)
         return result
 
+    _wrap(module, "RayPPOTrainer._compute_old_log_prob", compute_old_log_prob)
+
+
+def _hook_data_metrics(module: ModuleType) -> None:
     def compute_data_metrics(wrapped: Callable, instance: None, args: tuple, kwargs: dict) -> dict[str, Any]:
         stage = _stage.get()
         return wrapped(*args, **kwargs) | (stage.take_metrics() if stage else {})
 
-    _wrap(module, "RayPPOTrainer._compute_old_log_prob", compute_old_log_prob)
     _wrap(module, "compute_data_metrics", compute_data_metrics)
 
 
@@ -302,6 +313,7 @@ def _install() -> None:
     wrapt.register_post_import_hook(_hook_validate_config, "verl.utils.config")
     wrapt.register_post_import_hook(_hook_v1_trainer, "verl.trainer.ppo.v1.trainer_base")
     wrapt.register_post_import_hook(_hook_legacy_trainer, "verl.trainer.ppo.ray_trainer")
+    wrapt.register_post_import_hook(_hook_data_metrics, "verl.trainer.ppo.metric_utils")
 
 
 _install()

@@ -1,20 +1,17 @@
 #!/usr/bin/env bash
 # Check the patch series (GTPO, arXiv:2508.03772) on verl 0.9.1 as PyPI has it; see README.md beside this file.
 #
-#   bash patches/check.sh              about five minutes on two cores; nothing is left behind but .venv and .cache
-#   ENV=path bash patches/check.sh     with another environment than .venv, made from scripts/requirements-cpu.txt
+#   bash patches/check.sh      about four minutes on two cores; nothing is left behind but .venv and .cache
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-if [ -z "${ENV:-}" ]; then
-    bash scripts/setup_cpu.sh
-    ENV=$PWD/.venv
-fi
+bash scripts/setup_cpu.sh
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-export repo=$PWD work python=$ENV/bin/python source=$work/verl-0.9.1 task=$PWD/.cache/arithmetic-seed1
+export repo=$PWD work python=$PWD/.venv/bin/python source=$work/verl-0.9.1 task=$PWD/.cache/arithmetic-seed1
 # On sys.path before the environment's own: the patched verl, and a gtpo-verl that only declares the cpu platform.
 export patched=$source without_plugin=$work/without_plugin
+unset VERL_USE_EXTERNAL_MODULES
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1 PYTHONWARNINGS=ignore
 
 unpack() {

@@ -44,7 +44,7 @@ through_verls_functions() {
         tests/test_{verl_plugin,v1_trainer,legacy_trainer,preflight,loss,compose}_on_cpu.py
 }
 
-numbers() { "$python" scripts/same_numbers.py compute "$out/$1-${2%%_*}.pt" "${2%%_*}"; }
+numbers() { "$python" scripts/same_numbers.py compute "$out/$1-$2.pt" "$2"; }
 
 run() { # run VERSION TRAINER STEPS
     local changes
@@ -86,10 +86,9 @@ export out
 
 rows=()
 for version in "$@"; do
-    venv=.cache/verl-$version
-    [ "$version" != 0.9.1 ] || venv=.venv
-    VERL=$version VENV=$venv bash scripts/setup_cpu.sh
-    export python=$PWD/$venv/bin/python
+    VERL=$version bash scripts/setup_cpu.sh
+    export python=$PWD/.venv-$version/bin/python
+    [ "$version" != 0.9.1 ] || python=$PWD/.venv/bin/python
     case $version in
         # which read no entry points
         0.7.1 | 0.8.0) export VERL_USE_EXTERNAL_MODULES=gtpo_verl.verl_plugin,gtpo_verl.embedded.plugin ;;
@@ -113,5 +112,5 @@ printf '%s\n' "${rows[@]}"
 echo
 files=()
 for version in "$@"; do files+=("$out/$version"-*.pt); done
-"$python" scripts/same_numbers.py compare "${files[@]}" || failed=1
+[ ${#files[@]} = 1 ] || "$python" scripts/same_numbers.py compare "${files[@]}" || failed=1
 exit $failed

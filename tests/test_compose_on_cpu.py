@@ -50,7 +50,7 @@ def advantages(**gtpo):
 
 
 def jagged(padded):
-    if verl.__version__ < "0.8":  # whose loss takes padded tensors
+    if verl.__version__.startswith("0.7."):  # whose loss takes padded tensors
         return padded
     return torch.nested.as_nested_tensor([row[:n] for row, n in zip(padded, LENGTHS, strict=True)], layout=torch.jagged)
 

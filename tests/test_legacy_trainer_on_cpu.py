@@ -69,6 +69,14 @@ def test_what_was_collected_serves_one_call_of_the_estimator(trainer, batch, row
         compute_advantage(batch, adv_estimator="gtpo", config=trainer.config.algorithm)
 
 
+def test_rows_that_are_not_those_collected_are_an_error(trainer, batch, rows):
+    trainer._compute_old_log_prob(batch)
+    batch.batch["token_level_rewards"] = padded(rows, "rm_scores")
+    batch.reorder(torch.tensor([5, 1, 2, 3, 4, 0]))
+    with pytest.raises(RuntimeError, match="changed the rows"):
+        compute_advantage(batch, adv_estimator="gtpo", config=trainer.config.algorithm)
+
+
 def test_grpo_in_the_same_process_is_verls(trainer, batch, rows):
     trainer.config.algorithm.adv_estimator = "grpo"
     trainer._compute_old_log_prob(batch)

@@ -1,5 +1,7 @@
 """The data-proto stage in verl's V1 trainer, with TransferQueue replaced by a dictionary."""
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 import torch
@@ -10,8 +12,10 @@ from verl.trainer.ppo import core_algos
 from gtpo_verl import GTPOConfig
 from gtpo_verl.initial_entropy import InitialEntropy
 
-trainer_base = pytest.importorskip("verl.trainer.ppo.v1.trainer_base", reason="V1 came with verl 0.9.0")
+if not find_spec("verl.trainer.ppo.v1"):
+    pytest.skip("V1 came with verl 0.9.0", allow_module_level=True)
 from transfer_queue import KVBatchMeta  # noqa: E402
+from verl.trainer.ppo.v1 import trainer_base  # noqa: E402
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync  # noqa: E402
 
 

