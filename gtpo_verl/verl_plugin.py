@@ -127,9 +127,7 @@ class GTPOStage:
         start = time.perf_counter()
         batch, self._batch = self._batch, {}
         if response_mask.shape != batch["response_mask"].shape or (response_mask > batch["response_mask"]).any():
-            raise RuntimeError(
-                "the trainer changed the rows of the batch after its old-log-prob pass"
-            )
+            raise RuntimeError("the trainer changed the rows of the batch after its old-log-prob pass")
         if self.initial_entropy is None and not self._resumed:
             entropy = compute_trajectory_entropy(batch["entropy"], batch["response_mask"])
             self._settle(InitialEntropy.measure(entropy, batch["response_mask"].sum(-1), index))
