@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Check GTPO (arXiv:2508.03772) in every verl that it supports, each in an environment of its own, without an accelerator.
 #
-#   bash scripts/check_verl_versions.sh                  all four: about fifteen minutes on two cores, of which five install
+#   bash scripts/check_verl_versions.sh                  all four: 17 minutes on two cores, installation included
 #   bash scripts/check_verl_versions.sh 0.9.0 0.9.1      these only
 #
 # In each verl and each of its trainers: what `python -m gtpo_verl` says; the tests that go through verl's functions; the
