@@ -40,7 +40,7 @@ def main() -> int:
     if not loaded:
         problems.append(
             "verl did not load the plugin (before 0.9.0 it reads no entry points): set "
-            "VERL_USE_EXTERNAL_MODULES=gtpo_verl.verl_plugin on every node"
+            "VERL_USE_EXTERNAL_MODULES=gtpo_verl.verl_plugin, for a Ray cluster that runs already as in the README"
         )
     for problem in problems:
         print(f"problem: {problem}")

@@ -63,7 +63,7 @@ class InitialEntropy:
         basis = "given as algorithm.gtpo.initial_entropy"
         if self.completions:
             basis = f"{self.completions} completions of {self.prompts} prompts"
-            if self.completions < PAPER_SAMPLES:
+            if self.prompts < PAPER_SAMPLES:
                 basis += f", which are few: the paper takes {PAPER_SAMPLES} prompts"
         return f"completion filter {'on' if active else 'off'}: {because}, {basis}"
 

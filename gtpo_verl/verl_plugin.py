@@ -4,7 +4,7 @@ verl loads this module in every process (entry point `verl.plugins`; before 0.9.
 Loading it only leaves post-import hooks, so a process that never trains pays next to nothing:
 
 - `core_algos`: registers the advantage estimator and the policy loss `gtpo`.
-- `verl.utils.config`: `validate_config`, which verl calls before Ray starts, runs GTPO's preflight.
+- `verl.utils.config`: `validate_config`, which verl calls before any worker is up, runs GTPO's preflight.
 - the trainers: verl hands an estimator neither token ids nor entropy and takes no metrics from it. `GTPOStage`, the
   data-proto stage, collects the former on the driver just before the estimator is called, and the latter after it.
 

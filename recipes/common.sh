@@ -156,6 +156,17 @@ keep_metrics() {
     if [ -e "$out/metrics.jsonl" ]; then mv "$out/metrics.jsonl" "$out/metrics_until_$(date +%Y%m%d_%H%M%S).jsonl"; fi
 }
 
+# A folder holds one run, which goes on with the same settings; those of the trainer section may change.
+keep_settings() {
+    mkdir -p "$out"
+    printf '%s\n' "${engine[@]}" "${algorithm[@]}" "${data[@]}" "${model[@]}" "${actor[@]}" "${rollout[@]}" "$@" |
+        grep -vE '^(trainer\.|algorithm\.gtpo\.initial_entropy=)' >"$out/settings.new"
+    if [ -e "$out/settings" ] && ! diff "$out/settings" "$out/settings.new" >&2; then
+        fail "OUT=$out holds a run with other settings, see above: set NAME or OUT, or remove $out/settings"
+    fi
+    mv "$out/settings.new" "$out/settings"
+}
+
 # main_ppo OVERRIDE…: verl's trainer with the settings above and these.
 main_ppo() {
     python3 -m verl.trainer.main_ppo --config-path "$PWD/recipes/config" --config-name gtpo \
@@ -172,6 +183,7 @@ train() {
             sed -n 's/^initial_entropy=//p')
         algorithm+=(algorithm.gtpo.initial_entropy="$initial_entropy")
     fi
+    keep_settings "$@"
     keep_metrics
     main_ppo "$@"
 }

@@ -15,9 +15,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # ---- user-adjustable ----
 datasets=${DATASETS:-gsm8k math aime2024 aime2025 amc2023}
 samples=${SAMPLES:-64}                  # completions of every question
-label=${LABEL:-model/data/$(basename "$checkpoint")}   # MODEL/TRAINING SET/METHOD, as in the paper's Table 1
+name=$(basename "$checkpoint")
+case $name in global_step_*) name=$(basename "$(dirname "$(dirname "$checkpoint")")")_$name ;; esac
+label=${LABEL:-model/data/$name}        # MODEL/TRAINING SET/METHOD, as in the paper's Table 1
 data_root=${DATA_ROOT:-data}
-OUT=${OUT:-outputs/evaluation/${label//\//_}}
+OUT=${OUT:-outputs/evaluation/${label//\//_}${DATASETS:+_${DATASETS// /_}}}
 # ---- end user-adjustable ----
 
 # verl's shards become a model in Hugging Face format once, with the LoRA adapter beside it.

@@ -5,7 +5,7 @@
 #   ALGO=grpo bash recipes/run_gtpo_cpu.sh      the GRPO twin, everything else equal
 #   ROLLOUT=vllm bash recipes/run_gtpo_cpu.sh   with vLLM's CPU build as the rollout
 #
-# A run that was interrupted goes on from its last checkpoint; remove OUT to begin anew.
+# A run that was interrupted goes on from its last checkpoint in OUT; remove that folder to begin anew.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -14,7 +14,7 @@ algo=${ALGO:-gtpo}                                  # gtpo | grpo
 rollout=${ROLLOUT:-hf}                              # hf | vllm
 seed=${SEED:-1}
 steps=${STEPS:-80}
-out=${OUT:-outputs/${algo}_cpu}
+out=${OUT:-outputs/${algo}_cpu_${rollout}_seed${seed}}
 task=${TASK:-.cache/arithmetic-seed${seed}}         # data and warm-started model, made once
 stall=${STALL_SECONDS:-120}                         # a run without a step for this long is ended
 

@@ -51,6 +51,7 @@ def call(tmp_path):
     def run(script: str, *args: str, **variables: str) -> list[list[str]]:
         calls = tmp_path / "calls"
         calls.unlink(missing_ok=True)
+        (tmp_path / "out/settings").unlink(missing_ok=True)  # each call may be another run in the same folder
         inherited = {key: os.environ[key] for key in ("HOME", "LANG") if key in os.environ}
         env = {
             **inherited,
@@ -493,3 +494,11 @@ def test_the_table_of_keys_has_every_key_with_its_default():
 def test_the_table_of_experiments_has_every_ablation():
     named = set(re.findall(r"[`\s]([a-z][a-z_]*(?:_[0-9.e-]+)?)`", (ROOT / "docs/reproduce.md").read_text()))
     assert set(ablations()) <= named
+
+
+def test_a_folder_goes_on_with_the_same_settings_only(call, tmp_path):
+    out = str(tmp_path / "run")
+    call("run_gtpo_qwen", OUT=out)
+    call("run_gtpo_qwen", "trainer.total_epochs=2", OUT=out)
+    with pytest.raises(AssertionError, match=f"OUT={out} holds a run with other settings"):
+        call("run_gtpo_qwen", OUT=out, BETAS="paper")

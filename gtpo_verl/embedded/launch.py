@@ -137,6 +137,20 @@ def finished(records: list[dict[str, Any]], total: str) -> bool:
     return bool(records) and str(records[-1]["step"]) == total
 
 
+def keep_settings(overrides: list[str], out: Path) -> None:
+    """A folder holds one run, which goes on with the same settings; those of the trainer section may change.
+
+    Raises:
+        ValueError: `out` holds a run with other settings.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    settings = [override for override in overrides if not override.startswith("trainer.")]
+    record = out / "settings.json"
+    if record.exists() and (other := sorted(set(settings) ^ set(json.loads(record.read_text())))):
+        raise ValueError(f"{out} holds a run with other settings ({', '.join(other)}): set OUT to another folder")
+    record.write_text(json.dumps(settings, indent=1) + "\n")
+
+
 def train(overrides: list[str], out: Path, stall_s: float, start_s: float) -> int:
     """Train with these Hydra overrides and watch; returns the exit status.
 
@@ -212,6 +226,10 @@ def main() -> int:
     parser.add_argument("--start", type=float, default=240, help="the same until the first step")
     parser.add_argument("overrides", nargs="+", help="after --: arguments of verl.trainer.main_ppo")
     args = parser.parse_args()
+    try:
+        keep_settings(args.overrides, args.out)
+    except ValueError as error:
+        parser.error(str(error))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     return train(args.overrides, args.out, args.stall, args.start)
 

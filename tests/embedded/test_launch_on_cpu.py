@@ -72,3 +72,10 @@ def test_lost_completion_ends_a_run_that_would_go_on_without_it(run, capsys, mon
 def test_what_workers_say_after_the_last_step_is_no_failure(run):
     script = "for n in (1, 2, 3): step(n)\ntime.sleep(1)\n"
     assert run(script + "print('A worker died or was killed while executing a task', flush=True)") == 0
+
+
+def test_a_folder_goes_on_with_the_same_settings_only(tmp_path):
+    launch.keep_settings(["seed=1", "trainer.total_training_steps=3"], tmp_path / "out")
+    launch.keep_settings(["seed=1", "trainer.total_training_steps=9"], tmp_path / "out")
+    with pytest.raises(ValueError, match=r"holds a run with other settings \(seed=1, seed=2\): set OUT"):
+        launch.keep_settings(["seed=2", "trainer.total_training_steps=3"], tmp_path / "out")
