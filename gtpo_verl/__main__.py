@@ -1,9 +1,9 @@
 """`python -m gtpo_verl`: which verl this is, and whether GTPO is registered and hooked there."""
 
 import sys
-from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
+from pkgutil import resolve_name
 
 
 def main() -> int:
@@ -51,10 +51,7 @@ def _hooked(module: str, path: str) -> str:
     package = module.rpartition(".")[0]
     if not (find_spec(package) and find_spec(module)):
         return "this verl has none"
-    function = import_module(module)
-    for name in path.split("."):
-        function = getattr(function, name)
-    return "yes" if hasattr(function, "__wrapped__") else "no"
+    return "yes" if hasattr(resolve_name(f"{module}:{path}"), "__wrapped__") else "no"
 
 
 if __name__ == "__main__":

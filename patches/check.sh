@@ -136,7 +136,7 @@ train() {
 
 # Step 3 is a run of its own, resumed from the checkpoint of step 2.
 train_v1() {
-    [ -f "$task/train.parquet" ] || "$python" -m gtpo_verl.embedded.arithmetic --out "$task" --seed 1
+    "$python" -m gtpo_verl.embedded.arithmetic --out "$task" --seed 1
     train v1 trainer.total_training_steps=2 trainer.save_freq=2
     train v1 trainer.total_training_steps=3
     steps_are v1 3

@@ -37,15 +37,6 @@ overrides() {
     esac
 }
 
-registration() { "$python" -m gtpo_verl; }
-
-through_verls_functions() {
-    "$python" -m pytest -q -p no:cacheprovider \
-        tests/test_{verl_plugin,v1_trainer,legacy_trainer,preflight,loss,compose}_on_cpu.py
-}
-
-numbers() { "$python" scripts/same_numbers.py compute "$out/$1-$2.pt" "$2"; }
-
 run() { # run VERSION TRAINER STEPS
     local changes
     read -ra changes < <(overrides "$1" "$2")
@@ -57,7 +48,6 @@ run() { # run VERSION TRAINER STEPS
 
 # The second step is a run of its own, resumed from the checkpoint of the first.
 train() {
-    [ -f "$out/task-$1/train.parquet" ] || "$python" -m gtpo_verl.embedded.arithmetic --out "$out/task-$1" --seed 1
     rm -rf "${out:?}/$1-$2"
     run "$1" "$2" 1
     run "$1" "$2" 2
@@ -81,7 +71,7 @@ check() { # check NAME COMMAND…: sets result
         echo "--- $log" && tail -n 40 "$log"
     fi
 }
-export -f overrides registration through_verls_functions numbers run train
+export -f overrides run train
 export out
 
 rows=()
@@ -94,12 +84,14 @@ for version in "$@"; do
         0.7.1 | 0.8.0) export VERL_USE_EXTERNAL_MODULES=gtpo_verl.verl_plugin,gtpo_verl.embedded.plugin ;;
         *) unset VERL_USE_EXTERNAL_MODULES ;;
     esac
-    check "$version-registration" registration
+    check "$version-registration" "$python" -m gtpo_verl
     registered=$result
-    check "$version-tests" through_verls_functions
+    check "$version-tests" "$python" -m pytest -q -p no:cacheprovider \
+        tests/test_{verl_plugin,v1_trainer,legacy_trainer,preflight,loss,compose}_on_cpu.py
     tested="$result, $(tail -n 1 "$out/$version-tests.log" | sed 's/ in .*//')"
+    check "$version-task" "$python" -m gtpo_verl.embedded.arithmetic --out "$out/task-$version" --seed 1
     for trainer in $(trainers "$version"); do
-        check "$version-$trainer-numbers" numbers "$version" "$trainer"
+        check "$version-$trainer-numbers" "$python" scripts/same_numbers.py compute "$out/$version-$trainer.pt" "$trainer"
         computed=$result
         check "$version-$trainer-train" train "$version" "$trainer"
         rows+=("| $version | ${trainer//_/ } | $registered | $tested | $computed | $result |")

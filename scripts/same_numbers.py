@@ -90,6 +90,7 @@ def v1_step(trainer: Any, rows: dict[str, Any]) -> torch.Tensor:
     """The V1 trainer's `_compute_advantage`, on what TransferQueue would hold."""
     from tensordict import TensorDict
     from tensordict.tensorclass import NonTensorStack
+    from transfer_queue import KVBatchMeta
     from verl.trainer.ppo.v1 import trainer_base
 
     size = len(rows["uid"])
@@ -102,7 +103,7 @@ def v1_step(trainer: Any, rows: dict[str, Any]) -> torch.Tensor:
         ),
         kv_batch_put=lambda keys, partition_id, fields: put.update(fields),
     )
-    batch = _Batch(keys=[f"{i}_0_0" for i in range(size)], partition_id="train", tags=[{}] * size)
+    batch = KVBatchMeta(keys=[f"{i}_0_0" for i in range(size)], partition_id="train", tags=[{}] * size)
     trainer_base.PPOTrainer._compute_advantage.__get__(trainer)(batch, {})
     return put["advantages"].values()
 
@@ -142,11 +143,6 @@ def legacy_step(trainer: Any, rows: dict[str, Any]) -> torch.Tensor:
 
 def _nested(rows: list[torch.Tensor]) -> torch.Tensor:
     return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
-
-
-class _Batch(SimpleNamespace):
-    def __len__(self) -> int:
-        return len(self.keys)
 
 
 def losses(seed: int) -> list[torch.Tensor]:
