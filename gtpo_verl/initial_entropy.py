@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "temperature 1.0 (arXiv:2508.03772, Sec. 6).",
     )
     parser.add_argument("--model", required=True, help="folder in Hugging Face format, or Hub name")
-    parser.add_argument("--data", required=True, type=Path, help="train.parquet of gtpo_verl.data")
+    parser.add_argument("--data", required=True, type=Path, help="train.parquet of gtpo_verl.paper.data")
     parser.add_argument("--samples", type=int, default=PAPER_SAMPLES, help="prompts (default: %(default)s)")
     parser.add_argument(
         "--max-response-length", type=int, default=1500, help="tokens, as in training (default: %(default)s)"
@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
 
     # transformers is needed for the measurement only, not by the run that reads its record.
-    from gtpo_verl.measure import measure_initial_entropy
+    from gtpo_verl.paper.measure import measure_initial_entropy
 
     try:
         measured = measure_initial_entropy(

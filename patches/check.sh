@@ -21,7 +21,7 @@ unpack() {
     tar --no-same-owner -xzf verl-0.9.1.tar.gz
     mkdir -p "$without_plugin/gtpo_verl-0.dist-info"
     printf 'Metadata-Version: 2.1\nName: gtpo-verl\nVersion: 0\n' >"$without_plugin/gtpo_verl-0.dist-info/METADATA"
-    printf '[verl.plugins]\ncpu = gtpo_verl.embedded.plugin\n' >"$without_plugin/gtpo_verl-0.dist-info/entry_points.txt"
+    printf '[verl.plugins]\ncpu = gtpo_verl.cpu.plugin\n' >"$without_plugin/gtpo_verl-0.dist-info/entry_points.txt"
 }
 
 apply() {
@@ -129,14 +129,14 @@ both_present() {
 train() {
     cd "$work"
     export VERL_PLATFORM=cpu OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 RAY_DEDUP_LOGS=0
-    PYTHONPATH=$patched:$without_plugin "$python" -m gtpo_verl.embedded.launch --out "$1" -- \
+    PYTHONPATH=$patched:$without_plugin "$python" -m gtpo_verl.paper.launch --out "$1" -- \
         --config-path "$repo/recipes/config" --config-name gtpo_cpu task_dir="$task" \
         trainer.default_local_dir="$work/$1/checkpoints" "${@:2}"
 }
 
 # Step 3 is a run of its own, resumed from the checkpoint of step 2.
 train_v1() {
-    "$python" -m gtpo_verl.embedded.arithmetic --out "$task" --seed 1
+    "$python" -m gtpo_verl.cpu.arithmetic --out "$task" --seed 1
     train v1 trainer.total_training_steps=2 trainer.save_freq=2
     train v1 trainer.total_training_steps=3
     steps_are v1 3

@@ -22,7 +22,7 @@ max_tokens_per_gpu=${MAX_TOKENS_PER_GPU:-11000}       # in one forward pass; at 
 rollout_tp=${ROLLOUT_TP:-1}                 # GPUs that share one copy of the model in vLLM
 offload=${OFFLOAD:-$([ "$finetune" = full ] && echo True || echo False)}   # weights and optimizer to the CPU at rest
 
-data_dir=${DATA_DIR:-data/$dataset}         # made by gtpo_verl.data where a file is missing
+data_dir=${DATA_DIR:-data/$dataset}         # made by gtpo_verl.paper.data where a file is missing
 if [ -d "$model_path" ]; then model_path=$(realpath "$model_path"); fi
 train_file=$(realpath -m "${TRAIN_FILE:-$data_dir/train.parquet}")
 val_file=$(realpath -m "${VAL_FILE:-$data_dir/test.parquet}")
@@ -143,10 +143,10 @@ check_batch() {
 completions cannot be split evenly over $1 data-parallel workers: change one of the three"
 }
 
-# The data of the run, unless it is there already; "$@": options of gtpo_verl.data.
+# The data of the run, unless it is there already; "$@": options of gtpo_verl.paper.data.
 make_data() {
     if [ ! -e "$train_file" ] || [ ! -e "$val_file" ]; then
-        python3 -m gtpo_verl.data --dataset "$dataset" --out "$data_dir" "$@"
+        python3 -m gtpo_verl.paper.data --dataset "$dataset" --out "$data_dir" "$@"
     fi
 }
 

@@ -32,7 +32,7 @@ source .venv/bin/activate
 export VERL_PLATFORM=cpu OMP_NUM_THREADS=1 PYTHONHASHSEED=$seed RAY_worker_niceness=0
 export HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 RAY_DEDUP_LOGS=0
 
-python -m gtpo_verl.embedded.arithmetic --out "$task" --seed "$seed"
+python -m gtpo_verl.cpu.arithmetic --out "$task" --seed "$seed"
 
 trainer=(
     trainer.total_training_steps="$steps"
@@ -40,7 +40,7 @@ trainer=(
     trainer.save_freq="$steps"
 )
 
-python -m gtpo_verl.embedded.launch --out "$out" --stall "$stall" -- \
+python -m gtpo_verl.paper.launch --out "$out" --stall "$stall" -- \
     --config-path "$PWD/recipes/config" --config-name gtpo_cpu \
     task_dir="$PWD/$task" seed="$seed" actor_rollout_ref.rollout.name="$rollout" \
     "${algorithm[@]}" "${trainer[@]}" "$@"

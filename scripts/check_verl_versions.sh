@@ -40,7 +40,7 @@ overrides() {
 run() { # run VERSION TRAINER STEPS
     local changes
     read -ra changes < <(overrides "$1" "$2")
-    "$python" -m gtpo_verl.embedded.launch --out "$out/$1-$2" -- \
+    "$python" -m gtpo_verl.paper.launch --out "$out/$1-$2" -- \
         --config-path "$PWD/recipes/config" --config-name gtpo_cpu task_dir="$out/task-$1" \
         data.train_batch_size=2 trainer.default_local_dir="$out/$1-$2/checkpoints" trainer.save_freq=1 \
         trainer.total_training_steps="$3" "${changes[@]}"
@@ -81,7 +81,7 @@ for version in "$@"; do
     [ "$version" != 0.9.1 ] || python=$PWD/.venv/bin/python
     case $version in
         # which read no entry points
-        0.7.1 | 0.8.0) export VERL_USE_EXTERNAL_MODULES=gtpo_verl.verl_plugin,gtpo_verl.embedded.plugin ;;
+        0.7.1 | 0.8.0) export VERL_USE_EXTERNAL_MODULES=gtpo_verl.verl_plugin,gtpo_verl.cpu.plugin ;;
         *) unset VERL_USE_EXTERNAL_MODULES ;;
     esac
     check "$version-registration" "$python" -m gtpo_verl
@@ -89,7 +89,7 @@ for version in "$@"; do
     check "$version-tests" "$python" -m pytest -q -p no:cacheprovider \
         tests/test_{verl_plugin,v1_trainer,legacy_trainer,preflight,loss,compose}_on_cpu.py
     tested="$result, $(tail -n 1 "$out/$version-tests.log" | sed 's/ in .*//')"
-    check "$version-task" "$python" -m gtpo_verl.embedded.arithmetic --out "$out/task-$version" --seed 1
+    check "$version-task" "$python" -m gtpo_verl.cpu.arithmetic --out "$out/task-$version" --seed 1
     for trainer in $(trainers "$version"); do
         check "$version-$trainer-numbers" "$python" scripts/same_numbers.py compute "$out/$version-$trainer.pt" "$trainer"
         computed=$result

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gtpo_verl.embedded import arithmetic
+from gtpo_verl.cpu import arithmetic
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,7 +25,7 @@ def train(task, tmp_path):
     out = tmp_path / "run"
 
     def launch(*overrides, steps=2, wait=True, options=()):
-        command = [sys.executable, "-m", "gtpo_verl.embedded.launch", "--out", str(out), *options, "--"]
+        command = [sys.executable, "-m", "gtpo_verl.paper.launch", "--out", str(out), *options, "--"]
         command += ["--config-path", str(ROOT / "recipes/config"), "--config-name", "gtpo_cpu", f"task_dir={task}"]
         command += ["data.train_batch_size=2", f"trainer.total_training_steps={steps}"]
         command += [f"trainer.default_local_dir={out / 'checkpoints'}", *overrides]

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file
 
-from gtpo_verl.data import format_solution
-from gtpo_verl.embedded.launch import end_process
+from gtpo_verl.paper.data import format_solution
+from gtpo_verl.paper.launch import end_process
 
 pytestmark = pytest.mark.e2e
 

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from gtpo_verl import plots
-from gtpo_verl.plots import (
+from gtpo_verl.paper import plots
+from gtpo_verl.paper.plots import (
     LN2,
     OVERVIEW,
     evaluation_figure,

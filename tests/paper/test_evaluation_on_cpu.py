@@ -13,8 +13,8 @@ pytest.importorskip("math_verify")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gtpo_verl import evaluation
-from gtpo_verl.evaluation import (
+from gtpo_verl.paper import evaluation
+from gtpo_verl.paper.evaluation import (
     RIGHT,
     UNPARSED,
     Label,
@@ -237,7 +237,7 @@ def test_a_folder_of_dumps_is_refused_by_naming_what_is_in_it(tmp_path):
 
 def test_a_dump_of_this_packages_reward_written_by_verl_itself_is_read(tmp_path):
     trainer_base = pytest.importorskip("verl.trainer.ppo.v1.trainer_base")
-    from gtpo_verl.reward import compute_score
+    from gtpo_verl.paper.reward import compute_score
 
     asked = [("p", "1,000", "1000"), ("p", "1000.0", "1000"), ("q", "7", "1/2"), ("q", "0.5", "1/2")]
     outputs = [f"<reasoning>…</reasoning><answer>{answer}</answer>" for _, answer, _ in asked]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed.fsdp import CPUOffloadPolicy
 
-from gtpo_verl.embedded import fixes
+from gtpo_verl.cpu import fixes
 
 
 def run_python(code, **environment):
@@ -25,9 +25,9 @@ def test_an_accelerator_run_sees_none_of_it(environment):
 import os, sys, verl
 import verl.utils.distributed, verl.workers.rollout.base
 from verl.plugin.platform import PlatformRegistry
-assert "gtpo_verl.embedded.plugin" in sys.modules
-assert not {"platform", "fixes", "rollout"} & {name.removeprefix("gtpo_verl.embedded.") for name in sys.modules
-                                               if name.startswith("gtpo_verl.embedded.")}
+assert "gtpo_verl.cpu.plugin" in sys.modules
+assert not {"platform", "fixes", "rollout"} & {name.removeprefix("gtpo_verl.cpu.") for name in sys.modules
+                                               if name.startswith("gtpo_verl.cpu.")}
 assert "cpu" not in PlatformRegistry.registered_names()
 assert ("hf", "async") not in verl.workers.rollout.base._ROLLOUT_REGISTRY
 assert type(verl.utils.distributed.initialize_global_process_group_ray).__name__ == "function"
@@ -40,7 +40,7 @@ assert not {"VERL_ENGINE_DEVICE", "VLLM_TARGET_DEVICE"} & set(os.environ)
 def test_verl_platform_cpu_is_all_that_verl_needs():
     code = """
 import sys, verl
-assert "gtpo_verl.embedded.rollout" not in sys.modules
+assert "gtpo_verl.cpu.rollout" not in sys.modules
 import torch
 from verl.plugin.platform import get_platform
 from verl.utils.device import get_device_id, get_torch_device
@@ -65,7 +65,7 @@ torch.distributed.destroy_process_group()
 
 
 def test_a_plugin_that_cannot_install_says_so_and_raises():
-    code = "import sys, verl; sys.modules['wrapt'] = None; import gtpo_verl.embedded.plugin"
+    code = "import sys, verl; sys.modules['wrapt'] = None; import gtpo_verl.cpu.plugin"
     done = run_python(code, VERL_PLATFORM="cpu", VERL_USE_EXTERNAL_PLUGINS="none")
     assert done.returncode != 0
     assert "unset VERL_PLATFORM" in done.stderr and "ModuleNotFoundError" in done.stderr

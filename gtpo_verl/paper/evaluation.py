@@ -4,7 +4,7 @@ A dump is what verl writes under ``trainer.validation_data_dir``: one ``<step>.j
 completion with ``input``, ``output``, ``gts``, ``score``, ``step``, every value the reward function returned (``acc``,
 ``pred``, ...), and, from the V1 trainer, ``uid``. Sample it with ``val_kwargs.n=64 val_kwargs.do_sample=True``.
 
-    python -m gtpo_verl.evaluation Qwen/MATH/GRPO=grpo/500.jsonl Qwen/MATH/GTPO=gtpo/500.jsonl --out results
+    python -m gtpo_verl.paper.evaluation Qwen/MATH/GRPO=grpo/500.jsonl Qwen/MATH/GTPO=gtpo/500.jsonl --out results
 
 Each figure is given twice, in percent of the questions:
 
@@ -187,7 +187,7 @@ def _votes(preds: Sequence[str], correct: Sequence[bool]) -> tuple[int, ...]:
 @lru_cache(maxsize=100_000)
 def _spelling(pred: str) -> str:
     # Imported here: pass@k does without the reward's math-verify.
-    from gtpo_verl.reward import MAX_ANSWER_CHARS, canonicalize
+    from gtpo_verl.paper.reward import MAX_ANSWER_CHARS, canonicalize
 
     return canonicalize(pred) if len(pred) <= MAX_ANSWER_CHARS else pred
 
@@ -375,7 +375,7 @@ _PAPER_MODELS = {
 
 @lru_cache(maxsize=1)
 def _paper_table() -> dict[tuple[str, str, str], dict[str, float]]:
-    text = (files("gtpo_verl") / "paper_table1.csv").read_text(encoding="utf-8")
+    text = (files("gtpo_verl.paper") / "table1.csv").read_text(encoding="utf-8")
     key = ("model", "training_set", "method")
     return {
         (row["model"], row["training_set"].lower(), row["method"].lower()): {
@@ -546,7 +546,7 @@ def evaluate_dumps(
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m gtpo_verl.evaluation",
+        prog="python -m gtpo_verl.paper.evaluation",
         description="pass@k and maj@k in the layout of the paper's Table 1, from verl's validation dumps.",
     )
     parser.add_argument(

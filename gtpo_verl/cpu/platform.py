@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
-from gtpo_verl.embedded.device import HOST
+from gtpo_verl.cpu.device import HOST
 
 
 @PlatformRegistry.register(platform="cpu")

@@ -26,7 +26,7 @@ class EntropyRecorder(LogitsProcessor):
 
 
 def read_prompts(data: str | Path, samples: int) -> list[list[dict[str, str]]]:
-    """The chat messages of the first `samples` rows of a parquet file of `gtpo_verl.data`.
+    """The chat messages of the first `samples` rows of a parquet file of `gtpo_verl.paper.data`.
 
     Raises:
         ValueError: the file has fewer rows.
@@ -63,7 +63,7 @@ def measure_initial_entropy(
 
     Args:
         model_path: folder or Hub name.
-        data: parquet file of `gtpo_verl.data`; its first rows are taken.
+        data: parquet file of `gtpo_verl.paper.data`; its first rows are taken.
         samples: prompts, with one completion each.
         max_response_length: tokens at which a completion is cut off.
         batch_size: completions generated at a time.

@@ -5,7 +5,7 @@
 ``format`` is 10 if all four tags of the prompt are in the completion, 1 if only some are, 0 if none is; ``acc`` is 1 if
 the right answer is enclosed in the answer tags, whatever the rest looks like. In a verl config::
 
-    reward.custom_reward_function.path=pkg://gtpo_verl.reward
+    reward.custom_reward_function.path=pkg://gtpo_verl.paper.reward
     reward.custom_reward_function.name=compute_score
 
 Where the paper is silent: the answer is the content of the last complete ``<answer>...</answer>`` pair, and equality is
@@ -30,7 +30,7 @@ import threading
 from fractions import Fraction
 
 if importlib.util.find_spec("math_verify") is None:
-    raise ImportError("gtpo_verl.reward needs math-verify: pip install 'gtpo-verl[reward]'")
+    raise ImportError("gtpo_verl.paper.reward needs math-verify: pip install 'gtpo-verl[reward]'")
 
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 MAX_ANSWER_CHARS = 300

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gtpo_verl.embedded import arithmetic
-from gtpo_verl.embedded.arithmetic import WarmStartConfig, completion_text, prepare
-from gtpo_verl.reward import TAGS, compute_score
+from gtpo_verl.cpu import arithmetic
+from gtpo_verl.cpu.arithmetic import WarmStartConfig, completion_text, prepare
+from gtpo_verl.paper.reward import TAGS, compute_score
 
 SHORT = WarmStartConfig(seed=3, steps=5, batch_size=4, test_size=8)
 

@@ -19,11 +19,11 @@ from verl.trainer.ppo.utils import need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from gtpo_verl import GTPOConfig, preflight
-from gtpo_verl.data import DATASETS, load_splits, make_rows, make_sft_rows, write_parquet
-from gtpo_verl.evaluation import parse_dump_argument
-from gtpo_verl.reward import compute_score
+from gtpo_verl.paper.data import DATASETS, load_splits, make_rows, make_sft_rows, write_parquet
+from gtpo_verl.paper.evaluation import parse_dump_argument
+from gtpo_verl.paper.reward import compute_score
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TRAINING = ("run_gtpo_qwen", "run_gtpo_llama", "run_gtpo_qwen_fsdp2_multinode", "run_gtpo_qwen_megatron")
 KL_BETAS = ("0", "1e-6", "0.04")
 
@@ -113,7 +113,7 @@ def check_paper_settings(config: DictConfig, algo: str, kl_beta: str = "0") -> N
     assert (rollout.temperature, rollout.top_p, rollout.top_k, rollout.gpu_memory_utilization) == (1.0, 1.0, -1, 0.4)
     assert {config.seed, config.data.seed, actor.data_loader_seed, rollout.seed} == {3407}
     assert (config.trainer.total_epochs, config.trainer.save_freq) == (1, 500)
-    assert config.reward.custom_reward_function.path == "pkg://gtpo_verl.reward"
+    assert config.reward.custom_reward_function.path == "pkg://gtpo_verl.paper.reward"
     if algo == "gtpo":
         assert preflight.check(config) == GTPOConfig()
         assert preflight.departures(config) == []
@@ -216,7 +216,7 @@ def test_paths_do_not_depend_on_where_a_recipe_or_a_ray_worker_starts(composed):
 
 def test_missing_data_is_made_and_present_data_is_not(call, tmp_path):
     made, _ = call("run_gtpo_qwen", DATASET="math", DATA_DIR=str(tmp_path / "data"))
-    assert made == ["-m", "gtpo_verl.data", "--dataset", "math", "--out", str(tmp_path / "data")]
+    assert made == ["-m", "gtpo_verl.paper.data", "--dataset", "math", "--out", str(tmp_path / "data")]
     (tmp_path / "data").mkdir()
     for name in ("train.parquet", "test.parquet"):
         (tmp_path / "data" / name).touch()
@@ -329,7 +329,7 @@ def test_the_sft_recipe_is_the_papers(call, finetune):
 @pytest.mark.parametrize("name", ["gsm8k", "math"])
 def test_sft_texts_are_solutions_in_the_papers_format(name, tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    splits = load_splits(DATASETS[name], str(ROOT / "tests/fixtures" / name))
+    splits = load_splits(DATASETS[name], str(ROOT / "tests/paper/fixtures" / name))
     write_parquet(DATASETS[name], splits, tmp_path / "data", sft=True)
     rows = pq.read_table(tmp_path / "data/sft_train.parquet").to_pylist()
     assert len(rows) == len(splits["train"])
@@ -384,7 +384,7 @@ def tiny_model(tmp_path_factory):
     """A random model whose own generation settings, like Qwen2.5's, narrow the distribution."""
     from transformers import GenerationConfig
 
-    from gtpo_verl.embedded.arithmetic import build_model, build_tokenizer
+    from gtpo_verl.cpu.arithmetic import build_model, build_tokenizer
 
     folder = tmp_path_factory.mktemp("tiny")
     tokenizer = build_tokenizer()
@@ -413,7 +413,7 @@ def prompts(tmp_path):
 
 
 def test_the_initial_entropy_is_sampled_from_the_whole_distribution_at_temperature_1(tiny_model, prompts, monkeypatch):
-    from gtpo_verl import measure
+    from gtpo_verl.paper import measure
 
     settings = []
     sample_entropies = measure.sample_entropies
@@ -435,7 +435,7 @@ def test_the_initial_entropy_is_sampled_from_the_whole_distribution_at_temperatu
 def test_the_recorded_entropies_are_those_of_a_second_pass(tiny_model, prompts):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from gtpo_verl import measure
+    from gtpo_verl.paper import measure
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_model, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(tiny_model).eval()

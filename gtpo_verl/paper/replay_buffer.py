@@ -2,12 +2,12 @@
 
 verl keeps the dict that a reward function returns, but logs it in validation only. With
 
-    trainer.v1.sampler.custom_sampler.path=pkg://gtpo_verl.replay_buffer
+    trainer.v1.sampler.custom_sampler.path=pkg://gtpo_verl.paper.replay_buffer
     trainer.v1.sampler.custom_sampler.name=RewardMetricsReplayBuffer
     +trainer.v1.sampler.sampler_kwargs.max_response_length=${data.max_response_length}
 
-every training step logs the mean of each number in it as `reward/<key>/mean` (with `gtpo_verl.reward`: score, format,
-acc, strict), `completion/eos_rate` and `completion/length/mean`; for GRPO as for GTPO.
+every training step logs the mean of each number in it as `reward/<key>/mean` (with `gtpo_verl.paper.reward`: score,
+format, acc, strict), `completion/eos_rate` and `completion/length/mean`; for GRPO as for GTPO.
 """
 
 from collections import defaultdict

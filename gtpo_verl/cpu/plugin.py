@@ -19,11 +19,11 @@ def _install() -> None:
 
     import wrapt
 
-    from gtpo_verl.embedded import device, fixes
+    from gtpo_verl.cpu import device, fixes
 
     fixes.install()
     if find_spec("verl.plugin"):
-        from gtpo_verl.embedded import platform  # noqa: F401  (importing it registers it)
+        from gtpo_verl.cpu import platform  # noqa: F401  (importing it registers it)
 
         # verl registers its FSDP2 engine for cuda and npu; it is the same engine on gloo.
         os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
@@ -34,7 +34,7 @@ def _install() -> None:
 
 
 def _register_adapter(module: Any) -> None:
-    module._ROLLOUT_REGISTRY[("hf", "async")] = "gtpo_verl.embedded.rollout.HFServerAdapter"
+    module._ROLLOUT_REGISTRY[("hf", "async")] = "gtpo_verl.cpu.rollout.HFServerAdapter"
 
 
 def _register_replica(module: Any) -> None:
@@ -42,7 +42,7 @@ def _register_replica(module: Any) -> None:
 
 
 def _load_replica() -> type:
-    from gtpo_verl.embedded.rollout import HFReplica
+    from gtpo_verl.cpu.rollout import HFReplica
 
     return HFReplica
 

@@ -1,6 +1,6 @@
 """Run verl's trainer and watch it: progress, `metrics.jsonl`, a closing table, a figure, and an end in bounded time.
 
-    python -m gtpo_verl.embedded.launch --out outputs/gtpo_cpu -- OVERRIDE…
+    python -m gtpo_verl.paper.launch --out outputs/gtpo_cpu -- OVERRIDE…
 
 starts `python -m verl.trainer.main_ppo` with the overrides, follows what verl's file logger writes, and leaves in --out
 `metrics.jsonl` (one flat object per step), `training.png` and `.svg`, and `train.log` (all that verl printed). verl can
@@ -211,7 +211,7 @@ def train(overrides: list[str], out: Path, stall_s: float, start_s: float) -> in
 
 def report(records: list[dict[str, Any]], out: Path) -> None:
     """Print the closing table and draw the figure."""
-    from gtpo_verl.plots import plot_training, read_run
+    from gtpo_verl.paper.plots import plot_training, read_run
 
     print(f"\n{closing_table(records)}\n")
     figures = plot_training({out.name: [read_run(out / "metrics.jsonl")]}, out / "training.png")

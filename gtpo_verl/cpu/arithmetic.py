@@ -1,6 +1,6 @@
 """A task small enough for two CPU cores: two-digit addition, a model of 0.4 M parameters and its warm start.
 
-`python -m gtpo_verl.embedded.arithmetic --out DIR --seed S` writes
+`python -m gtpo_verl.cpu.arithmetic --out DIR --seed S` writes
 
 - `DIR/model`: a Qwen2 in Hugging Face format with its tokenizer, trained for a few hundred supervised steps on
   `<reasoning>…</reasoning><answer>…</answer>`, the paper's format (arXiv:2508.03772, Sec. 6). Some of those examples
@@ -8,9 +8,9 @@
 - `DIR/train.parquet`, `DIR/test.parquet`: prompts in verl's format, test disjoint from train;
 - `DIR/warm_start.json`: the settings and the statistics of the warm start on prompts of the test set.
 
-What GTPO needs is kept: every tag is several tokens, the reward is `gtpo_verl.reward.compute_score`, the mean entropy
-lies far below ln 2, and a completion has room for twice its natural length of 30 tokens. What is not the paper's: there
-is no system prompt, because this model knows nothing but this task.
+What GTPO needs is kept: every tag is several tokens, the reward is `gtpo_verl.paper.reward.compute_score`, the mean
+entropy lies far below ln 2, and a completion has room for twice its natural length of 30 tokens. What is not the paper's:
+there is no system prompt, because this model knows nothing but this task.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from gtpo_verl.reward import TAGS, compute_score
+from gtpo_verl.paper.reward import TAGS, compute_score
 
 # Qwen's own names: the class that transformers picks for a Qwen2 model adds <|endoftext|> to a vocabulary without it.
 PAD, EOS, USER, ASSISTANT = "<|endoftext|>", "<|im_end|>", "<|user|>", "<|assistant|>"

@@ -11,8 +11,8 @@ from verl.trainer.ppo.v1.agent_loop_tq import apply_greedy_sampling_params
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import RolloutMode
 
-from gtpo_verl.embedded import rollout
-from gtpo_verl.embedded.rollout import HFReplica, HFServer, HFServerAdapter, Request, generate, load_weights
+from gtpo_verl.cpu import rollout
+from gtpo_verl.cpu.rollout import HFReplica, HFServer, HFServerAdapter, Request, generate, load_weights
 
 VOCAB, PAD, EOS, SECOND_EOS = 32, 0, 1, 2
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [5, 6], [20, 21, 22]]

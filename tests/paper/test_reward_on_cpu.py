@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gtpo_verl import reward
-from gtpo_verl.prompt import SYSTEM_PROMPT
-from gtpo_verl.reward import (
+from gtpo_verl.paper import reward
+from gtpo_verl.paper.prompt import SYSTEM_PROMPT
+from gtpo_verl.paper.reward import (
     MAX_ANSWER_CHARS,
     TAGS,
     canonicalize,
@@ -307,7 +307,7 @@ def test_a_forked_process_compares_with_a_child_of_its_own():
 @pytest.mark.parametrize("end", ["pass", "os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_the_child_does_not_outlive_its_parent(end):
     script = (
-        "import os, signal\nfrom gtpo_verl import reward\n"
+        "import os, signal\nfrom gtpo_verl.paper import reward\n"
         "assert reward.is_equal('7', '3+4')\nprint(reward._math_verify._process.pid, flush=True)\n" + end
     )
     parent = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=120)
@@ -343,7 +343,7 @@ def test_it_scores_through_the_reward_manager_of_verl():
             return bytes(ids.tolist()).decode()
 
     config = OmegaConf.create(
-        {"reward": {"custom_reward_function": {"path": "pkg://gtpo_verl.reward", "name": "compute_score"}}}
+        {"reward": {"custom_reward_function": {"path": "pkg://gtpo_verl.paper.reward", "name": "compute_score"}}}
     )
     responses = torch.tensor([list(completion("3+4").encode()) + [0, 0]])
     attention_mask = (responses != 0).long()

@@ -1,12 +1,12 @@
 """Training and test sets of GTPO (arXiv:2508.03772, Sec. 6) as verl's parquet files.
 
-    python -m gtpo_verl.data --dataset gsm8k --out data/gsm8k
-    python -m gtpo_verl.data --dataset gsm8k --out data/gsm8k --sft    # for verl's SFT trainer
+    python -m gtpo_verl.paper.data --dataset gsm8k --out data/gsm8k
+    python -m gtpo_verl.paper.data --dataset gsm8k --out data/gsm8k --sft    # for verl's SFT trainer
 
 GSM8K and MATH are trained and tested on, so their splits become ``train.parquet`` and ``test.parquet``. AIME 2024, AIME
 2025 and AMC 2023 are only tested on: whatever split holds them (the Hub's "train" for two of them) becomes
-``test.parquet``. A row is what verl's ``RLHFDataset`` and ``gtpo_verl.reward`` read: the system prompt of App. 8.2 and
-the question, and the bare answer as ground truth. A row whose answer cannot be found stops the run.
+``test.parquet``. A row is what verl's ``RLHFDataset`` and ``gtpo_verl.paper.reward`` read: the system prompt of App.
+8.2 and the question, and the bare answer as ground truth. A row whose answer cannot be found stops the run.
 
 ``data_source`` is the paper's name of the set ("GSM8K", "MATH", "AIME2024", ...), which verl's built-in rewards do not
 know: a run that forgets to set ``reward.custom_reward_function`` fails instead of training on another reward.
@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gtpo_verl.prompt import build_messages
-from gtpo_verl.reward import MAX_ANSWER_CHARS, closing_brace
+from gtpo_verl.paper.prompt import build_messages
+from gtpo_verl.paper.reward import MAX_ANSWER_CHARS, closing_brace
 
 Row = dict[str, Any]
 
@@ -204,8 +204,8 @@ def make_rows(dataset: MathDataset, split: str, rows: Iterable[Row]) -> list[Row
     (GSM8K's and MATH's worked solution), and for MATH ``subject`` and ``level``.
 
     Raises:
-        ValueError: if a row cannot be parsed, or has an answer that ``gtpo_verl.reward`` would not take; names the
-            dataset, the split, the row and the reason.
+        ValueError: if a row cannot be parsed, or has an answer that ``gtpo_verl.paper.reward`` would not take; names
+            the dataset, the split, the row and the reason.
     """
     made = []
     for index, row in enumerate(rows):
@@ -294,9 +294,9 @@ def write_parquet(
 
 
 def main() -> None:
-    """Command line: see ``python -m gtpo_verl.data --help``."""
+    """Command line: see ``python -m gtpo_verl.paper.data --help``."""
     parser = argparse.ArgumentParser(
-        prog="python -m gtpo_verl.data",
+        prog="python -m gtpo_verl.paper.data",
         description="Write one of the paper's datasets as verl's parquet files, with the paper's prompt.",
         epilog="usual sources on the Hugging Face Hub: "
         + ", ".join(f"{name} = {dataset.source}" for name, dataset in DATASETS.items()),

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gtpo_verl import data
-from gtpo_verl.data import (
+from gtpo_verl.paper import data
+from gtpo_verl.paper.data import (
     DATASETS,
     extract_boxed,
     extract_gsm8k_answer,
@@ -19,8 +19,8 @@ from gtpo_verl.data import (
     parse_contest_answer,
     write_parquet,
 )
-from gtpo_verl.prompt import SYSTEM_PROMPT
-from gtpo_verl.reward import compute_score
+from gtpo_verl.paper.prompt import SYSTEM_PROMPT
+from gtpo_verl.paper.reward import compute_score
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -253,7 +253,7 @@ def run(*args: str, cache: Path) -> subprocess.CompletedProcess:
     code = (
         "import datasets, runpy, sys\n"
         f"datasets.config.HF_DATASETS_CACHE = {str(cache)!r}\n"
-        "runpy.run_module('gtpo_verl.data', run_name='__main__')"
+        "runpy.run_module('gtpo_verl.paper.data', run_name='__main__')"
     )
     return subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=300)
 

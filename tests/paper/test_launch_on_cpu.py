@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from gtpo_verl.embedded import launch
+from gtpo_verl.paper import launch
 
 
 @pytest.fixture
