@@ -9,8 +9,8 @@
 - `DIR/warm_start.json`: the settings and the statistics of the warm start on prompts of the test set.
 
 What GTPO needs is kept: every tag is several tokens, the reward is `gtpo_verl.paper.reward.compute_score`, the mean
-entropy lies far below ln 2, and a completion has room for twice its natural length of 30 tokens. What is not the paper's:
-there is no system prompt, because this model knows nothing but this task.
+entropy lies far below ln 2, and a completion has room for twice its natural length of 30 tokens. What is not the
+paper's: there is no system prompt, because this model knows nothing but this task.
 """
 
 import argparse
