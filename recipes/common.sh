@@ -1,3 +1,4 @@
+# shellcheck shell=bash disable=SC2154  # a recipe sets model_path and lora_rank before it sources this
 # What run_*.sh and evaluate.sh share; they source it after setting model_path and lora_rank.
 #
 # First the variables a user may set, in the environment and in upper case; then the arrays of verl's overrides that

@@ -12,4 +12,5 @@ source .venv/bin/activate
 ruff check .
 ruff format --check .
 mypy
+git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck
 OMP_NUM_THREADS=1 pytest -q --durations=10 "$@"
