@@ -11,11 +11,15 @@ Installing the package is enough: `algorithm.adv_estimator=gtpo` then works in a
 torch alone.
 """
 
-from gtpo_verl.advantage import compute_gtpo_outcome_advantage
-from gtpo_verl.config import GTPOConfig
-from gtpo_verl.conflict import compute_conflict_mask, compute_conflict_weights
-from gtpo_verl.entropy import compute_completion_filter, compute_trajectory_entropy
-from gtpo_verl.loss import compute_policy_loss_gtpo
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gtpo_verl.advantage import compute_gtpo_outcome_advantage
+    from gtpo_verl.config import GTPOConfig
+    from gtpo_verl.conflict import compute_conflict_mask, compute_conflict_weights
+    from gtpo_verl.entropy import compute_completion_filter, compute_trajectory_entropy
+    from gtpo_verl.loss import compute_policy_loss_gtpo
 
 __all__ = [
     "GTPOConfig",
@@ -26,3 +30,13 @@ __all__ = [
     "compute_policy_loss_gtpo",
     "compute_trajectory_entropy",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported at first use: `gtpo-verl check` has to work without torch, and the reward's processes do not need it.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    modules = (
+        import_module(f"gtpo_verl.{module}") for module in ("advantage", "config", "conflict", "entropy", "loss")
+    )
+    return next(vars(module)[name] for module in modules if name in vars(module))

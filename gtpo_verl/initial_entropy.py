@@ -4,12 +4,11 @@ It is one number for a whole run: measured once, written beside the checkpoints,
 on its first rollouts; the paper's stricter procedure is a command of its own, whose value is given to the run as
 `algorithm.gtpo.initial_entropy`:
 
-    python -m gtpo_verl.initial_entropy --model Qwen/Qwen2.5-3B-Instruct --data data/gsm8k/train.parquet --samples 100
+    gtpo-verl initial-entropy --model Qwen/Qwen2.5-3B-Instruct --data data/gsm8k/train.parquet --samples 100
 """
 
-import argparse
 import json
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -96,38 +95,3 @@ class InitialEntropy:
                 "or algorithm.gtpo.completion_filter to on or off"
             )
         return cls(**json.loads(path.read_text()))
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure ⟨H⟩_ini by the paper's procedure; print the value, its spread and the decision it leads to."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gtpo_verl.initial_entropy",
-        description="Mean entropy of the untrained model on the first training prompts, one completion each, at "
-        "temperature 1.0 (arXiv:2508.03772, Sec. 6).",
-    )
-    parser.add_argument("--model", required=True, help="folder in Hugging Face format, or Hub name")
-    parser.add_argument("--data", required=True, type=Path, help="train.parquet of gtpo_verl.paper.data")
-    parser.add_argument("--samples", type=int, default=PAPER_SAMPLES, help="prompts (default: %(default)s)")
-    parser.add_argument(
-        "--max-response-length", type=int, default=1500, help="tokens, as in training (default: %(default)s)"
-    )
-    parser.add_argument("--batch-size", type=int, default=20, help="completions at a time (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=3407, help="of the sampling (default: %(default)s)")
-    args = parser.parse_args(argv)
-
-    # transformers is needed for the measurement only, not by the run that reads its record.
-    from gtpo_verl.paper.measure import measure_initial_entropy
-
-    try:
-        measured = measure_initial_entropy(
-            args.model, args.data, args.samples, args.max_response_length, args.batch_size, args.seed
-        )
-    except ValueError as error:
-        parser.exit(2, f"{parser.prog}: {error}\n")
-    print(f"initial_entropy={measured.value:.6f}")
-    print(f"standard deviation over the completions: {measured.std:.6f} nats per token")
-    print(measured.decision(GTPOConfig()))
-
-
-if __name__ == "__main__":
-    main()

@@ -11,7 +11,7 @@ Loading it only leaves post-import hooks, so a process that never trains pays ne
 A verl that has GTPO of its own serves `gtpo` itself, and all of this steps back.
 
 verl swallows what a plugin raises while it loads. So a hook that does not fit, a name that is taken or a verl that is
-not supported is kept in `problems()`, shown by `python -m gtpo_verl`, and raised once a config asks for GTPO.
+not supported is kept in `problems()`, shown by `gtpo-verl check`, and raised once a config asks for GTPO.
 """
 
 import logging

@@ -23,7 +23,7 @@ max_tokens_per_gpu=${MAX_TOKENS_PER_GPU:-11000}       # in one forward pass; at 
 rollout_tp=${ROLLOUT_TP:-1}                 # GPUs that share one copy of the model in vLLM
 offload=${OFFLOAD:-$([ "$finetune" = full ] && echo True || echo False)}   # weights and optimizer to the CPU at rest
 
-data_dir=${DATA_DIR:-data/$dataset}         # made by gtpo_verl.paper.data where a file is missing
+data_dir=${DATA_DIR:-data/$dataset}         # made by gtpo-verl data where a file is missing
 if [ -d "$model_path" ]; then model_path=$(realpath "$model_path"); fi
 train_file=$(realpath -m "${TRAIN_FILE:-$data_dir/train.parquet}")
 val_file=$(realpath -m "${VAL_FILE:-$data_dir/test.parquet}")
@@ -144,10 +144,10 @@ check_batch() {
 completions cannot be split evenly over $1 data-parallel workers: change one of the three"
 }
 
-# The data of the run, unless it is there already; "$@": options of gtpo_verl.paper.data.
+# The data of the run, unless it is there already; "$@": options of gtpo-verl data.
 make_data() {
     if [ ! -e "$train_file" ] || [ ! -e "$val_file" ]; then
-        python3 -m gtpo_verl.paper.data --dataset "$dataset" --out "$data_dir" "$@"
+        python3 -m gtpo_verl data --dataset "$dataset" --out "$data_dir" "$@"
     fi
 }
 
@@ -179,7 +179,7 @@ main_ppo() {
 train() {
     if [ "$algo-$strict_initial_entropy" = gtpo-1 ]; then
         local initial_entropy
-        initial_entropy=$(python3 -m gtpo_verl.initial_entropy --model "$model_path" --data "$train_file" --samples 100 \
+        initial_entropy=$(python3 -m gtpo_verl initial-entropy --model "$model_path" --data "$train_file" --samples 100 \
             --max-response-length "$max_response_length" --seed "$seed" | tee /dev/stderr |
             sed -n 's/^initial_entropy=//p')
         algorithm+=(algorithm.gtpo.initial_entropy="$initial_entropy")

@@ -59,4 +59,4 @@ for dataset in $datasets; do
         "$@"
     dumps+=("$label/${dataset^^}=$out/$dataset/0.jsonl")
 done
-python3 -m gtpo_verl.paper.evaluation "${dumps[@]}" --out "$out"
+python3 -m gtpo_verl evaluate "${dumps[@]}" --out "$out"

@@ -4,7 +4,7 @@
 #   bash recipes/run_sft.sh [override…]
 #   DATASET=math MODEL_PATH=meta-llama/Llama-3.1-8B-Instruct LORA_RANK=128 bash recipes/run_sft.sh
 #
-# Trains on the dataset's own solutions, put into the paper's format by gtpo_verl.paper.data. All other settings stand in
+# Trains on the dataset's own solutions, put into the paper's format by gtpo-verl data. All other settings stand in
 # recipes/config/sft.yaml. Of the variables in recipes/common.sh it reads those that are not about rollouts.
 set -xeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -12,8 +12,8 @@ from omegaconf import open_dict
 from verl.trainer.ppo import core_algos, metric_utils
 from verl.utils import config as verl_config
 
-import gtpo_verl.__main__
 from gtpo_verl import verl_plugin
+from gtpo_verl.cli import main
 
 NOT_LOADED = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": "", "VERL_PLATFORM": ""}
 
@@ -100,7 +100,7 @@ def test_plugin_steps_back_for_a_verl_that_has_gtpo(compose_config, monkeypatch,
 
     monkeypatch.setattr(core_algos, "AdvantageEstimator", members)
     validate(compose_config("+algorithm.gtpo.unknown=1"))
-    assert gtpo_verl.__main__.main() == 0
+    assert main(["check"]) == 0
     assert "it serves gtpo, and the plugin steps back" in capsys.readouterr().out
 
 
@@ -110,24 +110,24 @@ def test_hook_that_does_not_fit_is_a_problem_and_not_a_crash(fresh_problems):
 
 
 def test_report_says_what_is_registered_where(capsys, monkeypatch):
-    assert gtpo_verl.__main__.main() == 0
+    assert main(["check"]) == 0
     out = capsys.readouterr().out
     assert "advantage estimator gtpo: gtpo_verl.verl_plugin.estimate_gtpo_advantage" in out
     v1 = "yes" if find_spec("verl.trainer.ppo.v1") else "this verl has none"
     assert "loaded by verl: yes" in out and "hook on legacy trainer: yes" in out and f"hook on V1 trainer: {v1}" in out
     monkeypatch.setattr(verl_plugin, "_problems", ["the sky has fallen"])
-    assert gtpo_verl.__main__.main() == 1
+    assert main(["check"]) == 1
     assert "problem: the sky has fallen" in capsys.readouterr().out
 
 
 def test_report_says_what_is_not_hooked(capsys, monkeypatch):
     monkeypatch.setattr(metric_utils, "compute_data_metrics", metric_utils.compute_data_metrics.__wrapped__)
-    assert gtpo_verl.__main__.main() == 1
+    assert main(["check"]) == 1
     assert "problem: verl.trainer.ppo.metric_utils.compute_data_metrics is not hooked" in capsys.readouterr().out
 
 
 def test_report_says_that_verl_did_not_load_the_plugin():
-    code = "from gtpo_verl.__main__ import main; status = main(); assert status == 1"
+    code = "from gtpo_verl.cli import main; status = main(['check']); assert status == 1"
     assert "set VERL_USE_EXTERNAL_MODULES=gtpo_verl.verl_plugin" in run_python(code, **NOT_LOADED)
 
 

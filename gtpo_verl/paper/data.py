@@ -1,7 +1,7 @@
 """Training and test sets of GTPO (arXiv:2508.03772, Sec. 6) as verl's parquet files.
 
-    python -m gtpo_verl.paper.data --dataset gsm8k --out data/gsm8k
-    python -m gtpo_verl.paper.data --dataset gsm8k --out data/gsm8k --sft    # for verl's SFT trainer
+    gtpo-verl data --dataset gsm8k --out data/gsm8k
+    gtpo-verl data --dataset gsm8k --out data/gsm8k --sft    # for verl's SFT trainer
 
 GSM8K and MATH are trained and tested on, so their splits become ``train.parquet`` and ``test.parquet``. AIME 2024, AIME
 2025 and AMC 2023 are only tested on: whatever split holds them (the Hub's "train" for two of them) becomes
@@ -293,13 +293,12 @@ def write_parquet(
     return written
 
 
-def main() -> None:
-    """Command line: see ``python -m gtpo_verl.paper.data --help``."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gtpo_verl.paper.data",
-        description="Write one of the paper's datasets as verl's parquet files, with the paper's prompt.",
-        epilog="usual sources on the Hugging Face Hub: "
-        + ", ".join(f"{name} = {dataset.source}" for name, dataset in DATASETS.items()),
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``gtpo-verl data``."""
+    parser.description = "Write one of the paper's datasets as verl's parquet files, with the paper's prompt."
+    sources = "".join(f"\n  {name:<10}{dataset.source}" for name, dataset in DATASETS.items())
+    parser.epilog = (
+        f"example: gtpo-verl data --dataset gsm8k --out data/gsm8k\n\nwhere the Hugging Face Hub keeps them:{sources}"
     )
     parser.add_argument("--dataset", required=True, choices=DATASETS)
     parser.add_argument("--out", required=True, type=Path, help="folder for train.parquet and test.parquet")
@@ -308,13 +307,12 @@ def main() -> None:
     parser.add_argument(
         "--sft", action="store_true", help="write sft_*.parquet, with solutions, for verl's SFT trainer"
     )
-    args = parser.parse_args()
 
+
+def run(args: argparse.Namespace) -> int:
+    """Write the files, and print the first row as the model will see it."""
     dataset = DATASETS[args.dataset]
-    try:
-        written = write_parquet(dataset, load_splits(dataset, args.source, args.split), args.out, args.sft)
-    except ValueError as error:
-        parser.exit(1, f"{parser.prog}: {error}\n")
+    written = write_parquet(dataset, load_splits(dataset, args.source, args.split), args.out, args.sft)
     for path, rows in written.items():
         print(f"wrote {len(rows)} rows to {path}")
     first = next(iter(written.values()))[0]
@@ -322,7 +320,4 @@ def main() -> None:
         print(f"\n[{message['role']}]\n{message['content']}")
     if not args.sft:
         print(f"\n[ground truth]\n{first['reward_model']['ground_truth']}")
-
-
-if __name__ == "__main__":
-    main()
+    return 0

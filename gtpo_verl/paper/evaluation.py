@@ -4,7 +4,7 @@ A dump is what verl writes under ``trainer.validation_data_dir``: one ``<step>.j
 completion with ``input``, ``output``, ``gts``, ``score``, ``step``, every value the reward function returned (``acc``,
 ``pred``, ...), and, from the V1 trainer, ``uid``. Sample it with ``val_kwargs.n=64 val_kwargs.do_sample=True``.
 
-    python -m gtpo_verl.paper.evaluation Qwen/MATH/GRPO=grpo/500.jsonl Qwen/MATH/GTPO=gtpo/500.jsonl --out results
+    gtpo-verl evaluate Qwen/MATH/GRPO=grpo/500.jsonl Qwen/MATH/GTPO=gtpo/500.jsonl --out results
 
 Each figure is given twice, in percent of the questions:
 
@@ -544,10 +544,12 @@ def evaluate_dumps(
     ]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m gtpo_verl.paper.evaluation",
-        description="pass@k and maj@k in the layout of the paper's Table 1, from verl's validation dumps.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``gtpo-verl evaluate``."""
+    parser.description = "pass@k and maj@k in the layout of the paper's Table 1, from verl's validation dumps."
+    parser.epilog = (
+        "example: gtpo-verl evaluate Qwen/MATH/GRPO=grpo/500.jsonl Qwen/MATH/GTPO=gtpo/500.jsonl --out results\n\n"
+        "bash recipes/evaluate.sh CHECKPOINT samples the completions."
     )
     parser.add_argument(
         "dumps",
@@ -560,15 +562,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--format", choices=["md", "csv", "latex"], default="md")
     parser.add_argument("--out", type=Path, help="folder for evaluation.json (every figure) and the table")
     parser.add_argument("--seed", type=int, default=SEED, help="of the bootstrap over questions")
-    args = parser.parse_args(argv)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table, and write it with all figures into ``--out``."""
     if min(args.k) < 1:
-        parser.error(f"--k must be at least 1, got {min(args.k)}")
-    try:
-        records = evaluate_dumps(args.dumps, args.k, args.seed)
-    except (ImportError, OSError, ValueError) as error:
-        parser.exit(2, f"error: {error}\n")
+        raise ValueError(f"--k must be at least 1, got {min(args.k)}")
+    records = evaluate_dumps(args.dumps, args.k, args.seed)
     if not records:
-        parser.exit(2, "error: no k is left to report: no question has that many completions\n")
+        raise ValueError("no k is left to report: no question has that many completions")
     layout = table(records)
     text, suffix = {
         "md": (layout.markdown, "md"),
@@ -582,7 +584,4 @@ def main(argv: Sequence[str] | None = None) -> None:
         (args.out / f"table.{suffix}").write_text(rendered, encoding="utf-8")
         document = {"seed": args.seed, "resamples": RESAMPLES, "records": [asdict(record) for record in records]}
         (args.out / "evaluation.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    return 0

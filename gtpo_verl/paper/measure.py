@@ -1,17 +1,19 @@
 """⟨H⟩_ini by the paper's strict procedure (GTPO, arXiv:2508.03772, Sec. 5.2 and 6), with Hugging Face transformers.
 
 One completion of each of the first 100 training prompts, sampled from the untrained model at temperature 1.0 with no
-other restriction. `python -m gtpo_verl.initial_entropy` is its command line.
+other restriction. `gtpo-verl initial-entropy` is its command line.
 """
 
+import argparse
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessor
 
+from gtpo_verl.config import GTPOConfig
 from gtpo_verl.entropy import compute_trajectory_entropy
-from gtpo_verl.initial_entropy import InitialEntropy
+from gtpo_verl.initial_entropy import PAPER_SAMPLES, InitialEntropy
 
 
 class EntropyRecorder(LogitsProcessor):
@@ -26,7 +28,7 @@ class EntropyRecorder(LogitsProcessor):
 
 
 def read_prompts(data: str | Path, samples: int) -> list[list[dict[str, str]]]:
-    """The chat messages of the first `samples` rows of a parquet file of `gtpo_verl.paper.data`.
+    """The chat messages of the first `samples` rows of a parquet file of `gtpo-verl data`.
 
     Raises:
         ValueError: the file has fewer rows.
@@ -63,7 +65,7 @@ def measure_initial_entropy(
 
     Args:
         model_path: folder or Hub name.
-        data: parquet file of `gtpo_verl.paper.data`; its first rows are taken.
+        data: parquet file of `gtpo-verl data`; its first rows are taken.
         samples: prompts, with one completion each.
         max_response_length: tokens at which a completion is cut off.
         batch_size: completions generated at a time.
@@ -100,3 +102,34 @@ def measure_initial_entropy(
 def _eos_token_ids(model: Any) -> list[int]:
     eos = model.generation_config.eos_token_id
     return [eos] if isinstance(eos, int) else list(eos)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `gtpo-verl initial-entropy`."""
+    parser.description = (
+        "Mean entropy of the untrained model on the first training prompts, one completion each, at temperature 1.0 "
+        "(arXiv:2508.03772, Sec. 6)."
+    )
+    parser.epilog = (
+        "example: gtpo-verl initial-entropy --model Qwen/Qwen2.5-3B-Instruct --data data/gsm8k/train.parquet\n\n"
+        "Give the value to a run as algorithm.gtpo.initial_entropy."
+    )
+    parser.add_argument("--model", required=True, help="folder in Hugging Face format, or Hub name")
+    parser.add_argument("--data", required=True, type=Path, help="train.parquet of gtpo-verl data")
+    parser.add_argument("--samples", type=int, default=PAPER_SAMPLES, help="prompts (default: %(default)s)")
+    parser.add_argument(
+        "--max-response-length", type=int, default=1500, help="tokens, as in training (default: %(default)s)"
+    )
+    parser.add_argument("--batch-size", type=int, default=20, help="completions at a time (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=3407, help="of the sampling (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the value, its spread and the decision it leads to."""
+    measured = measure_initial_entropy(
+        args.model, args.data, args.samples, args.max_response_length, args.batch_size, args.seed
+    )
+    print(f"initial_entropy={measured.value:.6f}")
+    print(f"standard deviation over the completions: {measured.std:.6f} nats per token")
+    print(measured.decision(GTPOConfig()))
+    return 0

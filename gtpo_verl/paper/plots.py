@@ -1,6 +1,6 @@
 """The figures of the paper (GTPO, arXiv:2508.03772, Fig. 1 to 5) from verl's file logger and this package's evaluation.
 
-    python -m gtpo_verl.paper.plots 'GRPO=runs/grpo_seed*.jsonl' 'GTPO=runs/gtpo_seed*.jsonl' --out figures
+    gtpo-verl plot 'GRPO=runs/grpo_seed*.jsonl' 'GTPO=runs/gtpo_seed*.jsonl' --out figures
 
 A run is the JSONL of ``trainer.logger=[..., file]``, one line per step: ``{"step": n, "data": {key: value}}``, or the
 same flattened, ``{"step": n, key: value}``. Runs with one label are seeds of one method: their mean is drawn, over the
@@ -356,7 +356,7 @@ def evaluation_figure(records: Sequence[Mapping[str, Any]], title: str | None = 
     """Unbiased pass@k and maj@k over k with their 95% intervals, one column per data set, one colour per run.
 
     Args:
-        records: ``records`` of the evaluation.json that ``python -m gtpo_verl.paper.evaluation --out`` writes.
+        records: ``records`` of the evaluation.json that ``gtpo-verl evaluate --out`` writes.
         title: Above the figure.
 
     Raises:
@@ -409,44 +409,40 @@ def _say(message: str) -> None:
 # --- command line ----------------------------------------------------------------------------------------------------
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m gtpo_verl.paper.plots",
-        description="Figures over training from verl's file logger, and over k from gtpo_verl.paper.evaluation.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``gtpo-verl plot``."""
+    parser.description = "Figures over training from verl's file logger, and over k from gtpo-verl evaluate."
+    parser.epilog = "example: gtpo-verl plot 'GRPO=runs/grpo_seed*.jsonl' 'GTPO=runs/gtpo_seed*.jsonl' --out figures"
     parser.add_argument(
         "runs", nargs="*", metavar="RUN", help="a JSONL of trainer.logger=file, LABEL=PATH or LABEL=GLOB"
     )
-    parser.add_argument("--evaluation", type=Path, metavar="JSON", help="evaluation.json of gtpo_verl.paper.evaluation")
+    parser.add_argument("--evaluation", type=Path, metavar="JSON", help="evaluation.json of gtpo-verl evaluate --out")
     parser.add_argument("--out", type=Path, required=True, help="folder for the PNG and SVG files")
     parser.add_argument("--title", help="above every figure")
     parser.add_argument("--window", type=int, help="width of the moving average in steps, 1 for none")
-    args = parser.parse_args(argv)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw the figures, and print where they are."""
     if not args.runs and not args.evaluation:
-        parser.error("name a RUN, or an evaluation with --evaluation")
+        raise ValueError("name a RUN, or an evaluation with --evaluation")
     if args.window is not None and args.window < 1:
-        parser.error(f"--window must be at least 1, got {args.window}")
+        raise ValueError(f"--window must be at least 1, got {args.window}")
     written: list[Path] = []
-    try:
-        if args.runs:
-            runs = read_runs(args.runs)
-            written += plot_training(runs, args.out / "training", args.title, args.window)
-            for name, panels in FIGURES.items():
-                keys = [key for panel in panels for curve in panel for key in curve.keys]
-                if any(key in run.values for group in runs.values() for run in group for key in keys):
-                    written += save(training_figure(runs, [panels], args.title, args.window), args.out / name)
-                else:
-                    _say(f"no {name} figure: no run logged {' or '.join(keys)}")
-        if args.evaluation:
-            document = json.loads(args.evaluation.read_text(encoding="utf-8"))
-            if not isinstance(document, dict) or "records" not in document:
-                raise ValueError(f"{args.evaluation} is no evaluation.json of gtpo_verl.paper.evaluation --out")
-            written += save(evaluation_figure(document["records"], args.title), args.out / "evaluation")
-    except (OSError, ValueError) as error:
-        parser.exit(2, f"error: {error}\n")
+    if args.runs:
+        runs = read_runs(args.runs)
+        written += plot_training(runs, args.out / "training", args.title, args.window)
+        for name, panels in FIGURES.items():
+            keys = [key for panel in panels for curve in panel for key in curve.keys]
+            if any(key in run.values for group in runs.values() for run in group for key in keys):
+                written += save(training_figure(runs, [panels], args.title, args.window), args.out / name)
+            else:
+                _say(f"no {name} figure: no run logged {' or '.join(keys)}")
+    if args.evaluation:
+        document = json.loads(args.evaluation.read_text(encoding="utf-8"))
+        if not isinstance(document, dict) or "records" not in document:
+            raise ValueError(f"{args.evaluation} is no evaluation.json of gtpo-verl evaluate --out")
+        written += save(evaluation_figure(document["records"], args.title), args.out / "evaluation")
     for path in written:
         print(path)
-
-
-if __name__ == "__main__":
-    main()
+    return 0

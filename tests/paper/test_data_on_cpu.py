@@ -251,9 +251,10 @@ def test_parse_contest_answer(answer, expected):
 
 def run(*args: str, cache: Path) -> subprocess.CompletedProcess:
     code = (
-        "import datasets, runpy, sys\n"
+        "import datasets, sys\n"
+        "from gtpo_verl.cli import main\n"
         f"datasets.config.HF_DATASETS_CACHE = {str(cache)!r}\n"
-        "runpy.run_module('gtpo_verl.paper.data', run_name='__main__')"
+        "sys.exit(main(['data', *sys.argv[1:]]))"
     )
     return subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=300)
 
@@ -272,7 +273,7 @@ def test_the_command_names_a_bad_row_without_a_traceback(tmp_path):
     bad = tmp_path / "train.jsonl"
     bad.write_text(json.dumps({"question": "q", "answer": "1"}) + "\n")
     done = run("--dataset", "gsm8k", "--source", str(bad), "--out", str(tmp_path / "out"), cache=tmp_path / "cache")
-    assert done.returncode == 1 and "GSM8K, split train, row 0" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "GSM8K, split train, row 0" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_dataset_of_verl_reads_the_files(tmp_path):

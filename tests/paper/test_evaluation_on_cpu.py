@@ -13,6 +13,7 @@ pytest.importorskip("math_verify")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gtpo_verl.cli import main
 from gtpo_verl.paper import evaluation
 from gtpo_verl.paper.evaluation import (
     RIGHT,
@@ -428,7 +429,7 @@ def test_a_data_set_outside_the_papers_table_gets_every_k(capsys):
 def test_the_command_prints_the_table_and_writes_every_figure(tmp_path, capsys):
     rows = [dump_row(f"{q}_{s}_0", "…", float(s % 2), "42" if s % 2 else "1", prompt=q) for q in "ab" for s in range(8)]
     dump = write_dump(tmp_path / "500.jsonl", rows)
-    evaluation.main([f"Qwen/MATH/GTPO/AIME 2025={dump}", "--k", "1", "8", "--out", str(tmp_path / "out")])
+    assert main(["evaluate", f"Qwen/MATH/GTPO/AIME 2025={dump}", "--k", "1", "8", "--out", str(tmp_path / "out")]) == 0
     out = capsys.readouterr().out
     assert "| Qwen | MATH | GTPO | paper | 3.3 | 10.0 |" in out
     assert (tmp_path / "out" / "table.md").read_text(encoding="utf-8") == out
@@ -473,16 +474,13 @@ def test_a_label_may_not_contradict_the_dumps_data_source(tmp_path):
         evaluate_dumps([f"Qwen/MATH/GTPO/AIME 2024={dump}"])
 
 
-@pytest.mark.parametrize("arguments", [["missing.jsonl"], ["--k", "0", "x.jsonl"]])
+@pytest.mark.parametrize("arguments", [["missing.jsonl"], ["x.jsonl", "--k", "0"]])
 def test_the_command_ends_with_status_two_and_a_reason(arguments, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        evaluation.main(arguments)
-    assert stopped.value.code == 2
-    assert "error:" in capsys.readouterr().err
+    assert main(["evaluate", *arguments]) == 2
+    assert capsys.readouterr().err.startswith("gtpo-verl evaluate: ")
 
 
 def test_more_k_than_completions_leaves_nothing_and_says_so(tmp_path, capsys):
     dump = write_dump(tmp_path / "1.jsonl", [dump_row("a_0_0", "…", 1.0, "42")])
-    with pytest.raises(SystemExit):
-        evaluation.main([dump, "--k", "64"])
+    assert main(["evaluate", dump, "--k", "64"]) == 2
     assert "no k is left to report" in capsys.readouterr().err

@@ -19,6 +19,7 @@ from verl.trainer.ppo.utils import need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from gtpo_verl import GTPOConfig, preflight
+from gtpo_verl.cli import main
 from gtpo_verl.paper.data import DATASETS, load_splits, make_rows, make_sft_rows, write_parquet
 from gtpo_verl.paper.evaluation import parse_dump_argument
 from gtpo_verl.paper.reward import compute_score
@@ -31,7 +32,7 @@ FAKE_PYTHON = f"""#!{sys.executable}
 import json, os, pathlib, sys
 with open(os.environ["CALLS"], "a") as file:
     file.write(json.dumps(sys.argv[1:]) + chr(10))
-if "gtpo_verl.initial_entropy" in sys.argv:
+if "initial-entropy" in sys.argv:
     print("initial_entropy=0.412300")
 if "verl.model_merger" in sys.argv:
     adapter = pathlib.Path(sys.argv[sys.argv.index("--target_dir") + 1]) / "lora_adapter"
@@ -216,7 +217,7 @@ def test_paths_do_not_depend_on_where_a_recipe_or_a_ray_worker_starts(composed):
 
 def test_missing_data_is_made_and_present_data_is_not(call, tmp_path):
     made, _ = call("run_gtpo_qwen", DATASET="math", DATA_DIR=str(tmp_path / "data"))
-    assert made == ["-m", "gtpo_verl.paper.data", "--dataset", "math", "--out", str(tmp_path / "data")]
+    assert made == ["-m", "gtpo_verl", "data", "--dataset", "math", "--out", str(tmp_path / "data")]
     (tmp_path / "data").mkdir()
     for name in ("train.parquet", "test.parquet"):
         (tmp_path / "data" / name).touch()
@@ -225,7 +226,7 @@ def test_missing_data_is_made_and_present_data_is_not(call, tmp_path):
 
 def test_the_strict_initial_entropy_is_measured_on_the_untrained_model_and_given_to_the_run(call):
     *_, measured, trained = call("run_gtpo_qwen", STRICT_INITIAL_ENTROPY="1", MODEL_PATH="a/model")
-    assert measured[:4] == ["-m", "gtpo_verl.initial_entropy", "--model", "a/model"]
+    assert measured[:5] == ["-m", "gtpo_verl", "initial-entropy", "--model", "a/model"]
     assert measured[measured.index("--samples") + 1] == "100"
     config = compose_call(trained)
     assert measured[measured.index("--data") + 1] == config.data.train_files
@@ -356,7 +357,7 @@ def test_evaluation_draws_64_completions_of_every_question_and_trains_nothing(ca
         assert config.actor_rollout_ref.rollout.val_kwargs.n == 64
         assert config.actor_rollout_ref.rollout.val_kwargs.do_sample
         check_against_verl(config)
-    dumps = [parse_dump_argument(argument) for argument in evaluated[2:7]]
+    dumps = [parse_dump_argument(argument) for argument in evaluated[3:8]]
     assert [data_set for _, data_set, _ in dumps] == ["GSM8K", "MATH", "AIME2024", "AIME2025", "AMC2023"]
     assert [path.parent for *_, path in dumps] == [Path(config.trainer.validation_data_dir) for config in configs]
     assert {label.method for label, *_ in dumps} == {"GTPO"}
@@ -464,17 +465,13 @@ def test_the_recorded_entropies_are_those_of_a_second_pass(tiny_model, prompts):
 
 
 def test_more_samples_than_rows_are_an_error(tiny_model, prompts, capsys):
-    from gtpo_verl.initial_entropy import main
-
-    with pytest.raises(SystemExit):
-        main(["--model", str(tiny_model), "--data", str(prompts), "--samples", "100"])
+    assert main(["initial-entropy", "--model", str(tiny_model), "--data", str(prompts), "--samples", "100"]) == 2
     assert "has 12 rows" in capsys.readouterr().err
 
 
 def test_the_command_prints_the_value_its_spread_and_the_decision(tiny_model, prompts, capsys):
-    from gtpo_verl.initial_entropy import main
-
-    main(["--model", str(tiny_model), "--data", str(prompts), "--samples", "4", "--max-response-length", "8"])
+    arguments = ["--model", str(tiny_model), "--data", str(prompts), "--samples", "4", "--max-response-length", "8"]
+    assert main(["initial-entropy", *arguments]) == 0
     value, spread, decision = capsys.readouterr().out.splitlines()
     assert value.startswith("initial_entropy=") and math.log(2) < float(value.split("=")[1]) < math.log(71)
     assert spread.startswith("standard deviation over the completions: ")

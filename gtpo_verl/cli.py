@@ -1,0 +1,60 @@
+"""The command `gtpo-verl`, also `python -m gtpo_verl`: one subcommand per task, `check` if none is named.
+
+A module with a subcommand has `add_arguments(parser)`, which also sets the parser's description and epilog, and
+`run(args)`, which returns the exit status: 0, or 1 where what was asked for has failed. What the user gave wrongly is
+raised, and becomes one line and exit status 2. Only the module of the chosen subcommand is imported.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+COMMANDS = {
+    "check": ("gtpo_verl.check", "say whether GTPO can run here, and if not, what to do"),
+    "data": ("gtpo_verl.paper.data", "write one of the paper's datasets as verl's parquet files"),
+    "initial-entropy": ("gtpo_verl.paper.measure", "measure a model's entropy before training, as the paper does"),
+    "evaluate": ("gtpo_verl.paper.evaluation", "pass@k and maj@k of verl's validation dumps"),
+    "plot": ("gtpo_verl.paper.plots", "draw figures of runs and evaluations"),
+}
+"""Subcommand: its module and one line of help."""
+
+_MAP = """\
+each command's options and an example: gtpo-verl COMMAND --help
+
+where things are:
+  try it       bash recipes/run_gtpo_cpu.sh needs no accelerator
+  train        bash recipes/run_gtpo_qwen.sh, or algorithm.adv_estimator=gtpo in any verl config
+  settings     docs/keys.md has every key of algorithm.gtpo
+  experiments  docs/reproduce.md leads to the paper's tables and figures
+  code         gtpo_verl is GTPO in verl, gtpo_verl.paper the experiments, gtpo_verl.cpu verl without an accelerator
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand; returns its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv) or ["check"]
+    parser = argparse.ArgumentParser(
+        prog="gtpo-verl",
+        description="GTPO (Group-relative Trajectory-based Policy Optimization, arXiv:2508.03772) for verl.",
+        epilog=_MAP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    chosen = arguments[0]
+    try:
+        for name, (module, summary) in COMMANDS.items():
+            command = subparsers.add_parser(
+                name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+            )
+            if name == chosen:
+                loaded = import_module(module)
+                loaded.add_arguments(command)
+                command.set_defaults(run=loaded.run)
+        args = parser.parse_args(arguments)
+        return args.run(args)
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        print(f"gtpo-verl {chosen}: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
