@@ -1,32 +1,40 @@
 """The keys of `algorithm.gtpo`, their defaults (the paper's) and their checks."""
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from functools import cache
 from typing import Any
 
 LN2 = math.log(2)
 """Mean entropy (nats per token) of a policy that chooses between two equiprobable tokens at every step."""
 
 _CHOICES = {
-    "completion_filter": ("auto", "on", "off"),
+    "completion_filter": ("auto", "always", "never"),
     "filter_scope": ("all", "negative"),
     "conflict_span": ("leading", "first", "all", "none"),
 }
+
+# YAML 1.1 reads an unquoted on or off as a boolean, hence the words above.
+_OLD_FILTER_WORDS: dict[Any, str] = {"on": "always", True: "always", "off": "never", False: "never"}
+
+logger = logging.getLogger("gtpo_verl")
 
 
 @dataclass(frozen=True)
 class GTPOConfig:
     """Settings of GTPO (arXiv:2508.03772); in a verl config they stand under `algorithm.gtpo`.
 
-    With `entropy_coeff=0, completion_filter="off", conflict_span="none"` GTPO is GRPO.
+    With `entropy_coeff=0, completion_filter="never", conflict_span="none"` GTPO is GRPO.
 
     Args:
         entropy_coeff (float): γ of Eq. 11, the weight of ⟨H⟩_i in the advantage (Sec. 5.2 and 6). At least 0.
         entropy_threshold (float): a completion whose mean entropy exceeds it is filtered out (Eq. 10), in nats per
             token. Above 0.
-        completion_filter (str): `auto` filters iff the initial entropy is below the threshold (Eq. 10); `on`, `off`.
+        completion_filter (str): `auto` filters iff the initial entropy is below the threshold (Eq. 10); `always`;
+            `never`.
         filter_scope (str): `all` completions may be filtered (Eq. 10), or only those with `negative` advantage
             (OnlyNeg, Fig. 4c).
         initial_entropy (float | None): ⟨H⟩_ini in nats per token (Sec. 5.2). None: measured on the first rollouts,
@@ -51,8 +59,10 @@ class GTPOConfig:
     conflict_weight_negative: float = 0.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.completion_filter, bool):  # YAML 1.1 reads an unquoted on or off as a boolean
-            object.__setattr__(self, "completion_filter", "on" if self.completion_filter else "off")
+        if isinstance(self.completion_filter, str | bool) and self.completion_filter in _OLD_FILTER_WORDS:
+            new_word = _OLD_FILTER_WORDS[self.completion_filter]
+            _note_old_filter_word(self.completion_filter, new_word)
+            object.__setattr__(self, "completion_filter", new_word)
         for key, choices in _CHOICES.items():
             value = getattr(self, key)
             if value not in choices:
@@ -105,10 +115,16 @@ class GTPOConfig:
             ValueError: the filter is `auto` and `initial_entropy` is None.
         """
         if self.completion_filter != "auto":
-            return self.completion_filter == "on"
+            return self.completion_filter == "always"
         if initial_entropy is None:
             raise ValueError(
                 "algorithm.gtpo.completion_filter='auto' rests on the initial entropy, which is None: measure it and "
-                "give it as algorithm.gtpo.initial_entropy (nats per token), or set completion_filter to 'on' or 'off'"
+                "give it as algorithm.gtpo.initial_entropy (nats per token), or set completion_filter to "
+                "always or never"
             )
         return initial_entropy < self.entropy_threshold
+
+
+@cache  # once per process: a run reads its config several times
+def _note_old_filter_word(old: Any, new: str) -> None:
+    logger.warning("algorithm.gtpo.completion_filter=%s is the old word for %s; both are read", old, new)

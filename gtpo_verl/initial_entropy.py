@@ -92,6 +92,6 @@ class InitialEntropy:
             raise ValueError(
                 f"this run is resumed, but {path} with its initial entropy is missing; set "
                 "algorithm.gtpo.initial_entropy (nats per token) to the value that the run logged at its first step, "
-                "or algorithm.gtpo.completion_filter to on or off"
+                "or algorithm.gtpo.completion_filter to always or never"
             )
         return cls(**json.loads(path.read_text()))

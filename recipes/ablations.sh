@@ -43,19 +43,19 @@ shift || true
 model=llama dataset=gsm8k algo=gtpo kl_beta=0 group_size=${G:-8} settings=()
 case $name in
     gtpo) ;;
-    conflict_only) settings=(algorithm.gtpo.entropy_coeff=0 algorithm.gtpo.completion_filter=off) ;;
+    conflict_only) settings=(algorithm.gtpo.entropy_coeff=0 algorithm.gtpo.completion_filter=never) ;;
     kl_0 | kl_1e-6 | kl_0.04) algo=grpo kl_beta=${name#kl_} ;;
     gamma_0.1 | gamma_0.01 | gamma_0.001 | gamma_1e-6)
         dataset=math settings=(algorithm.gtpo.entropy_coeff="${name#gamma_}")
         ;;
-    no_filter) dataset=math settings=(algorithm.gtpo.completion_filter=off) ;;
+    no_filter) dataset=math settings=(algorithm.gtpo.completion_filter=never) ;;
     threshold_0.7 | threshold_1.05 | threshold_2.0)
-        settings=(algorithm.gtpo.completion_filter=on algorithm.gtpo.entropy_threshold="${name#threshold_}")
+        settings=(algorithm.gtpo.completion_filter=always algorithm.gtpo.entropy_threshold="${name#threshold_}")
         ;;
     only_negative_0.7 | only_negative_1.05 | only_negative_2.0)
         model=qwen
         settings=(
-            algorithm.gtpo.completion_filter=on
+            algorithm.gtpo.completion_filter=always
             algorithm.gtpo.filter_scope=negative
             algorithm.gtpo.entropy_threshold="${name#only_negative_}"
         )
@@ -63,7 +63,7 @@ case $name in
     grpo_entropy_control)
         settings=(
             algorithm.gtpo.conflict_span=none
-            algorithm.gtpo.completion_filter=on
+            algorithm.gtpo.completion_filter=always
             algorithm.gtpo.entropy_threshold=1.05
         )
         ;;

@@ -48,7 +48,7 @@ def advantages(rewards, response_mask, index, responses, entropy, config, initia
     result = []
     for i, mask in enumerate(response_mask):
         h = sum(e for e, m in zip(entropy[i], mask, strict=True) if m) / max(1, sum(mask))
-        active = config.completion_filter == "on" or (
+        active = config.completion_filter == "always" or (
             config.completion_filter == "auto" and initial_entropy < config.entropy_threshold
         )
         drop = active and h > config.entropy_threshold and (config.filter_scope == "all" or a[i] < 0)

@@ -1,14 +1,30 @@
 import math
+import re
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
-from gtpo_verl import GTPOConfig
+from gtpo_verl import GTPOConfig, config
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_defaults_are_the_papers():
-    config = GTPOConfig.from_config(None)
-    assert config == GTPOConfig(0.1, math.log(2), "auto", "all", None, "leading", 2.0, 0.0)
+    assert GTPOConfig.from_config(None) == GTPOConfig(0.1, math.log(2), "auto", "all", None, "leading", 2.0, 0.0)
+
+
+def test_the_recipes_config_has_every_key_with_its_default():
+    recipe = OmegaConf.load(ROOT / "recipes/config/gtpo.yaml").algorithm.gtpo
+    assert OmegaConf.to_container(recipe) == asdict(GTPOConfig())
+
+
+def test_the_document_of_keys_has_every_key_with_its_default():
+    section = (ROOT / "docs/keys.md").read_text().split("## ")[1]
+    table = dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", section, re.MULTILINE))
+    assert {key: yaml.safe_load(default) for key, default in table.items()} == asdict(GTPOConfig())
 
 
 @pytest.mark.parametrize(
@@ -19,6 +35,7 @@ def test_defaults_are_the_papers():
         ("entropy_threshold", 0),
         ("entropy_threshold", math.nan),
         ("completion_filter", "maybe"),
+        ("completion_filter", 1),
         ("filter_scope", True),
         ("initial_entropy", -1.0),
         ("conflict_span", "trailing"),
@@ -36,9 +53,12 @@ def test_unknown_key_names_the_nearest_one():
         GTPOConfig.from_config(OmegaConf.create({"adv_estimator": "gtpo", "gtpo": {"entropy_coef": 0.1}}))
 
 
-def test_unquoted_on_and_off_of_yaml_are_understood():
-    assert GTPOConfig(completion_filter=True).completion_filter == "on"
-    assert GTPOConfig(completion_filter=False).completion_filter == "off"
+@pytest.mark.parametrize(("old", "new"), [("on", "always"), (True, "always"), ("off", "never"), (False, "never")])
+def test_old_words_of_the_completion_filter_are_read_with_one_note(old, new, caplog):
+    config._note_old_filter_word.cache_clear()
+    assert [GTPOConfig(completion_filter=old).completion_filter for _ in range(2)] == [new, new]
+    (record,) = caplog.records
+    assert record.getMessage() == f"algorithm.gtpo.completion_filter={old} is the old word for {new}; both are read"
 
 
 def test_section_algorithm_and_missing_section_are_read_alike():
@@ -51,7 +71,13 @@ def test_section_algorithm_and_missing_section_are_read_alike():
 
 @pytest.mark.parametrize(
     ("completion_filter", "initial_entropy", "active"),
-    [("auto", 0.69, True), ("auto", 0.7, False), ("auto", math.log(2), False), ("on", None, True), ("off", 0.1, False)],
+    [
+        ("auto", 0.69, True),
+        ("auto", 0.7, False),
+        ("auto", math.log(2), False),
+        ("always", None, True),
+        ("never", 0.1, False),
+    ],
 )
 def test_filter_is_active_iff_the_initial_entropy_is_low(completion_filter, initial_entropy, active):
     assert GTPOConfig(completion_filter=completion_filter).filter_is_active(initial_entropy) is active

@@ -33,8 +33,8 @@ def test_no_completion_is_an_error():
         ),
         (
             InitialEntropy(0.8),
-            GTPOConfig(completion_filter="on"),
-            "completion filter on: completion_filter=on; initial entropy 0.800 nats, given as "
+            GTPOConfig(completion_filter="always"),
+            "completion filter on: completion_filter=always; initial entropy 0.800 nats, given as "
             "algorithm.gtpo.initial_entropy",
         ),
     ],

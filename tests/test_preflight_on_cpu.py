@@ -101,7 +101,7 @@ def test_resuming_without_the_initial_entropy_is_an_error_at_the_start(compose_c
     with pytest.raises(ValueError, match=r"gtpo_initial_entropy\.json.*algorithm\.gtpo\.initial_entropy"):
         preflight.check_resume(compose_config())
     preflight.check_resume(compose_config("algorithm.gtpo.initial_entropy=0.2"))
-    preflight.check_resume(compose_config("algorithm.gtpo.completion_filter=on"))
+    preflight.check_resume(compose_config("algorithm.gtpo.completion_filter=always"))
     preflight.check_resume(compose_config("trainer.resume_mode=disable"))
     InitialEntropy(0.2).save(tmp_path / "checkpoints")
     preflight.check_resume(compose_config())

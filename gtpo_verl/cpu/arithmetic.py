@@ -34,6 +34,7 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+from verl.utils.torch_functional import get_response_mask
 
 from gtpo_verl.paper.reward import TAGS, compute_score
 
@@ -225,12 +226,11 @@ def measure(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, sums: l
     responses = output[:, prompt_length:]
     logp = model(output).logits[:, prompt_length - 1 : -1].log_softmax(-1)
     entropy = -(logp.exp() * logp).sum(-1)
-    ended = (responses == tokenizer.eos_token_id).long()
-    response_mask = ended.cumsum(-1) - ended == 0
+    response_mask = get_response_mask(responses, tokenizer.eos_token_id)
     lengths = response_mask.sum(-1)
     texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
     scores = [compute_score("arithmetic", text, str(a + b)) for text, (a, b) in zip(texts, sums, strict=True)]
-    eos = ended.any(-1).tolist()
+    eos = (responses == tokenizer.eos_token_id).any(-1).tolist()
     columns = {
         "reward": [score["score"] for score in scores],
         "format": [score["format"] == 10 for score in scores],

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessor
+from verl.utils.torch_functional import get_response_mask
 
 from gtpo_verl.config import GTPOConfig
 from gtpo_verl.entropy import compute_trajectory_entropy
@@ -52,8 +53,7 @@ def sample_entropies(
     recorder = EntropyRecorder()
     sequences = model.generate(**inputs, max_new_tokens=max_response_length, logits_processor=[recorder])
     responses = sequences[:, inputs["input_ids"].shape[1] :]
-    ended = torch.isin(responses, torch.tensor(_eos_token_ids(model), device=responses.device))
-    response_mask = ended.cumsum(-1) - ended.int() == 0  # up to and including the first end-of-sequence token
+    response_mask = get_response_mask(responses, _eos_token_ids(model))
     entropy = torch.stack(recorder.steps, dim=1)
     return compute_trajectory_entropy(entropy, response_mask).cpu(), response_mask.sum(-1).cpu()
 

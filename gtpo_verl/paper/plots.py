@@ -30,9 +30,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
+from gtpo_verl.config import LN2
+
 # Okabe and Ito's palette without its yellow, which is lost on white, and its black, which marks ln 2.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-LN2 = math.log(2)
 GREY = "#555555"
 STYLE: Any = {
     "font.size": 9,
