@@ -15,18 +15,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gtpo_verl.advantage import compute_gtpo_outcome_advantage
+    from gtpo_verl.advantage import (
+        GTPOAdvantage,
+        compute_gtpo_outcome_advantage,
+        compute_gtpo_token_advantages,
+    )
     from gtpo_verl.config import GTPOConfig
     from gtpo_verl.conflict import compute_conflict_mask, compute_conflict_weights
     from gtpo_verl.entropy import compute_completion_filter, compute_trajectory_entropy
     from gtpo_verl.loss import compute_policy_loss_gtpo
 
 __all__ = [
+    "GTPOAdvantage",
     "GTPOConfig",
     "compute_completion_filter",
     "compute_conflict_mask",
     "compute_conflict_weights",
     "compute_gtpo_outcome_advantage",
+    "compute_gtpo_token_advantages",
     "compute_policy_loss_gtpo",
     "compute_trajectory_entropy",
 ]

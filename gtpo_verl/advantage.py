@@ -1,4 +1,8 @@
-"""The advantage of GTPO for a whole batch: δ_i (A_i − γ⟨H⟩_i) λ_{i,t} of arXiv:2508.03772, Eq. 11."""
+"""The advantage of GTPO for a whole batch: δ_i (A_i − γ⟨H⟩_i) λ_{i,t} of arXiv:2508.03772, Eq. 11.
+
+`compute_gtpo_token_advantages` is GTPO itself, for advantages A_i that a trainer already has.
+`compute_gtpo_outcome_advantage` computes the A_i from rewards, as GRPO does, and hands them to it.
+"""
 
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -6,31 +10,41 @@ from typing import Any, NamedTuple
 import torch
 
 from gtpo_verl.config import GTPOConfig
-from gtpo_verl.conflict import Conflicts, compute_conflict_weights, find_conflicts
+from gtpo_verl.conflict import Conflicts, find_conflicts, sign_weights
 from gtpo_verl.entropy import compute_completion_filter, total_entropy
-from gtpo_verl.group import TokenPositions, group_rows, row_blocks
+from gtpo_verl.group import Completions, row_blocks
 
 
 class GTPOAdvantage(NamedTuple):
-    """The advantages of a batch, and what GTPO did to get them.
+    """The advantages of a batch, and the parts they are made of.
 
     Args:
         advantages (torch.Tensor): (bs, response_length), δ(A − γ⟨H⟩)λ on the response mask, 0 off it.
-        group_advantages (torch.Tensor): (bs,), A_i, before the entropy term; 0 for a row without tokens.
+        group_advantages (torch.Tensor): (bs,), A_i, before the entropy term.
         trajectory_entropy (torch.Tensor): (bs,), ⟨H⟩_i in nats per token.
+        regularizer (torch.Tensor): (bs,), γ⟨H⟩_i.
         keep (torch.Tensor): (bs,) bool, δ_i.
         conflicts (Conflicts): the conflict mask M and the lengths of its runs.
-        lengths (torch.Tensor): (bs,) int64, own tokens of each completion; 0 marks padding rows.
-        groups (torch.Tensor): (groups, size) int64, rows of each group, padded with -1.
+        conflict_weights (torch.Tensor): (bs,), λ of each completion's tokens on the conflict mask.
+        completions (Completions): lengths and groups of the rows.
     """
 
     advantages: torch.Tensor
     group_advantages: torch.Tensor
     trajectory_entropy: torch.Tensor
+    regularizer: torch.Tensor
     keep: torch.Tensor
     conflicts: Conflicts
-    lengths: torch.Tensor
-    groups: torch.Tensor
+    conflict_weights: torch.Tensor
+    completions: Completions
+
+    @property
+    def token_weights(self) -> torch.Tensor:
+        """(bs, response_length) float32, λ_{i,t} of Eq. 9: 1 off the conflict mask."""
+        weights = torch.ones(self.advantages.shape, device=self.advantages.device)
+        rows = self.conflicts.tokens // weights.shape[1]
+        weights.view(-1)[self.conflicts.tokens] = self.conflict_weights[rows]
+        return weights
 
 
 def compute_gtpo_outcome_advantage(
@@ -75,79 +89,105 @@ def compute_gtpo_outcome_advantage(
         ValueError: the filter is `auto` and no initial entropy is given; shapes that do not fit; a reward or entropy
             that is not finite; an unknown or invalid setting.
     """
-    result = compute_gtpo_advantage(
-        token_level_rewards,
-        response_mask,
-        index,
-        responses,
-        entropy,
-        GTPOConfig.from_config(config),
-        initial_entropy,
-        norm_adv_by_std_in_grpo,
-        epsilon,
+    _check_shapes(token_level_rewards.shape, response_mask=response_mask)
+    completions = Completions(response_mask, index)
+    group_advantages = compute_group_advantages(
+        token_level_rewards.sum(-1), completions, norm_adv_by_std_in_grpo, epsilon
     )
+    settings = GTPOConfig.from_config(config)
+    result = weigh_tokens(group_advantages, completions, responses, response_mask, entropy, settings, initial_entropy)
     return result.advantages, result.advantages
 
 
-@torch.no_grad()
-def compute_gtpo_advantage(
-    token_level_rewards: torch.Tensor,
-    response_mask: torch.Tensor,
+def compute_gtpo_token_advantages(
+    advantages: torch.Tensor,
     index: Iterable[Hashable],
     responses: torch.Tensor,
+    response_mask: torch.Tensor,
+    entropy: torch.Tensor,
+    config: GTPOConfig | Mapping[str, Any] | None = None,
+    initial_entropy: float | None = None,
+) -> GTPOAdvantage:
+    """GTPO (arXiv:2508.03772, Eq. 9 to 11) on advantages A_i that a trainer already has, one per completion.
+
+    result.advantages[i, t] = δ_i · (A_i − γ⟨H⟩_i) · λ_{i,t} · response_mask[i, t]
+
+    The factors stand in the result: `keep` is δ_i, `regularizer` γ⟨H⟩_i, `token_weights` λ_{i,t}. The A_i may come from
+    any group-relative estimator; the paper's have zero mean over a group, which keeps the total signal (App. 8.2).
+
+    Args:
+        advantages (torch.Tensor): (bs,), A_i; 0 where a group gives no signal.
+        index: (bs,) uids; completions with equal uids answer the same prompt.
+        responses (torch.Tensor): (bs, response_length) int64 token ids.
+        response_mask (torch.Tensor): (bs, response_length), 1 on the completion's own tokens.
+        entropy (torch.Tensor): (bs, response_length), entropy of the policy at each token, in nats; any floating dtype.
+        config: the settings; a `GTPOConfig`, verl's `algorithm` config or its `gtpo` section. None: the defaults.
+        initial_entropy (float | None): ⟨H⟩_ini in nats per token; by default `config.initial_entropy`.
+
+    Raises:
+        ValueError: the filter is `auto` and no initial entropy is given; shapes that do not fit; an advantage or
+            entropy that is not finite; an unknown or invalid setting.
+    """
+    completions = Completions(response_mask, index)
+    return weigh_tokens(
+        advantages, completions, responses, response_mask, entropy, GTPOConfig.from_config(config), initial_entropy
+    )
+
+
+@torch.no_grad()
+def weigh_tokens(
+    advantages: torch.Tensor,
+    completions: Completions,
+    responses: torch.Tensor,
+    response_mask: torch.Tensor,
     entropy: torch.Tensor,
     config: GTPOConfig,
     initial_entropy: float | None = None,
-    norm_adv_by_std_in_grpo: bool = True,
-    epsilon: float = 1e-6,
 ) -> GTPOAdvantage:
-    """Like `compute_gtpo_outcome_advantage`, and returns all that the metrics need."""
-    for name, tensor in (("response_mask", response_mask), ("responses", responses), ("entropy", entropy)):
-        if tensor.shape != token_level_rewards.shape:
-            raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)}, token_level_rewards {tuple(token_level_rewards.shape)}: "
-                "all must be (bs, response_length) of the same rows"
-            )
+    """Like `compute_gtpo_token_advantages`, from `Completions` that the caller already has."""
+    _check_shapes(responses.shape, response_mask=response_mask, entropy=entropy)
     filter_active = config.filter_is_active(config.initial_entropy if initial_entropy is None else initial_entropy)
-
-    positions = TokenPositions(response_mask)
-    groups = group_rows(index, positions.lengths > 0)
-    scores = token_level_rewards.sum(-1)
-    group_advantages = _group_advantages(scores, groups, norm_adv_by_std_in_grpo, epsilon)
-    mean_entropy = total_entropy(entropy, response_mask) / positions.lengths.clamp(min=1)
-    for name, values in (("reward", group_advantages), ("entropy", mean_entropy)):
-        if not values.isfinite().all():
-            row = int((~values.isfinite()).nonzero()[0])
-            raise ValueError(
-                f"the {name} of row {row} of the batch, or of its group, is not finite: find out why before training"
-            )
+    mean_entropy = total_entropy(entropy, response_mask) / completions.lengths.clamp(min=1)
+    _check_finite("advantage", advantages)
+    _check_finite("entropy", mean_entropy)
 
     keep = torch.ones_like(mean_entropy, dtype=torch.bool)
     if filter_active:
-        signs = group_advantages if config.filter_scope == "negative" else None
+        signs = advantages if config.filter_scope == "negative" else None
         keep = compute_completion_filter(mean_entropy, config.entropy_threshold, signs)
-    conflicts = find_conflicts(responses, positions, group_advantages, groups, config.conflict_span)
+    conflicts = find_conflicts(responses, completions, advantages, config.conflict_span)
+    conflict_weights = sign_weights(advantages, config.conflict_weight_positive, config.conflict_weight_negative)
 
-    regularized = torch.where(keep, group_advantages - config.entropy_coeff * mean_entropy, 0)
-    dtype = torch.promote_types(token_level_rewards.dtype, torch.float32)
-    advantages = torch.empty(responses.shape, dtype=dtype, device=responses.device)
-    for rows in row_blocks(advantages):
-        torch.mul(response_mask[rows], regularized[rows].unsqueeze(-1), out=advantages[rows])
-    on_mask = regularized * compute_conflict_weights(
-        torch.ones_like(keep).unsqueeze(-1),
-        group_advantages,
-        config.conflict_weight_positive,
-        config.conflict_weight_negative,
-    ).squeeze(-1)
+    regularizer = config.entropy_coeff * mean_entropy
+    regularized = torch.where(keep, advantages - regularizer, 0)
+    token_advantages = torch.empty(responses.shape, dtype=regularized.dtype, device=responses.device)
+    for rows in row_blocks(token_advantages):
+        torch.mul(response_mask[rows], regularized[rows].unsqueeze(-1), out=token_advantages[rows])
     row_of_token = conflicts.tokens // responses.shape[1]
-    advantages.view(-1)[conflicts.tokens] = on_mask[row_of_token].to(dtype)
-    return GTPOAdvantage(advantages, group_advantages, mean_entropy, keep, conflicts, positions.lengths, groups)
+    token_advantages.view(-1)[conflicts.tokens] = (regularized * conflict_weights)[row_of_token]
+    return GTPOAdvantage(
+        token_advantages, advantages, mean_entropy, regularizer, keep, conflicts, conflict_weights, completions
+    )
 
 
-def _group_advantages(
-    scores: torch.Tensor, groups: torch.Tensor, norm_adv_by_std_in_grpo: bool, epsilon: float
+def compute_group_advantages(
+    scores: torch.Tensor, completions: Completions, norm_adv_by_std_in_grpo: bool = True, epsilon: float = 1e-6
 ) -> torch.Tensor:
-    """A_i of Sec. 3, as (bs,) float32: deviation from the group's mean reward, over its standard deviation."""
+    """A_i of Sec. 3, as in GRPO: deviation from the group's mean reward, over its standard deviation.
+
+    Args:
+        scores (torch.Tensor): (bs,), reward of each completion.
+        completions (Completions): which rows are one group.
+        norm_adv_by_std_in_grpo (bool): divide by the group's standard deviation.
+        epsilon (float): added to the standard deviation.
+
+    Returns:
+        (bs,), at least float32; exactly 0 where all rewards of a group are equal, and for a row in no group.
+
+    Raises:
+        ValueError: a reward that is not finite.
+    """
+    groups = completions.groups
     member = groups >= 0
     rewards = scores.double()[groups]
     size = member.sum(-1, keepdim=True)
@@ -160,6 +200,24 @@ def _group_advantages(
     if norm_adv_by_std_in_grpo:
         std = (deviation.square().sum(-1, keepdim=True) / (size - 1).clamp(min=1)).sqrt()
         deviation = deviation / (std + epsilon)
-    advantages = torch.zeros(scores.shape, dtype=torch.float32, device=scores.device)
-    advantages[groups[member]] = deviation[member].float()
+    advantages = scores.new_zeros(scores.shape, dtype=torch.promote_types(scores.dtype, torch.float32))
+    advantages[groups[member]] = deviation[member].to(advantages.dtype)
+    _check_finite("reward", advantages)
     return advantages
+
+
+def _check_shapes(shape: torch.Size, **tensors: torch.Tensor) -> None:
+    for name, tensor in tensors.items():
+        if tensor.shape != shape:
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}, not {tuple(shape)}: "
+                "all must be (bs, response_length) of the same rows"
+            )
+
+
+def _check_finite(name: str, values: torch.Tensor) -> None:
+    if not values.isfinite().all():
+        row = int((~values.isfinite()).nonzero()[0])
+        raise ValueError(
+            f"the {name} of row {row} of the batch, or of its group, is not finite: find out why before training"
+        )

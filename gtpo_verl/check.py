@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"hook on {name}: {hooked}")
         if hooked == "no":
             problems.append(f"{module}.{path} is not hooked")
-    if verl_plugin.steps_back():
-        print("this verl has GTPO of its own: it serves gtpo, and the plugin steps back")
+    if verl_plugin.verl_has_gtpo():
+        print("this verl has GTPO of its own: it serves gtpo, the plugin gtpo_trajectory")
     if not loaded:
         problems.append(
             "verl did not load the plugin (before 0.9.0 it reads no entry points): set "

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from gtpo_verl.group import TokenPositions, group_rows
+from gtpo_verl.group import Completions
 
 # Token positions, and rows of whole groups, looked at together.
 _POSITIONS = 32
@@ -66,10 +66,9 @@ def compute_conflict_mask(
     Raises:
         ValueError: an unknown `span`, or not one uid and one advantage per row.
     """
-    positions = TokenPositions(response_mask)
-    table = group_rows(index, positions.lengths > 0)
+    conflicts = find_conflicts(responses, Completions(response_mask, index), advantages, span)
     mask = torch.zeros(responses.shape, dtype=torch.bool, device=responses.device)
-    mask.view(-1)[find_conflicts(responses, positions, advantages, table, span).tokens] = True
+    mask.view(-1)[conflicts.tokens] = True
     return mask
 
 
@@ -90,16 +89,18 @@ def compute_conflict_weights(
     Returns:
         (bs, response_length) float32.
     """
-    weight = torch.ones(advantages.shape, dtype=torch.float32, device=advantages.device)
-    weight.masked_fill_(advantages > 0, positive).masked_fill_(advantages < 0, negative)
-    return torch.where(conflict_mask, weight.unsqueeze(-1), 1.0)
+    return torch.where(conflict_mask, sign_weights(advantages, positive, negative).unsqueeze(-1), 1.0)
+
+
+def sign_weights(advantages: torch.Tensor, positive: float, negative: float) -> torch.Tensor:
+    """λ of the conflict tokens of each completion, (bs,) float32: `compute_conflict_weights` on the mask."""
+    weights = torch.ones(advantages.shape, dtype=torch.float32, device=advantages.device)
+    return weights.masked_fill_(advantages > 0, positive).masked_fill_(advantages < 0, negative)
 
 
 @torch.no_grad()
-def find_conflicts(
-    responses: torch.Tensor, positions: TokenPositions, advantages: torch.Tensor, table: torch.Tensor, span: str
-) -> Conflicts:
-    """Like `compute_conflict_mask`, from token positions and a `group_rows` table that the caller already has."""
+def find_conflicts(responses: torch.Tensor, completions: Completions, advantages: torch.Tensor, span: str) -> Conflicts:
+    """Like `compute_conflict_mask`, as the places of the tokens instead of a mask."""
     if span not in ("leading", "first", "all", "none"):
         raise ValueError(f"span={span!r} is not one of leading, first, all, none")
     if advantages.shape != responses.shape[:1]:
@@ -107,19 +108,20 @@ def find_conflicts(
             f"advantages has shape {tuple(advantages.shape)}: give one per completion, {responses.shape[:1]}"
         )
     sign = advantages.sign().to(torch.int8)
+    table = completions.groups
     member_sign = torch.where(table >= 0, sign[table], 0)
     table = table[(member_sign > 0).any(-1) & (member_sign < 0).any(-1)]
-    prefix_len, suffix_len = torch.zeros_like(positions.lengths), torch.zeros_like(positions.lengths)
-    tokens = [positions.lengths.new_empty(0)]
+    prefix_len, suffix_len = torch.zeros_like(completions.lengths), torch.zeros_like(completions.lengths)
+    tokens = [completions.lengths.new_empty(0)]
     if span != "none" and len(table):
         flat_responses = responses.reshape(-1)
         for rows in table.split(max(1, _ROWS // table.shape[1])):
             rows = rows[:, : int((rows[-1] >= 0).sum())].T  # groups are sorted by size: the last one is the widest
-            tokens += _find_runs(flat_responses, positions, sign, rows, span, False, prefix_len)
-            tokens += _find_runs(flat_responses, positions, sign, rows, span, True, suffix_len)
+            tokens += _find_runs(flat_responses, completions, sign, rows, span, False, prefix_len)
+            tokens += _find_runs(flat_responses, completions, sign, rows, span, True, suffix_len)
     found = torch.cat(tokens)
     if span == "leading":
-        conflict_len = torch.minimum(prefix_len + suffix_len, positions.lengths)
+        conflict_len = torch.minimum(prefix_len + suffix_len, completions.lengths)
     else:
         conflict_len = (found.unique() // responses.shape[1]).bincount(minlength=len(responses))
     return Conflicts(found, prefix_len, suffix_len, conflict_len)
@@ -127,7 +129,7 @@ def find_conflicts(
 
 def _find_runs(
     responses: torch.Tensor,
-    positions: TokenPositions,
+    completions: Completions,
     sign: torch.Tensor,
     rows: torch.Tensor,
     span: str,
@@ -138,7 +140,7 @@ def _find_runs(
 
     `responses` is flattened, `rows` is (members, groups), padded with -1.
     """
-    lengths = torch.where(rows >= 0, positions.lengths[rows], 0)
+    lengths = torch.where(rows >= 0, completions.lengths[rows], 0)
     rows = rows.clamp(min=0)
     begun = torch.full(rows.shape, span != "first", device=rows.device)
     ended = torch.zeros_like(begun)
@@ -148,7 +150,7 @@ def _find_runs(
         offsets = torch.arange(start, start + _POSITIONS, device=rows.device)
         is_token = offsets < lengths.unsqueeze(-1)
         numbers = torch.where(is_token, lengths.unsqueeze(-1) - 1 - offsets if from_end else offsets, 0)
-        tokens = positions.flat(rows.unsqueeze(-1), numbers)
+        tokens = completions.flat(rows.unsqueeze(-1), numbers)
         conflict = _is_conflict(torch.where(is_token, responses[tokens], -1).int(), sign[rows]) & is_token
         if span != "all":
             begun_here = begun.unsqueeze(-1) | (conflict.cumsum(-1) > 0)

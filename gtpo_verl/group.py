@@ -14,23 +14,29 @@ def row_blocks(tensor: torch.Tensor) -> list[slice]:
     return [slice(start, start + rows) for start in range(0, tensor.shape[0], rows)]
 
 
-class TokenPositions:
-    """The completion's own tokens in a padded response: how many there are, and where the k-th stands.
+class Completions:
+    """The completions of a batch: how many own tokens each has, where its k-th token stands, who shares its prompt.
 
     Args:
         response_mask (torch.Tensor): (bs, response_length), 1 on the completion's own tokens. Zeros may stand anywhere:
             padding behind a response, tool output inside it.
+        index: (bs,) uids; completions with equal uids are one group.
 
     Attributes:
-        lengths (torch.Tensor): (bs,) int64, own tokens of each completion.
+        lengths (torch.Tensor): (bs,) int64, own tokens of each completion; 0 marks padding rows, which are in no group.
+        groups (torch.Tensor): (groups, size) int64, rows of each group, smallest groups first, padded with -1.
+
+    Raises:
+        ValueError: not one uid per row.
     """
 
-    def __init__(self, response_mask: torch.Tensor):
+    def __init__(self, response_mask: torch.Tensor, index: Iterable[Hashable]):
         if response_mask.dtype == torch.bool:
             response_mask = response_mask.view(torch.uint8)
         self._response_length = response_mask.shape[1]
         self._flat: torch.Tensor | None = None
         self.lengths = response_mask.sum(-1, dtype=torch.int64)
+        self.groups = group_rows(index, self.lengths > 0)
         if response_mask.numel():
             first_gap = response_mask.argmin(-1)
             has_holes = (first_gap != self.lengths) & (self.lengths != self._response_length)

@@ -1,7 +1,5 @@
 """The `gtpo/*` metrics of a batch, over real completions only (rows without tokens are padding)."""
 
-from collections.abc import Callable
-
 import torch
 
 from gtpo_verl.advantage import GTPOAdvantage
@@ -25,57 +23,88 @@ def compute_gtpo_metrics(
         initial_entropy (float | None): ⟨H⟩_ini of the run, if it is known.
         truncated (torch.Tensor): (bs,) bool, completions that reached the response limit.
     """
-    rows = result.lengths > 0
-    lengths = result.lengths[rows].float()
-    advantages, entropy, keep = (x[rows] for x in (result.group_advantages, result.trajectory_entropy, result.keep))
-    prefix_len, suffix_len, conflict_len = (x[rows].float() for x in result.conflicts[1:])
-    conflict_share = conflict_len / lengths
-    positive, negative = advantages > 0, advantages < 0
-
-    metrics: dict[str, float] = {}
-
-    def put(name: str, values: torch.Tensor, stat: Callable = torch.mean) -> None:
-        if values.numel():
-            metrics[f"gtpo/{name}"] = stat(values.float()).item()
-
-    members = result.groups >= 0
-    group_advantages = torch.where(members, result.group_advantages[result.groups], 0)
-    group_conflict = torch.where(members, result.conflicts.conflict_len[result.groups], 0)
-    group_keep = torch.where(members, result.keep[result.groups], False)
-
-    tokens = lengths.sum().clamp(min=1)
-    metrics["gtpo/conflict/token_frac"] = (conflict_len.sum() / tokens).item()
-    put("conflict/prefix_len/mean", prefix_len)
-    put("conflict/prefix_len/max", prefix_len, torch.max)
-    put("conflict/suffix_len/mean", suffix_len)
-    put("conflict/suffix_len/max", suffix_len, torch.max)
-    put("conflict/group_frac", (group_conflict > 0).any(-1))
-    zeroed = conflict_len[negative].sum() if config.conflict_weight_negative == 0 else conflict_len[:0].sum()
-    amplified = conflict_len[positive].sum() if config.conflict_weight_positive > 1 else conflict_len[:0].sum()
-    metrics["gtpo/lambda/zeroed_frac"] = (zeroed / tokens).item()
-    metrics["gtpo/lambda/amplified_frac"] = (amplified / tokens).item()
-    added = ((config.conflict_weight_positive - 1) * conflict_share * advantages)[positive].sum()
-    removed = ((config.conflict_weight_negative - 1) * conflict_share * advantages)[negative].sum()
-    moved = added.abs() + removed.abs()
-    metrics["gtpo/lambda/signal_residual"] = ((added - removed) / moved).item() if moved > 0 else 0.0
-
-    put("entropy/mean", entropy)
-    put("entropy/max", entropy, torch.max)
-    put("entropy/positive", entropy[positive])
-    put("entropy/negative", entropy[negative])
-    put("entropy/truncated", entropy[truncated[rows]])
+    metrics = (
+        _conflict_metrics(result)
+        | _lambda_metrics(result, config)
+        | _entropy_metrics(result, truncated)
+        | _group_metrics(result)
+        | {"entropy/threshold": config.entropy_threshold, "filter/active": config.filter_is_active(initial_entropy)}
+    )
     if initial_entropy is not None:
-        metrics["gtpo/entropy/initial"] = float(initial_entropy)
-    metrics["gtpo/entropy/threshold"] = config.entropy_threshold
+        metrics["entropy/initial"] = initial_entropy
+    return {f"gtpo/{name}": float(value) for name, value in metrics.items() if value is not None}
 
-    metrics["gtpo/filter/active"] = float(config.filter_is_active(initial_entropy))
-    put("filter/dropped_frac", ~keep)
-    put("filter/dropped_groups", ~group_keep.any(-1), torch.sum)
 
-    regularizer = config.entropy_coeff * entropy
-    put("regularizer/mean", regularizer)
-    put("regularizer/sign_flip_frac", positive & (advantages < regularizer))
+def _mean(values: torch.Tensor) -> float | None:
+    return values.float().mean().item() if values.numel() else None
 
-    put("group/size_min", members.sum(-1), torch.min)
-    put("group/zero_std_frac", (group_advantages == 0).all(-1))
-    return metrics
+
+def _max(values: torch.Tensor) -> float | None:
+    return values.max().item() if values.numel() else None
+
+
+def _conflict_metrics(result: GTPOAdvantage) -> dict[str, float | None]:
+    real = result.completions.lengths > 0
+    conflicts = result.conflicts
+    in_group = _by_group(result, conflicts.conflict_len > 0, False)
+    return {
+        "conflict/token_frac": _token_frac(result, conflicts.conflict_len),
+        "conflict/prefix_len/mean": _mean(conflicts.prefix_len[real]),
+        "conflict/prefix_len/max": _max(conflicts.prefix_len[real]),
+        "conflict/suffix_len/mean": _mean(conflicts.suffix_len[real]),
+        "conflict/suffix_len/max": _max(conflicts.suffix_len[real]),
+        "conflict/group_frac": _mean(in_group.any(-1)),
+    }
+
+
+def _lambda_metrics(result: GTPOAdvantage, config: GTPOConfig) -> dict[str, float]:
+    advantages, conflict_len = result.group_advantages, result.conflicts.conflict_len
+    zeroed = (advantages < 0) & (config.conflict_weight_negative == 0)
+    amplified = (advantages > 0) & (config.conflict_weight_positive > 1)
+    share = conflict_len / result.completions.lengths.clamp(min=1)
+    signal = (result.conflict_weights - 1) * share * advantages
+    added, removed = signal[advantages > 0].sum(), signal[advantages < 0].sum()
+    moved = added.abs() + removed.abs()
+    return {
+        "lambda/zeroed_frac": _token_frac(result, conflict_len * zeroed),
+        "lambda/amplified_frac": _token_frac(result, conflict_len * amplified),
+        "lambda/signal_residual": ((added - removed) / moved).item() if moved > 0 else 0.0,
+    }
+
+
+def _entropy_metrics(result: GTPOAdvantage, truncated: torch.Tensor) -> dict[str, float | None]:
+    real = result.completions.lengths > 0
+    advantages, entropy = result.group_advantages, result.trajectory_entropy
+    flipped = (advantages > 0) & (advantages < result.regularizer)
+    return {
+        "entropy/mean": _mean(entropy[real]),
+        "entropy/max": _max(entropy[real]),
+        "entropy/positive": _mean(entropy[real & (advantages > 0)]),
+        "entropy/negative": _mean(entropy[real & (advantages < 0)]),
+        "entropy/truncated": _mean(entropy[real & truncated]),
+        "filter/dropped_frac": _mean(~result.keep[real]),
+        "regularizer/mean": _mean(result.regularizer[real]),
+        "regularizer/sign_flip_frac": _mean(flipped[real]),
+    }
+
+
+def _group_metrics(result: GTPOAdvantage) -> dict[str, float | None]:
+    groups = result.completions.groups
+    if len(groups) == 0:
+        return {}
+    return {
+        "filter/dropped_groups": (~_by_group(result, result.keep, False).any(-1)).sum().item(),
+        "group/size_min": (groups >= 0).sum(-1).min().item(),
+        "group/zero_std_frac": _mean((_by_group(result, result.group_advantages, 0) == 0).all(-1)),
+    }
+
+
+def _token_frac(result: GTPOAdvantage, tokens: torch.Tensor) -> float:
+    """Share of (bs,) counts of tokens in all tokens."""
+    return (tokens.sum() / result.completions.lengths.sum().clamp(min=1)).item()
+
+
+def _by_group(result: GTPOAdvantage, values: torch.Tensor, padding: float) -> torch.Tensor:
+    """(bs,) values as (groups, size)."""
+    groups = result.completions.groups
+    return torch.where(groups >= 0, values[groups], padding)

@@ -10,6 +10,14 @@ from omegaconf import DictConfig, OmegaConf
 from gtpo_verl.config import GTPOConfig
 from gtpo_verl.initial_entropy import InitialEntropy
 
+ALIAS = "gtpo_trajectory"
+NAMES = ("gtpo", ALIAS)
+"""Names of estimator and loss. The alias tells this GTPO from arXiv:2508.04349 and 2511.14846, which are `gtpo` too."""
+
+ADV_ESTIMATOR = "algorithm.adv_estimator"
+LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
+NAMED_BY = (ADV_ESTIMATOR, LOSS_MODE)
+
 # Losses of verl under which a conflict token's gradient is not λ times what it would be (docs/compose.md).
 _LOSSES_THAT_CHANGE_LAMBDA = {
     "geo_mean": "averages λ over each completion",
@@ -27,9 +35,14 @@ class Departure(NamedTuple):
     paper: str
 
 
+def adv_estimator(config: DictConfig) -> str:
+    """The name of the advantage estimator that this verl config asks for."""
+    return str(OmegaConf.select(config, ADV_ESTIMATOR))
+
+
 def uses_gtpo(config: DictConfig) -> bool:
     """Whether this verl config trains with GTPO's advantages."""
-    return str(OmegaConf.select(config, "algorithm.adv_estimator")) == "gtpo"
+    return adv_estimator(config) in NAMES
 
 
 def check(config: DictConfig) -> GTPOConfig:
@@ -75,10 +88,10 @@ def departures(config: DictConfig) -> list[Departure]:
 
     actor = "actor_rollout_ref.actor"
     rollout = "actor_rollout_ref.rollout"
-    loss_mode = OmegaConf.select(config, f"{actor}.policy_loss.loss_mode")
+    loss_mode = OmegaConf.select(config, LOSS_MODE)
     change = _LOSSES_THAT_CHANGE_LAMBDA.get(loss_mode)
     note = f"; {loss_mode} {change}" if change else ""
-    expect(f"{actor}.policy_loss.loss_mode", lambda x: x == "gtpo", f"gtpo (Eq. 11: no clipping){note}")
+    expect(LOSS_MODE, lambda x: x in NAMES, f"gtpo (Eq. 11: no clipping){note}")
     expect(f"{actor}.loss_agg_mode", lambda x: x == "seq-mean-token-mean", "seq-mean-token-mean (Eq. 11)")
     expect("algorithm.norm_adv_by_std_in_grpo", bool, "True (Sec. 3)")
     expect(f"{actor}.use_kl_loss", lambda x: not x, "False (no KL term: this loads a reference model)")
@@ -90,7 +103,7 @@ def departures(config: DictConfig) -> list[Departure]:
     expect(f"{rollout}.top_p", lambda x: x == 1, "1.0 (completions of the policy itself)")
     expect(f"{rollout}.top_k", lambda x: x <= 0, "-1 (completions of the policy itself)")
     one_update = "one update per rollout (Sec. 6; the gtpo loss is not clipped)"
-    if loss_mode == "gtpo":
+    if loss_mode in NAMES:
         expect(f"{actor}.ppo_epochs", lambda x: x == 1, one_update)
         batch_size = config.data.train_batch_size
         expect(f"{actor}.ppo_mini_batch_size", lambda x: x >= batch_size, f"{batch_size}: {one_update}")

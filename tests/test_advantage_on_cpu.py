@@ -12,11 +12,12 @@ from gtpo_verl import (
     GTPOConfig,
     compute_completion_filter,
     compute_gtpo_outcome_advantage,
+    compute_gtpo_token_advantages,
     compute_trajectory_entropy,
 )
 
 LN2 = math.log(2)
-ALL_OFF = GTPOConfig(entropy_coeff=0, completion_filter="off", conflict_span="none")
+ALL_OFF = GTPOConfig(entropy_coeff=0, completion_filter="never", conflict_span="none")
 
 
 def at_last_token(rewards, response_mask):
@@ -88,7 +89,7 @@ def test_entropy_term_and_filter_carry_no_gradient(two_completions):
 
 def test_signs_for_lambda_come_from_before_the_entropy_term(two_completions):
     """A completion whose sign the entropy term flips is still a positive one: λ = 2, not 0."""
-    config = GTPOConfig(entropy_coeff=10.0, completion_filter="off")
+    config = GTPOConfig(entropy_coeff=10.0, completion_filter="never")
     advantages, _ = compute_gtpo_outcome_advantage(**two_completions, config=config)
     flipped = 0.70710668 - 2.5
     torch.testing.assert_close(advantages[0], torch.tensor([2 * flipped, flipped, flipped, 2 * flipped]))
@@ -106,6 +107,16 @@ def test_group_of_one_has_no_relative_advantage(two_completions):
     two_completions["index"] = np.array(["p", "q"], dtype=object)
     advantages, _ = compute_gtpo_outcome_advantage(**two_completions, config=ALL_OFF)
     assert (advantages == 0).all()
+
+
+def test_given_advantages_are_weighed_part_by_part(two_completions):
+    """δ, γ⟨H⟩ and λ on advantages without the standard deviation, as other trainers have them."""
+    del two_completions["token_level_rewards"]
+    result = compute_gtpo_token_advantages(torch.tensor([5.0, -5.0]), **two_completions, initial_entropy=0.3)
+    assert result.keep.tolist() == [True, True]
+    torch.testing.assert_close(result.regularizer, torch.tensor([0.025, 0.05]))
+    assert result.token_weights.tolist() == [[2, 1, 1, 2], [0, 1, 1, 0]]
+    torch.testing.assert_close(result.advantages, torch.tensor([[4.975], [-5.05]]) * result.token_weights)
 
 
 @st.composite
@@ -143,7 +154,7 @@ configs = st.builds(
     GTPOConfig,
     entropy_coeff=st.sampled_from([0.0, 0.1, 1.0]),
     entropy_threshold=st.sampled_from([LN2, 1.05]),
-    completion_filter=st.sampled_from(["auto", "on", "off"]),
+    completion_filter=st.sampled_from(["auto", "always", "never"]),
     filter_scope=st.sampled_from(["all", "negative"]),
     conflict_span=st.sampled_from(["leading", "first", "all", "none"]),
     conflict_weight_positive=st.sampled_from([1.0, 2.0]),
@@ -212,7 +223,7 @@ def test_auto_filter_without_initial_entropy_says_what_to_do(two_completions):
 def test_settings_may_come_as_verls_algorithm_config(two_completions):
     algorithm = {
         "adv_estimator": "gtpo",
-        "gtpo": {"entropy_coeff": 0, "completion_filter": "off", "conflict_span": "none"},
+        "gtpo": {"entropy_coeff": 0, "completion_filter": "never", "conflict_span": "none"},
     }
     advantages, _ = compute_gtpo_outcome_advantage(**two_completions, config=algorithm)
     assert torch.equal(advantages, compute_gtpo_outcome_advantage(**two_completions, config=ALL_OFF)[0])

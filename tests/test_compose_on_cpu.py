@@ -32,7 +32,18 @@ OLD_LOG_PROB = torch.tensor([[-0.1, -1.0, -2.0, -0.2], [-0.1, -1.5, -0.2, 0.0]])
 LOG_RATIO = torch.tensor([[0.3, -0.1, -0.5, 0.1], [0.05, -0.4, -0.1, 0.0]])
 
 # The gradient of a token is λ times what it would be at λ = 1, whatever the ratio.
-TOKEN_LEVEL = {"gtpo", "vanilla", "gspo", "cispo", "sapo", "dppo_tv", "dppo_kl", "gpg", "bypass_mode"}
+TOKEN_LEVEL = {
+    "gtpo",
+    "gtpo_trajectory",
+    "vanilla",
+    "gspo",
+    "cispo",
+    "sapo",
+    "dppo_tv",
+    "dppo_kl",
+    "gpg",
+    "bypass_mode",
+}
 # That holds at ratio 1 only, the first update on a batch of rollouts.
 FIRST_UPDATE_ONLY = {"kl_cov", "dro"} & set(POLICY_LOSS_REGISTRY)  # dro came with verl 0.9.0
 # λ also chooses the tokens that are dropped, at any ratio.
@@ -134,7 +145,7 @@ def test_losses_that_always_average_over_a_completion_first(loss_mode):
 
 @pytest.mark.parametrize("loss_mode", sorted(POLICY_LOSS_REGISTRY))
 def test_filtered_completion_gets_no_gradient_in_the_first_update(loss_mode):
-    filtered = advantages(entropy_threshold=0.1, completion_filter="on")
+    filtered = advantages(entropy_threshold=0.1, completion_filter="always")
     assert not gradient(loss_mode, filtered).any()
 
 

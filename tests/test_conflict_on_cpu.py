@@ -6,7 +6,7 @@ from reference import conflict_mask as slow_conflict_mask
 
 from gtpo_verl import compute_conflict_mask, compute_conflict_weights
 from gtpo_verl.conflict import find_conflicts
-from gtpo_verl.group import TokenPositions, group_rows
+from gtpo_verl.group import Completions
 
 PAD = 0  # also a token that completions may contain, as where pad = eos
 
@@ -125,8 +125,7 @@ def test_masks_do_not_depend_on_row_order_or_padding_rows(batch, span, data):
 def test_run_lengths_count_what_the_mask_marks(batch, span):
     responses, response_mask, advantages = (torch.tensor(x) for x in batch[:3])
     index = batch[3]
-    positions = TokenPositions(response_mask)
-    found = find_conflicts(responses, positions, advantages, group_rows(index, positions.lengths > 0), span)
+    found = find_conflicts(responses, Completions(response_mask, index), advantages, span)
     mask = compute_conflict_mask(responses, response_mask, advantages, index, span)
     assert found.conflict_len.tolist() == mask.sum(-1).tolist()
     assert (found.prefix_len + found.suffix_len >= found.conflict_len).all()

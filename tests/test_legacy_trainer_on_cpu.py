@@ -12,13 +12,13 @@ from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.utils.tensordict_utils import get_tensordict
 
-from gtpo_verl import verl_plugin
+from gtpo_verl import stage
 
 
 @pytest.fixture
 def trainer(compose_config, rows, monkeypatch):
     """verl's trainer without its workers, in a process without an earlier one."""
-    monkeypatch.setattr(verl_plugin, "_stage", ContextVar("stage", default=None))
+    monkeypatch.setattr(stage, "_current", ContextVar("stage", default=None))
     trainer = ray_trainer.RayPPOTrainer.__new__(ray_trainer.RayPPOTrainer)
     trainer.config, trainer.global_steps = compose_config("data.max_response_length=6"), 1
     trainer.use_legacy_worker_impl = "disable"  # verl 0.7.1's word for the workers of all later versions
@@ -88,10 +88,10 @@ def test_grpo_in_the_same_process_is_verls(trainer, batch, rows):
 
 def test_rejected_tokens_keep_their_position_and_get_no_advantage(compose_config, rows):
     """verl's rollout correction zeroes the mask of rejected tokens after the batch was collected."""
-    stage = verl_plugin.GTPOStage(compose_config("algorithm.gtpo.initial_entropy=0.3"), global_steps=1)
+    gtpo = stage.GTPOStage(compose_config("algorithm.gtpo.initial_entropy=0.3"), global_steps=1)
     fields = {k: padded(rows, k) for k in ("responses", "entropy", "response_mask")}
-    stage.collect(**fields, row_len=torch.tensor(LENGTHS))
+    gtpo.collect(**fields, row_len=torch.tensor(LENGTHS))
     kept = fields["response_mask"].clone()
     kept[0, 0] = 0
-    advantages, _ = stage.estimate(padded(rows, "rm_scores"), kept, np.array(UIDS))
+    advantages, _ = gtpo.estimate(padded(rows, "rm_scores"), kept, np.array(UIDS))
     torch.testing.assert_close(advantages, expected(rows, initial_entropy=0.3) * kept)

@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from gtpo_verl import GTPOConfig
-from gtpo_verl.advantage import compute_gtpo_advantage
+from gtpo_verl.advantage import compute_group_advantages, weigh_tokens
+from gtpo_verl.group import Completions
 from gtpo_verl.metrics import compute_gtpo_metrics
 
 
@@ -19,7 +20,9 @@ def metrics_of(config=GTPOConfig(), padding_rows=0):  # noqa: B008
     entropy = torch.full((rows, 4), 9.0)
     entropy[:4] = torch.tensor([0.1, 0.9, 0.2, 0.4]).unsqueeze(-1)
     index = np.array(["p", "p", "q", "q", *["pad"] * padding_rows], dtype=object)
-    result = compute_gtpo_advantage(rewards, response_mask, index, responses, entropy, config, 0.3)
+    completions = Completions(response_mask, index)
+    advantages = compute_group_advantages(rewards.sum(-1), completions)
+    result = weigh_tokens(advantages, completions, responses, response_mask, entropy, config, 0.3)
     truncated = response_mask.sum(-1) >= 4
     return compute_gtpo_metrics(result, config, 0.3, truncated)
 
@@ -65,7 +68,7 @@ def test_every_metric_is_a_float():
 
 
 def test_sign_flips_and_dropped_groups_are_counted():
-    metrics = metrics_of(GTPOConfig(entropy_coeff=10.0, entropy_threshold=0.15, completion_filter="on"))
+    metrics = metrics_of(GTPOConfig(entropy_coeff=10.0, entropy_threshold=0.15, completion_filter="always"))
     assert metrics["gtpo/regularizer/sign_flip_frac"] == 0.25
     assert metrics["gtpo/filter/dropped_frac"] == 0.75
     assert metrics["gtpo/filter/dropped_groups"] == 1

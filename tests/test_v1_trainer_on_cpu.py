@@ -111,7 +111,7 @@ def test_resumed_run_without_record_needs_none_where_the_filter_does_not_rest_on
     trainer, rows, monkeypatch, tmp_path
 ):
     gtpo = trainer(
-        f"trainer.default_local_dir={tmp_path / 'none'}", "algorithm.gtpo.completion_filter=on", global_steps=9
+        f"trainer.default_local_dir={tmp_path / 'none'}", "algorithm.gtpo.completion_filter=always", global_steps=9
     )
     metrics, _ = step(gtpo, rows, monkeypatch)
     assert "gtpo/entropy/initial" not in metrics and metrics["gtpo/filter/active"] == 1

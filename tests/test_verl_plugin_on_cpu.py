@@ -1,8 +1,10 @@
 import os
+import re
 import subprocess
 import sys
 from enum import Enum
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,9 +14,10 @@ from omegaconf import open_dict
 from verl.trainer.ppo import core_algos, metric_utils
 from verl.utils import config as verl_config
 
-from gtpo_verl import verl_plugin
+from gtpo_verl import stage, verl_plugin
 from gtpo_verl.cli import main
 
+ROOT = Path(__file__).resolve().parents[1]
 NOT_LOADED = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": "", "VERL_PLATFORM": ""}
 
 
@@ -29,9 +32,12 @@ def test_importing_verl_registers_gtpo():
     code = """
 import verl
 from verl.trainer.ppo import core_algos, ray_trainer
-print(core_algos.get_adv_estimator_fn("gtpo").__module__, core_algos.get_policy_loss_fn("gtpo").__module__)
+estimators = [core_algos.get_adv_estimator_fn(name) for name in ("gtpo", "gtpo_trajectory")]
+losses = [core_algos.get_policy_loss_fn(name) for name in ("gtpo", "gtpo_trajectory")]
+assert estimators[0] is estimators[1] and losses[0] is losses[1]
+print(estimators[0].__module__, losses[0].__module__)
 """
-    assert run_python(code) == "gtpo_verl.verl_plugin gtpo_verl.loss"
+    assert run_python(code) == "gtpo_verl.stage gtpo_verl.loss"
 
 
 def test_importing_verl_does_not_import_the_trainer():
@@ -52,29 +58,60 @@ def test_gtpo_is_registered_in_a_ray_worker():
         ray.shutdown()
 
 
-def test_a_name_that_is_taken_is_a_clear_error():
-    code = """
-from verl.trainer.ppo import core_algos, ray_trainer
-@core_algos.register_adv_est("gtpo")
-def group_turn_policy_optimization(**kwargs): ...
-from gtpo_verl import verl_plugin
-assert core_algos.get_adv_estimator_fn("gtpo") is group_turn_policy_optimization
-try:
-    verl_plugin._raise_problems()
-except RuntimeError as error:
-    print(error)
-"""
-    message = run_python(code, **NOT_LOADED)
-    assert "__main__.group_turn_policy_optimization" in message and "uninstall one" in message
-
-
 def validate(config):
     verl_config.validate_config(config=config, use_reference_policy=False, use_critic=False)
 
 
+def test_a_name_that_another_package_took_is_left_to_it():
+    code = """
+from verl.trainer.ppo import core_algos, ray_trainer
+@core_algos.register_adv_est("gtpo")
+def group_turn_policy_optimization(**kwargs): ...
+from gtpo_verl import stage, verl_plugin
+assert core_algos.get_adv_estimator_fn("gtpo") is group_turn_policy_optimization
+assert core_algos.get_adv_estimator_fn("gtpo_trajectory") is stage.estimate_gtpo_advantage
+print(*verl_plugin.problems())
+"""
+    assert "__main__.group_turn_policy_optimization" in run_python(code, **NOT_LOADED)
+
+
+def test_ambiguous_names_are_an_error_that_gives_the_alias(compose_config, monkeypatch):
+    """Two other papers are called GTPO; `register_policy_loss` overwrites silently, whoever comes first."""
+
+    def group_turn_policy_optimization(**kwargs): ...
+
+    monkeypatch.setitem(core_algos.ADV_ESTIMATOR_REGISTRY, "gtpo", group_turn_policy_optimization)
+    with pytest.raises(RuntimeError) as error:
+        validate(compose_config())
+    for part in ("group_turn_policy_optimization", "2508.04349", "2511.14846", "algorithm.adv_estimator=gtpo_traj"):
+        assert part in str(error.value)
+    alias = "algorithm.adv_estimator=gtpo_trajectory"
+    validate(compose_config(alias))
+
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "gtpo", group_turn_policy_optimization)
+    with pytest.raises(RuntimeError, match="actor.policy_loss.loss_mode=gtpo_trajectory"):
+        validate(compose_config(alias))
+    validate(compose_config(alias, "actor_rollout_ref.actor.policy_loss.loss_mode=gtpo_trajectory"))
+
+
+def test_the_alias_is_checked_like_the_name(compose_config):
+    with pytest.raises(ValueError, match=r"algorithm\.gtpo\.unknown=1"):
+        validate(compose_config("algorithm.adv_estimator=gtpo_trajectory", "+algorithm.gtpo.unknown=1"))
+
+
 @pytest.fixture
 def fresh_problems(monkeypatch):
-    monkeypatch.setattr(verl_plugin, "_problems", [])
+    monkeypatch.setattr(stage, "problems", [])
+
+
+def test_supported_versions_are_the_same_everywhere():
+    first, *_, last = versions = verl_plugin.SUPPORTED_VERL
+    assert f'verl = ["verl>={first},<={last}"]' in (ROOT / "pyproject.toml").read_text()
+    assert f"|| set -- {' '.join(versions)}\n" in (ROOT / "scripts/check_verl_versions.sh").read_text()
+    set_up = (ROOT / "scripts/setup_cpu.sh").read_text()
+    cases = " ".join(re.findall(r"^    ([\d. |]+)\)", set_up, re.MULTILINE))
+    assert set(re.findall(r"[\d.]+", cases)) == set(versions)
+    assert f"verl=={last}\n" in (ROOT / "scripts/requirements-cpu.txt").read_text()
 
 
 def test_unsupported_verl_is_a_clear_error_once_gtpo_is_asked_for(compose_config, monkeypatch, fresh_problems):
@@ -87,21 +124,22 @@ def test_unsupported_verl_is_a_clear_error_once_gtpo_is_asked_for(compose_config
     validate(compose_config("algorithm.adv_estimator=grpo"))
 
 
-def test_plugin_steps_back_for_a_verl_that_has_gtpo(compose_config, monkeypatch, fresh_problems, capsys):
+def test_a_verl_that_has_gtpo_serves_it_and_the_plugin_its_alias(compose_config, monkeypatch, fresh_problems, capsys):
     def verls_own(**kwargs): ...
 
-    estimators, losses = {"gtpo": verls_own}, {"gtpo": verls_own}
-    members = Enum("AdvantageEstimator", {"GTPO": "gtpo"})
-    patched = SimpleNamespace(
-        AdvantageEstimator=members, ADV_ESTIMATOR_REGISTRY=estimators, POLICY_LOSS_REGISTRY=losses
-    )
-    verl_plugin._register(patched)
-    assert verl_plugin.problems() == [] and estimators == losses == {"gtpo": verls_own}
+    verls_own.__module__ = core_algos.__name__
+    for registry in (core_algos.ADV_ESTIMATOR_REGISTRY, core_algos.POLICY_LOSS_REGISTRY):
+        monkeypatch.setitem(registry, "gtpo", verls_own)
+    monkeypatch.setattr(core_algos, "AdvantageEstimator", Enum("AdvantageEstimator", {"GTPO": "gtpo"}))
+    verl_plugin._register(core_algos)
+    assert core_algos.get_adv_estimator_fn("gtpo") is core_algos.get_policy_loss_fn("gtpo") is verls_own
+    assert verl_plugin.problems() == []
 
-    monkeypatch.setattr(core_algos, "AdvantageEstimator", members)
     validate(compose_config("+algorithm.gtpo.unknown=1"))
+    with pytest.raises(ValueError, match=r"algorithm\.gtpo\.unknown=1"):
+        validate(compose_config("algorithm.adv_estimator=gtpo_trajectory", "+algorithm.gtpo.unknown=1"))
     assert main(["check"]) == 0
-    assert "it serves gtpo, and the plugin steps back" in capsys.readouterr().out
+    assert "it serves gtpo, the plugin gtpo_trajectory" in capsys.readouterr().out
 
 
 def test_hook_that_does_not_fit_is_a_problem_and_not_a_crash(fresh_problems):
@@ -112,10 +150,10 @@ def test_hook_that_does_not_fit_is_a_problem_and_not_a_crash(fresh_problems):
 def test_report_says_what_is_registered_where(capsys, monkeypatch):
     assert main(["check"]) == 0
     out = capsys.readouterr().out
-    assert "advantage estimator gtpo: gtpo_verl.verl_plugin.estimate_gtpo_advantage" in out
+    assert "advantage estimator gtpo: gtpo_verl.stage.estimate_gtpo_advantage" in out
     v1 = "yes" if find_spec("verl.trainer.ppo.v1") else "this verl has none"
     assert "loaded by verl: yes" in out and "hook on legacy trainer: yes" in out and f"hook on V1 trainer: {v1}" in out
-    monkeypatch.setattr(verl_plugin, "_problems", ["the sky has fallen"])
+    monkeypatch.setattr(stage, "problems", ["the sky has fallen"])
     assert main(["check"]) == 1
     assert "problem: the sky has fallen" in capsys.readouterr().out
 
