@@ -1,20 +1,31 @@
 """`rollout.name=hf`: completions from a transformers model, one Ray actor per replica, for machines without vLLM.
 
-`generate` is the generation itself, `HFServer` the actor the agent loop calls, `HFServerAdapter` the worker's end
-that pushes new weights to it, `HFReplica` what launches it. The log-probs are of the distribution that was sampled
-(verl's `processed_logprobs`); a greedy row has temperature 1 and no filter. Each server computes with
+`generate` calls transformers' `generate`, `HFServer` is the actor that the agent loop calls, `HFServerAdapter` the
+worker's end that pushes new weights to it, `HFReplica` what launches it. The log-probs are of the distribution that was
+sampled (verl's `processed_logprobs`); those of a greedy completion are at temperature 1. Each server computes with
 `OMP_NUM_THREADS` threads, which Ray sets to 1 where the environment does not.
 """
 
 import asyncio
 import os
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from torch.nn.utils.rnn import pad_sequence
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.config import HFModelConfig, RolloutConfig
@@ -28,116 +39,85 @@ QUIET_PERIOD = 0.02
 
 
 @dataclass(frozen=True)
-class Request:
-    """One completion to generate.
+class Sampling:
+    """How completions are generated, in vLLM's terms.
 
     Args:
-        prompt_ids: token ids, at least one.
-        max_tokens: most tokens to generate, at least one.
+        max_tokens: most tokens to generate.
         stop_token_ids: a completion ends with the first of these, which it keeps.
         temperature: 0 is greedy, and then `top_p` and `top_k` have no part.
-        top_p: nucleus size in (0, 1], after `top_k`.
+        top_p: nucleus size in [0, 1], after `top_k`.
         top_k: most likely tokens kept; 0 or -1 keeps all.
     """
 
-    prompt_ids: Sequence[int]
     max_tokens: int
     stop_token_ids: frozenset[int] = frozenset()
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
 
-    def __post_init__(self) -> None:
-        if not self.prompt_ids:
-            raise ValueError("prompt_ids is empty; give at least one token, such as the beginning of the chat template")
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
-        if self.temperature < 0:
-            raise ValueError(f"temperature must not be negative, got {self.temperature}; 0 is greedy")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}; 1 keeps every token")
-        if self.top_k < -1:
-            raise ValueError(f"top_k must be -1, 0 (both keep every token) or more, got {self.top_k}")
+    def logits_processors(self) -> LogitsProcessorList:
+        """From the model's logits to those of the sampled distribution; transformers names what it refuses."""
+        processors = LogitsProcessorList()
+        if self.temperature != 0:
+            processors.append(TemperatureLogitsWarper(float(self.temperature)))
+            if self.top_k not in (0, -1):
+                processors.append(TopKLogitsWarper(self.top_k))
+            if self.top_p != 1:
+                processors.append(TopPLogitsWarper(self.top_p))
+        return processors
+
+
+class SampledLogProbs(LogitsProcessor):
+    """The log-prob of each sampled token, without keeping all logits of all steps as `output_scores` does."""
+
+    def __init__(self) -> None:
+        self.columns: list[torch.Tensor] = []
+        self._log_probs: torch.Tensor | None = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.take(input_ids)
+        self._log_probs = scores.log_softmax(-1)
+        return scores
+
+    def take(self, input_ids: torch.Tensor) -> None:
+        """The last column of `input_ids` (rows, length) was sampled from the scores of the last call."""
+        if self._log_probs is not None:
+            self.columns.append(self._log_probs.gather(-1, input_ids[:, -1:]))
 
 
 @torch.inference_mode()
-def generate(
-    model: PreTrainedModel, requests: Sequence[Request], generator: torch.Generator | None = None
-) -> list[tuple[list[int], list[float]]]:
-    """Generate all requests as one batch, dropping each row as it finishes.
+def generate(model: Any, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[tuple[list[int], list[float]]]:
+    """Generate one completion per prompt, all in one batch, from torch's current random state.
 
     Returns:
-        for every request its generated token ids (the stop token included) and their log-probs.
+        for every prompt the generated token ids (the stop token included) and their log-probs.
     """
-    rows, width = len(requests), max(len(request.prompt_ids) for request in requests)
-    input_ids = torch.zeros(rows, width, dtype=torch.long)
-    attention_mask = torch.zeros_like(input_ids)
-    stops = torch.zeros(rows, model.config.get_text_config().vocab_size, dtype=torch.bool)
-    for row, request in enumerate(requests):
-        input_ids[row, width - len(request.prompt_ids) :] = torch.tensor(request.prompt_ids)
-        attention_mask[row, width - len(request.prompt_ids) :] = 1
-        stops[row, list(request.stop_token_ids)] = True
-    sampling = torch.tensor(
-        [(r.temperature, r.top_p, r.top_k) if r.temperature > 0 else (0.0, 1.0, -1) for r in requests]
+    rows = [torch.tensor(prompt) for prompt in prompts]
+    input_ids = pad_sequence(rows, batch_first=True, padding_side="left")
+    attention_mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
+    sampled = SampledLogProbs()
+    stop_token_ids = sorted(sampling.stop_token_ids)
+    output = model.generate(
+        input_ids,
+        attention_mask=attention_mask,
+        logits_processor=LogitsProcessorList([*sampling.logits_processors(), sampled]),
+        generation_config=GenerationConfig(
+            do_sample=sampling.temperature != 0,
+            # The processors above do this; transformers' default for top_k is 50.
+            temperature=1.0,
+            top_p=1.0,
+            top_k=0,
+            max_new_tokens=sampling.max_tokens,
+            eos_token_id=stop_token_ids or None,
+            pad_token_id=0,
+        ),
     )
-    limits = torch.tensor([request.max_tokens for request in requests])
-
-    tokens = torch.zeros(rows, int(limits.max()), dtype=torch.long)
-    log_probs = torch.zeros(tokens.shape)
-    lengths = torch.zeros_like(limits)
-    running = torch.arange(rows)  # the request behind each row of the model's batch
-    position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)
-    cache = None
-    for step in range(tokens.shape[1]):
-        output = model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        cache = output.past_key_values
-        token, log_prob = _sample(output.logits[:, -1].float(), sampling[running], generator)
-        tokens[running, step], log_probs[running, step] = token, log_prob
-
-        finished = stops[running, token] | (step + 1 == limits[running])
-        if finished.any():
-            lengths[running[finished]] = step + 1
-            unfinished = (~finished).nonzero().squeeze(-1)
-            if not len(unfinished):
-                break
-            running, token, position_ids = running[unfinished], token[unfinished], position_ids[unfinished]
-            attention_mask = attention_mask[unfinished]
-            cache.batch_select_indices(unfinished)
-        input_ids = token.unsqueeze(-1)
-        position_ids = position_ids[:, -1:] + 1
-        attention_mask = torch.nn.functional.pad(attention_mask, (0, 1), value=1)
-
-    return [
-        (row_tokens[:length], row_log_probs[:length])
-        for row_tokens, row_log_probs, length in zip(tokens.tolist(), log_probs.tolist(), lengths.tolist(), strict=True)
-    ]
-
-
-def _sample(
-    logits: torch.Tensor, sampling: torch.Tensor, generator: torch.Generator | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token per row and its log-prob, each (rows,), from `logits` (rows, vocab) and its `Request`'s numbers."""
-    temperature, top_p, top_k = sampling.unsqueeze(-1).unbind(1)
-    greedy = temperature == 0
-    logits = logits / temperature.masked_fill(greedy, 1.0)
-    if (top_k > 0).any() or (top_p < 1).any():
-        ranked, order = logits.sort(dim=-1, descending=True)
-        rank = torch.arange(logits.shape[-1])
-        ranked = ranked.masked_fill((top_k > 0) & (rank >= top_k), -torch.inf)
-        probs = ranked.softmax(-1)
-        ranked = ranked.masked_fill(probs.cumsum(-1) - probs >= top_p, -torch.inf)
-        logits = torch.empty_like(logits).scatter_(-1, order, ranked)
-    log_probs = logits.log_softmax(-1)
-    sampled = torch.multinomial(log_probs.exp(), 1, generator=generator)
-    token = torch.where(greedy, logits.argmax(-1, keepdim=True), sampled)
-    return token.squeeze(-1), log_probs.gather(-1, token).squeeze(-1)
+    sampled.take(output)
+    token_ids, log_probs = output[:, input_ids.shape[1] :], torch.cat(sampled.columns, dim=-1)
+    stops = torch.isin(token_ids, torch.tensor(stop_token_ids, dtype=torch.long)).long()
+    lengths = (stops.cumsum(-1) - stops == 0).sum(-1).tolist()
+    return [(ids[:n], lps[:n]) for ids, lps, n in zip(token_ids.tolist(), log_probs.tolist(), lengths, strict=True)]
 
 
 def load_weights(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> None:
@@ -160,7 +140,7 @@ def load_weights(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) ->
 
 
 class HFServer:
-    """The Ray actor of one replica: collects requests into batches, generates, and takes new weights in between."""
+    """The Ray actor of one replica: batches requests of equal sampling, generates, takes new weights in between."""
 
     def __init__(self, config: RolloutConfig, model_config: Any, replica_rank: int) -> None:
         self.config = config
@@ -171,12 +151,13 @@ class HFServer:
             dtype=PrecisionType.to_dtype(config.dtype),
             trust_remote_code=self.model_config.trust_remote_code,
         ).eval()
+        self.model.generation_config = GenerationConfig()  # else generate fills in the model's own eos
         self.eos_token_ids = _eos_token_ids(self.model_config)
         self.max_model_len = config.max_model_len or get_max_position_embeddings(hf_config)
-        self.generator = torch.Generator().manual_seed(config.get("seed", 0) + replica_rank)
+        torch.manual_seed(config.get("seed", 0) + replica_rank)
         self.global_steps: int | None = None
         self._synced = False
-        self._queue: list[tuple[Request, asyncio.Future]] = []
+        self._waiting: dict[Sampling, list[tuple[list[int], asyncio.Future]]] = defaultdict(list)
         self._serving: asyncio.Task | None = None
         self._model_lock = asyncio.Lock()  # generating and loading weights exclude each other
 
@@ -202,9 +183,9 @@ class HFServer:
             )
         if not self._synced:
             raise RuntimeError("rollout.name=hf was asked to generate before the trainer sent its weights")
-        request, wants_log_probs = self._parse(prompt_ids, dict(sampling_params))
+        sampling, wants_log_probs = self._parse(len(prompt_ids), dict(sampling_params))
         future = asyncio.get_running_loop().create_future()
-        self._queue.append((request, future))
+        self._waiting[sampling].append((prompt_ids, future))
         if self._serving is None or self._serving.done():
             self._serving = asyncio.create_task(self._serve())
         token_ids, log_probs, global_steps = await future
@@ -215,16 +196,18 @@ class HFServer:
             extra_fields={"global_steps": global_steps},
         )
 
-    def _parse(self, prompt_ids: list[int], params: dict[str, Any]) -> tuple[Request, bool]:
-        """The request that verl's (vLLM's) sampling parameters ask for, and whether it wants log-probs."""
+    def _parse(self, prompt_length: int, params: dict[str, Any]) -> tuple[Sampling, bool]:
+        """What verl's (vLLM's) sampling parameters ask for, and whether they ask for log-probs."""
         config = self.config
-        room = self.max_model_len - len(prompt_ids)
+        if not prompt_length:
+            raise ValueError("the prompt is empty; give at least one token, such as the beginning of the chat template")
+        room = self.max_model_len - prompt_length
         if room < 1:
             raise ValueError(
-                f"a prompt of {len(prompt_ids)} tokens leaves no room within {self.max_model_len}; "
+                f"a prompt of {prompt_length} tokens leaves no room within {self.max_model_len}; "
                 "lower data.max_prompt_length or raise actor_rollout_ref.rollout.max_model_len"
             )
-        default = min(config.response_length, config.prompt_length + config.response_length - len(prompt_ids))
+        default = min(config.response_length, config.prompt_length + config.response_length - prompt_length)
         max_tokens = params.pop("max_tokens", params.pop("max_new_tokens", default))
         ignore_eos = params.pop("ignore_eos", config.ignore_eos)
         wants_log_probs = params.pop("logprobs", None) not in (None, False)
@@ -232,31 +215,33 @@ class HFServer:
         repetition_penalty = params.pop("repetition_penalty", 1.0)
         if repetition_penalty != 1.0:
             raise ValueError(f"rollout.name=hf has no repetition_penalty, got {repetition_penalty}; set it to 1.0")
-        sampling = {name: params.pop(name) for name in ("temperature", "top_p", "top_k") if name in params}
+        given = {name: params.pop(name) for name in ("temperature", "top_p", "top_k") if name in params}
         if params:
             raise ValueError(f"rollout.name=hf does not know the sampling parameters {params}; leave them out")
-        request = Request(
-            prompt_ids,
-            max_tokens=max(1, min(max_tokens, room)),
+        sampling = Sampling(
+            max_tokens=min(max_tokens, room),
             stop_token_ids=stop_token_ids if ignore_eos else stop_token_ids | self.eos_token_ids,
-            **sampling,
+            **given,
         )
-        return request, wants_log_probs
+        return sampling, wants_log_probs
 
     async def _serve(self) -> None:
-        while self._queue:
+        while self._waiting:
+            sampling, waiting = next(iter(self._waiting.items()))
             arrived = 0
-            while arrived < len(self._queue) < self.config.max_num_seqs:
-                arrived = len(self._queue)
+            while arrived < len(waiting) < self.config.max_num_seqs:
+                arrived = len(waiting)
                 await asyncio.sleep(QUIET_PERIOD)
-            batch = self._queue[: self.config.max_num_seqs]
-            del self._queue[: len(batch)]
+            batch = waiting[: self.config.max_num_seqs]
+            del waiting[: len(batch)]
+            if not waiting:
+                del self._waiting[sampling]
             try:
                 async with self._model_lock:
                     global_steps = self.global_steps
                     # In a thread, so that requests arriving meanwhile are queued for the next batch.
                     completions = await asyncio.to_thread(
-                        generate, self.model, [request for request, _ in batch], self.generator
+                        generate, self.model, [prompt_ids for prompt_ids, _ in batch], sampling
                     )
             except Exception as error:
                 for _, future in batch:

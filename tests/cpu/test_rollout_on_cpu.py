@@ -12,7 +12,7 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import RolloutMode
 
 from gtpo_verl.cpu import rollout
-from gtpo_verl.cpu.rollout import HFReplica, HFServer, HFServerAdapter, Request, generate, load_weights
+from gtpo_verl.cpu.rollout import HFReplica, HFServer, HFServerAdapter, Sampling, generate, load_weights
 
 VOCAB, PAD, EOS, SECOND_EOS = 32, 0, 1, 2
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [5, 6], [20, 21, 22]]
@@ -66,7 +66,7 @@ def next_token_logits(model, prompt_ids, token_ids):
 
 
 def test_greedy_equals_transformers_for_prompts_of_any_length(model):
-    completions = generate(model, [Request(prompt, max_tokens=20, temperature=0.0) for prompt in PROMPTS])
+    completions = generate(model, PROMPTS, Sampling(max_tokens=20, temperature=0.0))
     expected = [greedy_by_transformers(model, prompt, 20) for prompt in PROMPTS]
     assert [token_ids for token_ids, _ in completions] == expected
     assert len({tuple(token_ids) for token_ids in expected}) == len(PROMPTS)
@@ -74,43 +74,28 @@ def test_greedy_equals_transformers_for_prompts_of_any_length(model):
 
 def test_a_completion_ends_with_its_first_stop_token_and_the_others_go_on(model):
     free = [greedy_by_transformers(model, prompt, 20) for prompt in PROMPTS]
-    stops = [{free[0][3]}, set(), {free[2][0]}, {free[3][5], 31}, set()]
-    completions = generate(
-        model,
-        [
-            Request(p, max_tokens=20, stop_token_ids=frozenset(s), temperature=0.0)
-            for p, s in zip(PROMPTS, stops, strict=True)
-        ],
-    )
-    expected = [greedy_by_transformers(model, prompt, 20, stop) for prompt, stop in zip(PROMPTS, stops, strict=True)]
+    stops = frozenset({free[0][3], free[2][0]})
+    completions = generate(model, PROMPTS, Sampling(max_tokens=20, stop_token_ids=stops, temperature=0.0))
+    expected = [greedy_by_transformers(model, prompt, 20, stops) for prompt in PROMPTS]
     assert [token_ids for token_ids, _ in completions] == expected
-    assert len(expected[0]) < 20 and len(expected[2]) == 1 and len(expected[4]) == 20
-
-
-def test_every_request_has_its_own_max_tokens(model):
-    limits = [1, 7, 20, 3, 7]
-    requests = [Request(p, max_tokens=n, temperature=0.0) for p, n in zip(PROMPTS, limits, strict=True)]
-    completions = generate(model, requests)
-    assert [len(token_ids) for token_ids, _ in completions] == limits
-    assert [token_ids for token_ids, _ in completions] == [
-        greedy_by_transformers(model, prompt, limit) for prompt, limit in zip(PROMPTS, limits, strict=True)
-    ]
+    assert [len(log_probs) for _, log_probs in completions] == [len(token_ids) for token_ids in expected]
+    assert len(expected[2]) == 1 and len({len(token_ids) for token_ids in expected}) > 2
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 3.0])
 def test_log_probs_are_those_of_a_plain_forward_at_the_same_temperature(model, temperature):
-    requests = [Request(p, max_tokens=12, stop_token_ids=frozenset({EOS, 7}), temperature=temperature) for p in PROMPTS]
-    for request, (token_ids, log_probs) in zip(requests, generate(model, requests), strict=True):
-        logits = next_token_logits(model, request.prompt_ids, token_ids)
+    sampling = Sampling(max_tokens=12, stop_token_ids=frozenset({EOS, 7}), temperature=temperature)
+    for prompt, (token_ids, log_probs) in zip(PROMPTS, generate(model, PROMPTS, sampling), strict=True):
+        logits = next_token_logits(model, prompt, token_ids)
         expected = (logits / (temperature or 1.0)).log_softmax(-1).gather(-1, torch.tensor(token_ids)[:, None])
         torch.testing.assert_close(torch.tensor(log_probs), expected.squeeze(-1), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("top_k, top_p", [(3, 1.0), (-1, 0.6), (5, 0.8), (1, 1.0), (0, 1.0)])
-def test_top_k_and_top_p_are_those_of_transformers(model, top_k, top_p):
-    requests = [Request(prompt, max_tokens=12, temperature=2.0, top_k=top_k, top_p=top_p) for prompt in PROMPTS]
-    for request, (token_ids, log_probs) in zip(requests, generate(model, requests), strict=True):
-        logits = next_token_logits(model, request.prompt_ids, token_ids) / 2.0
+def test_log_probs_are_those_after_top_k_and_top_p(model, top_k, top_p):
+    sampling = Sampling(max_tokens=12, temperature=2.0, top_k=top_k, top_p=top_p)
+    for prompt, (token_ids, log_probs) in zip(PROMPTS, generate(model, PROMPTS, sampling), strict=True):
+        logits = next_token_logits(model, prompt, token_ids) / 2.0
         if top_k > 0:
             logits = TopKLogitsWarper(top_k)(None, logits)
         if top_p < 1:
@@ -121,44 +106,12 @@ def test_top_k_and_top_p_are_those_of_transformers(model, top_k, top_p):
 
 
 def test_sampled_frequencies_are_the_models_probabilities(model):
-    requests = [Request(PROMPTS[0], max_tokens=1, temperature=1.5)] * 20_000
-    tokens = torch.tensor([token_ids for token_ids, _ in generate(model, requests, torch.Generator().manual_seed(0))])
+    torch.manual_seed(0)
+    completions = generate(model, PROMPTS[:1] * 20_000, Sampling(max_tokens=1, temperature=1.5))
+    tokens = torch.tensor([token_ids for token_ids, _ in completions])
     frequency = torch.bincount(tokens.flatten(), minlength=VOCAB) / len(tokens)
     probability = (next_token_logits(model, PROMPTS[0], [0])[0] / 1.5).softmax(-1)
     torch.testing.assert_close(frequency, probability, rtol=0.0, atol=0.02)
-
-
-def test_one_batch_may_mix_greedy_filtered_and_free_rows(model):
-    requests = [
-        Request(p, max_tokens=10, temperature=t) for p, t in zip(PROMPTS, [0.0, 1.0, 0.0, 2.0, 1.0], strict=True)
-    ]
-    requests[1] = Request(PROMPTS[1], max_tokens=10, top_k=1)
-    completions = generate(model, requests)
-    for row in (0, 1, 2):
-        assert completions[row][0] == greedy_by_transformers(model, PROMPTS[row], 10)
-
-
-def test_the_seed_decides_the_completions(model):
-    requests = [Request(prompt, max_tokens=12, temperature=2.0) for prompt in PROMPTS]
-    first, again, other = (generate(model, requests, torch.Generator().manual_seed(seed)) for seed in (3, 3, 4))
-    assert first == again
-    assert first != other
-
-
-@pytest.mark.parametrize(
-    "wrong, name",
-    [
-        ({"prompt_ids": []}, "prompt_ids"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"temperature": -1.0}, "temperature"),
-        ({"top_p": 0.0}, "top_p"),
-        ({"top_p": 1.1}, "top_p"),
-        ({"top_k": -2}, "top_k"),
-    ],
-)
-def test_an_impossible_request_is_refused_by_name(wrong, name):
-    with pytest.raises(ValueError, match=name):
-        Request(**{"prompt_ids": [5], "max_tokens": 4} | wrong)
 
 
 # ---------------------------------------------------------------- load_weights
@@ -166,9 +119,8 @@ def test_an_impossible_request_is_refused_by_name(wrong, name):
 
 def test_a_weight_sync_makes_the_models_equal(model):
     other = tiny_model(seed=1)
-    assert generate(other, [Request(PROMPTS[0], 12, temperature=0.0)]) != generate(
-        model, [Request(PROMPTS[0], 12, temperature=0.0)]
-    )
+    greedy = Sampling(max_tokens=12, temperature=0.0)
+    assert generate(other, PROMPTS, greedy) != generate(model, PROMPTS, greedy)
     load_weights(other, model.state_dict())
     for name, weight in model.state_dict().items():
         torch.testing.assert_close(other.state_dict()[name], weight, rtol=0, atol=0)
@@ -268,10 +220,61 @@ def test_verls_greedy_parameters_give_transformers_greedy_completions(server, mo
 
 def test_every_eos_of_the_tokenizer_and_the_generation_config_stops(server):
     assert server.eos_token_ids == {EOS, SECOND_EOS}
-    request, _ = server._parse([5], {"stop_token_ids": [9]})
-    assert request.stop_token_ids == {EOS, SECOND_EOS, 9}
-    request, _ = server._parse([5], {"stop_token_ids": [9], "ignore_eos": True})
-    assert request.stop_token_ids == {9}
+    sampling, _ = server._parse(1, {"stop_token_ids": [9]})
+    assert sampling.stop_token_ids == {EOS, SECOND_EOS, 9}
+    sampling, _ = server._parse(1, {"stop_token_ids": [9], "ignore_eos": True})
+    assert sampling.stop_token_ids == {9}
+
+
+def test_a_completion_goes_on_past_eos_if_asked_to(server):
+    outputs = complete(server, PROMPTS * 4, ignore_eos=True, temperature=3.0)
+    assert all(len(output.token_ids) == 12 for output in outputs)
+    assert any({EOS, SECOND_EOS} & set(output.token_ids) for output in outputs)
+
+
+def test_requests_of_different_sampling_are_served_together(server, model):
+    params = [{"temperature": 0.0}, {"max_tokens": 1}, {"temperature": 2.0, "top_k": 1}, {"temperature": 0.0}]
+
+    async def gather():
+        calls = [server.generate(p, q, request_id="r") for p, q in zip(PROMPTS, params, strict=False)]
+        return await asyncio.gather(*calls)
+
+    outputs = asyncio.run(gather())
+    greedy = [greedy_by_transformers(model, prompt, 12, [EOS, SECOND_EOS]) for prompt in PROMPTS]
+    assert [len(outputs[1].token_ids), *(outputs[i].token_ids for i in (0, 2, 3))] == [
+        1,
+        greedy[0],
+        greedy[2],
+        greedy[3],
+    ]
+
+
+@pytest.mark.parametrize("seeds", [(3, 3), (3, 4)])
+def test_the_rollouts_seed_decides_the_completions(model_path, model, seeds):
+    first, second = (
+        [output.token_ids for output in complete(make_server(model_path, model, seed=seed), PROMPTS, temperature=2.0)]
+        for seed in seeds
+    )
+    assert (first == second) == (seeds[0] == seeds[1])
+
+
+@pytest.mark.parametrize(
+    "params, name",
+    [
+        ({"max_tokens": 0}, "max_new_tokens"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+    ],
+)
+def test_an_impossible_sampling_parameter_is_refused_by_name(server, params, name):
+    with pytest.raises(ValueError, match=name):
+        complete(server, [[5]], **params)
+
+
+def test_an_empty_prompt_is_refused(server):
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        complete(server, [[]])
 
 
 def test_log_probs_come_only_when_asked_for(server):
@@ -291,8 +294,8 @@ def test_log_probs_come_only_when_asked_for(server):
     ],
 )
 def test_max_tokens_is_asked_for_or_the_configured_length_within_the_models(server, length, params, max_tokens):
-    request, _ = server._parse([5] * length, params)
-    assert request.max_tokens == max_tokens
+    sampling, _ = server._parse(length, params)
+    assert sampling.max_tokens == max_tokens
 
 
 def test_a_prompt_without_room_is_refused(server):
