@@ -68,7 +68,7 @@ def check(config: DictConfig) -> GTPOConfig:
     if OmegaConf.select(config, bypass):
         raise ValueError(
             f"{bypass}=True: it skips verl's old-log-prob pass, from which GTPO takes the entropy of the policy; "
-            "set it to False"
+            "set it to False (verl's fully_async trainer ships True)"
         )
     return gtpo
 
@@ -79,13 +79,8 @@ def departures(config: DictConfig) -> list[Departure]:
     Args:
         config (DictConfig): verl's whole config, already checked.
     """
-    found = []
-
-    def expect(setting: str, is_paper: Callable[[Any], bool], paper: str) -> None:
-        value = OmegaConf.select(config, setting)
-        if value is not None and not is_paper(value):
-            found.append(Departure(setting, str(value), paper))
-
+    found: list[Departure] = []
+    expect = _expectation(config, found)
     actor = "actor_rollout_ref.actor"
     rollout = "actor_rollout_ref.rollout"
     loss_mode = OmegaConf.select(config, LOSS_MODE)
@@ -95,21 +90,72 @@ def departures(config: DictConfig) -> list[Departure]:
     expect(f"{actor}.loss_agg_mode", lambda x: x == "seq-mean-token-mean", "seq-mean-token-mean (Eq. 11)")
     expect("algorithm.norm_adv_by_std_in_grpo", bool, "True (Sec. 3)")
     expect(f"{actor}.use_kl_loss", lambda x: not x, "False (no KL term: this loads a reference model)")
-    expect("algorithm.use_kl_in_reward", lambda x: not x, "False (no KL term: this loads a reference model)")
+    expect(
+        "algorithm.use_kl_in_reward",
+        lambda x: not x,
+        "False (no KL term: this loads a reference model, and KL noise gives equal scores a sign, which λ amplifies)",
+    )
+    expect("critic.enable", lambda x: not x, "False (no critic: GTPO takes no values)")
+    expect("distillation.enabled", lambda x: not x, "False (no teacher)")
     expect(
         f"{actor}.entropy_coeff", lambda x: x == 0, "0 (GTPO has its own entropy term, algorithm.gtpo.entropy_coeff)"
     )
     expect(f"{rollout}.temperature", lambda x: x == 1, "1.0 (Sec. 6; entropy is measured at this temperature)")
     expect(f"{rollout}.top_p", lambda x: x == 1, "1.0 (completions of the policy itself)")
     expect(f"{rollout}.top_k", lambda x: x <= 0, "-1 (completions of the policy itself)")
+    expect("algorithm.rollout_correction.rollout_is", lambda x: False, "null (no importance weights; they multiply λ)")
+    expect("algorithm.rollout_correction.rollout_rs", lambda x: False, "null (no rejected tokens)")
+    filter_groups = "algorithm.filter_groups.enable"
+    expect(filter_groups, lambda x: not x, "False (groups without signal stay; −γ⟨H⟩ acts on them)")
+    if _measures_initial_entropy(config):
+        biased = (
+            "measured on the run's first batch, which holds {}: measure it with `gtpo-verl initial-entropy` "
+            "and set algorithm.gtpo.initial_entropy"
+        )
+        if OmegaConf.select(config, filter_groups):
+            found.append(Departure("algorithm.gtpo.initial_entropy", "null", biased.format("groups with signal only")))
+        elif _is_async(config):
+            found.append(Departure("algorithm.gtpo.initial_entropy", "null", biased.format("what finished first")))
+    return found + unclipped_updates(config)
+
+
+def unclipped_updates(config: DictConfig) -> list[Departure]:
+    """Settings that make several updates per rollout with the `gtpo` loss, which is not clipped.
+
+    Args:
+        config (DictConfig): verl's whole config; any estimator.
+    """
+    found: list[Departure] = []
+    if OmegaConf.select(config, LOSS_MODE) not in NAMES:
+        return found
+    expect = _expectation(config, found)
     one_update = "one update per rollout (Sec. 6; the gtpo loss is not clipped)"
-    if loss_mode in NAMES:
-        expect(f"{actor}.ppo_epochs", lambda x: x == 1, one_update)
-        batch_size = config.data.train_batch_size
-        expect(f"{actor}.ppo_mini_batch_size", lambda x: x >= batch_size, f"{batch_size}: {one_update}")
-        if OmegaConf.select(config, "trainer.use_v1"):
-            expect("trainer.v1.trainer_mode", lambda x: x == "sync", f"sync: {one_update}")
+    batch_size = config.data.train_batch_size
+    expect("actor_rollout_ref.actor.ppo_epochs", lambda x: x == 1, one_update)
+    expect("actor_rollout_ref.actor.ppo_mini_batch_size", lambda x: x >= batch_size, f"{batch_size}: {one_update}")
+    if OmegaConf.select(config, "trainer.use_v1"):
+        expect("trainer.v1.trainer_mode", lambda x: x == "sync", f"sync: {one_update}")
     return found
+
+
+def _expectation(config: DictConfig, found: list[Departure]) -> Callable[[str, Callable[[Any], bool], str], None]:
+    def expect(setting: str, is_paper: Callable[[Any], bool], paper: str) -> None:
+        value = OmegaConf.select(config, setting)
+        if value is not None and not is_paper(value):
+            found.append(Departure(setting, str(value), paper))
+
+    return expect
+
+
+def _measures_initial_entropy(config: DictConfig) -> bool:
+    gtpo = GTPOConfig.from_config(config.algorithm)
+    return gtpo.completion_filter == "auto" and gtpo.initial_entropy is None
+
+
+def _is_async(config: DictConfig) -> bool:
+    if OmegaConf.select(config, "async_training") is not None:  # verl's fully_async trainer
+        return True
+    return bool(OmegaConf.select(config, "trainer.use_v1")) and config.trainer.v1.trainer_mode != "sync"
 
 
 def as_table(found: list[Departure]) -> str:

@@ -11,18 +11,24 @@ Loading it only leaves post-import hooks, so a process that never trains pays ne
 A verl that has GTPO of its own serves `gtpo` itself; this plugin then serves `gtpo_trajectory` only.
 
 verl swallows what a plugin raises while it loads. So a hook that does not fit, a name that is taken or a verl that is
-not supported is kept in `problems()`, shown by `gtpo-verl check`, and raised once a config asks for GTPO.
+too old is kept in `problems()`, shown by `gtpo-verl check`, and raised once a config asks for GTPO. A verl that was not
+tested gets a warning and the same checks: that what is hooked is there and takes the arguments that the hooks read.
 """
 
+import inspect
 import logging
+import sys
 import time
+import traceback
 from collections.abc import Callable
-from importlib.metadata import version
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
+import verl
 import wrapt
 from omegaconf import OmegaConf
+from packaging.version import InvalidVersion, Version
 
 from gtpo_verl import preflight, stage
 from gtpo_verl.loss import compute_policy_loss_gtpo
@@ -36,6 +42,23 @@ logger = logging.getLogger("gtpo_verl")
 def problems() -> list[str]:
     """What keeps GTPO from running in this process; empty if nothing does."""
     return stage.problems + stage.name_problems((key, "gtpo") for key in preflight.NAMED_BY)
+
+
+def is_tested() -> bool:
+    """Whether this verl is a release from the first to the last of `SUPPORTED_VERL`, not a checkout or a fork."""
+    found = _verl_version()
+    return (
+        found is not None
+        and not (found.is_prerelease or found.local)
+        and Version(SUPPORTED_VERL[0]) <= found <= Version(SUPPORTED_VERL[-1])
+    )
+
+
+def _verl_version() -> Version | None:
+    try:
+        return Version(verl.__version__)
+    except InvalidVersion:
+        return None
 
 
 def verl_has_gtpo() -> bool:
@@ -63,25 +86,47 @@ def _register(core_algos: ModuleType) -> None:
 
 
 def _hook_validate_config(module: ModuleType) -> None:
+    """verl's own trainers call this in their task runner, before any worker is up."""
+
     def validate_config(wrapped: Callable, instance: None, args: tuple, kwargs: dict) -> Any:
         config = kwargs["config"] if "config" in kwargs else args[0]
-        if _serves(config):
-            stage.raise_problems(config)
-            _check_trainer(config)
-            preflight.check(config)
-            preflight.check_resume(config)
-            found = preflight.departures(config)
-            if found:
-                logger.warning("GTPO: with these settings the run is not the paper's:\n%s", preflight.as_table(found))
+        _check(config)
+        found = preflight.departures(config) if _serves(config) else preflight.unclipped_updates(config)
+        if found:
+            logger.warning("GTPO: with these settings the run is not the paper's:\n%s", preflight.as_table(found))
+        if _serves(config) and not is_tested():
+            logger.warning(
+                "GTPO was tested with verl %s to %s; this is %s. What it hooks is there; compare the first steps' "
+                "gtpo/* metrics with what you expect",
+                *(SUPPORTED_VERL[0], SUPPORTED_VERL[-1], verl.__version__),
+            )
         return wrapped(*args, **kwargs)
 
-    _wrap(module, "validate_config", validate_config)
+    _wrap(module, "validate_config", validate_config, "config")
+
+
+def _hook_run_ppo(module: ModuleType) -> None:
+    """The way of verl's experimental trainers into Ray; fully_async takes no other check."""
+
+    def run_ppo(wrapped: Callable, instance: None, args: tuple, kwargs: dict) -> Any:
+        _check(kwargs["config"] if "config" in kwargs else args[0])
+        return wrapped(*args, **kwargs)
+
+    _wrap(module, "run_ppo", run_ppo, "config")
+
+
+def _check(config: Any) -> None:
+    if _serves(config):
+        stage.raise_problems(config)
+        _check_trainer(config)
+        preflight.check(config)
+        preflight.check_resume(config)
 
 
 def _check_trainer(config: Any) -> None:
     if "use_v1" not in config.trainer and OmegaConf.select(config, "transfer_queue.enable"):
         raise ValueError(
-            f"transfer_queue.enable=True: in verl {version('verl')} GTPO has no hook in a trainer on TransferQueue "
+            f"transfer_queue.enable=True: in verl {verl.__version__} GTPO has no hook in a trainer on TransferQueue "
             "(0.8.0's main_ppo_sync); set it to False and start verl.trainer.main_ppo, or use verl 0.9.0 or later"
         )
 
@@ -110,7 +155,7 @@ def _hook_v1_trainer(module: ModuleType) -> None:
         metrics["timing_s/gtpo"] += fetched
         return batch
 
-    _wrap(module, "PPOTrainer._compute_advantage", compute_advantage)
+    _wrap(module, "PPOTrainer._compute_advantage", compute_advantage, "batch", "metrics")
 
 
 def _hook_legacy_trainer(module: ModuleType) -> None:
@@ -123,7 +168,7 @@ def _hook_legacy_trainer(module: ModuleType) -> None:
             GTPOStage.of(trainer).collect(responses, result[0].batch["entropys"], response_mask, row_len)
         return result
 
-    _wrap(module, "RayPPOTrainer._compute_old_log_prob", compute_old_log_prob)
+    _wrap(module, "RayPPOTrainer._compute_old_log_prob", compute_old_log_prob, "batch")
 
 
 def _hook_data_metrics(module: ModuleType) -> None:
@@ -144,24 +189,37 @@ class _Hook(wrapt.FunctionWrapper):
         return self.__qualname__
 
 
-def _wrap(module: ModuleType, name: str, wrapper: Callable) -> None:
+def _wrap(module: ModuleType, path: str, wrapper: Callable, *parameters: str) -> None:
+    """Hook `path` of a module of verl, if it is there and takes the `parameters` that the hook reads."""
+    name = f"{module.__name__}.{path}"
     try:
-        wrapt.wrap_object(module, name, _Hook, (wrapper,))
+        taken = inspect.signature(attrgetter(path)(module)).parameters
     except AttributeError as error:
-        stage.problems.append(f"verl {version('verl')} has no {module.__name__}.{name}: {error}")
+        stage.problems.append(f"verl {verl.__version__} has no {name}: {error}")
+        return
+    missing = [parameter for parameter in parameters if parameter not in taken]
+    if missing:
+        stage.problems.append(f"in verl {verl.__version__} {name} takes no {', '.join(missing)}: ({', '.join(taken)})")
+        return
+    wrapt.wrap_object(module, path, _Hook, (wrapper,))
 
 
 def _install() -> None:
-    verl_version = version("verl")
-    if verl_version not in SUPPORTED_VERL:
-        stage.problems.append(
-            f"gtpo_verl {version('gtpo-verl')} supports verl {', '.join(SUPPORTED_VERL)}; this is {verl_version}"
-        )
+    found = _verl_version()
+    if found is not None and found < Version(SUPPORTED_VERL[0]):
+        stage.problems.append(f"GTPO needs verl {SUPPORTED_VERL[0]} or later; this is {verl.__version__}: upgrade verl")
     wrapt.register_post_import_hook(_register, "verl.trainer.ppo.core_algos")
     wrapt.register_post_import_hook(_hook_validate_config, "verl.utils.config")
+    wrapt.register_post_import_hook(_hook_run_ppo, "verl.trainer.main_ppo")
     wrapt.register_post_import_hook(_hook_v1_trainer, "verl.trainer.ppo.v1.trainer_base")
     wrapt.register_post_import_hook(_hook_legacy_trainer, "verl.trainer.ppo.ray_trainer")
     wrapt.register_post_import_hook(_hook_data_metrics, "verl.trainer.ppo.metric_utils")
 
 
-_install()
+try:
+    _install()
+except Exception:
+    # verl logs a plugin's exception at DEBUG level only and goes on without the plugin.
+    traceback.print_exc()
+    print("gtpo_verl: verl could not load the plugin, see above: gtpo is not there", file=sys.stderr, flush=True)
+    raise

@@ -51,13 +51,44 @@ def test_a_config_without_gtpo_is_not_looked_at(compose_config):
         ("actor_rollout_ref.actor.ppo_epochs=2", "one update per rollout"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=4", "one update per rollout"),
         pytest.param("trainer.v1.trainer_mode=colocate_async", "one update per rollout", marks=needs_v1),
+        ("algorithm.rollout_correction.rollout_is=token", "they multiply λ"),
+        ("algorithm.rollout_correction.rollout_rs=token_k1", "rejected tokens"),
+        ("algorithm.filter_groups.enable=true", "groups without signal stay"),
+        ("critic.enable=true", "no critic"),
         ("algorithm.norm_adv_by_std_in_grpo=false", "Sec. 3"),
     ],
 )
 def test_departure_from_the_paper_is_named_once(compose_config, override, paper):
-    (found,) = preflight.departures(compose_config(override))
+    (found,) = preflight.departures(compose_config(override, "algorithm.gtpo.initial_entropy=0.2"))
     key, value = override.split("=")
     assert found.setting == key and found.value.lower() == value and paper in found.paper
+
+
+@pytest.mark.parametrize(
+    ("override", "rows"),
+    [
+        pytest.param("trainer.v1.trainer_mode=colocate_async", "what finished first", marks=needs_v1),
+        pytest.param("trainer.v1.trainer_mode=separate_async", "what finished first", marks=needs_v1),
+        ("algorithm.filter_groups.enable=true", "groups with signal only"),
+        ("+async_training.staleness_threshold=0", "what finished first"),
+    ],
+)
+def test_an_initial_entropy_measured_on_a_biased_sample_is_named(compose_config, override, rows):
+    def found(*more):
+        departures = preflight.departures(compose_config(override, *more))
+        return [x for x in departures if x.setting == "algorithm.gtpo.initial_entropy"]
+
+    (departure,) = found()
+    assert rows in departure.paper and "gtpo-verl initial-entropy" in departure.paper
+    assert not found("algorithm.gtpo.initial_entropy=0.2")
+    assert not found("algorithm.gtpo.completion_filter=never")
+
+
+def test_the_unclipped_loss_with_several_updates_is_named_under_any_estimator(compose_config, caplog):
+    grpo = "algorithm.adv_estimator=grpo"
+    config = compose_config(grpo, "actor_rollout_ref.actor.ppo_epochs=2", "actor_rollout_ref.rollout.temperature=0.9")
+    verl.utils.config.validate_config(config=config, use_reference_policy=False, use_critic=False)
+    assert "ppo_epochs  2      one update per rollout" in caplog.text and "temperature" not in caplog.text
 
 
 def test_several_updates_with_a_clipped_loss_depart_in_the_loss_only(compose_config):

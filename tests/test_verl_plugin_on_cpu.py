@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import ray
 import ray.cloudpickle
+import verl
 from omegaconf import open_dict
 from verl.trainer.ppo import core_algos, metric_utils
 from verl.utils import config as verl_config
@@ -114,14 +115,39 @@ def test_supported_versions_are_the_same_everywhere():
     assert f"verl=={last}\n" in (ROOT / "scripts/requirements-cpu.txt").read_text()
 
 
-def test_unsupported_verl_is_a_clear_error_once_gtpo_is_asked_for(compose_config, monkeypatch, fresh_problems):
-    monkeypatch.setattr(verl_plugin, "version", lambda name: "0.6.0")
-    monkeypatch.setattr(verl_plugin.wrapt, "register_post_import_hook", lambda *args: None)
-    verl_plugin._install()
-    assert f"supports verl {', '.join(verl_plugin.SUPPORTED_VERL)}; this is 0.6.0" in verl_plugin.problems()[0]
-    with pytest.raises(RuntimeError, match="GTPO cannot run.*0.6.0"):
+@pytest.fixture
+def install_in(monkeypatch, fresh_problems):
+    def install(version):
+        monkeypatch.setattr(verl, "__version__", version)
+        monkeypatch.setattr(verl_plugin.wrapt, "register_post_import_hook", lambda *args: None)
+        verl_plugin._install()
+
+    return install
+
+
+@pytest.mark.parametrize("version", ["0.6.1", "0.7.0", "0.7.0.dev"])
+def test_a_verl_that_is_too_old_is_an_error_once_gtpo_is_asked_for(compose_config, install_in, version):
+    install_in(version)
+    assert f"needs verl 0.7.1 or later; this is {version}" in verl_plugin.problems()[0]
+    with pytest.raises(RuntimeError, match=f"GTPO cannot run.*{version}"):
         validate(compose_config())
     validate(compose_config("algorithm.adv_estimator=grpo"))
+
+
+@pytest.mark.parametrize("version", ["0.8.0.dev", "0.9.1+fork", "0.10.0.dev", "1.0", "main"])
+def test_a_verl_that_was_not_tested_gets_one_warning(compose_config, install_in, caplog, version):
+    install_in(version)
+    assert verl_plugin.problems() == []
+    validate(compose_config())
+    (record,) = [r for r in caplog.records if r.name == "gtpo_verl"]
+    assert f"tested with verl 0.7.1 to {verl_plugin.SUPPORTED_VERL[-1]}; this is {version}." in record.getMessage()
+
+
+@pytest.mark.parametrize("version", [*verl_plugin.SUPPORTED_VERL, "0.8.1"])
+def test_a_tested_verl_gets_none(compose_config, install_in, caplog, version):
+    install_in(version)
+    validate(compose_config())
+    assert verl_plugin.problems() == [] and not caplog.records
 
 
 def test_a_verl_that_has_gtpo_serves_it_and_the_plugin_its_alias(compose_config, monkeypatch, fresh_problems, capsys):
@@ -145,6 +171,41 @@ def test_a_verl_that_has_gtpo_serves_it_and_the_plugin_its_alias(compose_config,
 def test_hook_that_does_not_fit_is_a_problem_and_not_a_crash(fresh_problems):
     verl_plugin._hook_v1_trainer(SimpleNamespace(__name__="verl.trainer.ppo.v1.trainer_base", PPOTrainer=object))
     assert "has no verl.trainer.ppo.v1.trainer_base.PPOTrainer._compute_advantage" in verl_plugin.problems()[0]
+
+
+def test_a_function_that_takes_other_arguments_is_not_hooked(fresh_problems):
+    class PPOTrainer:
+        def _compute_advantage(self, batch): ...
+
+    module = SimpleNamespace(__name__="verl.trainer.ppo.v1.trainer_base", PPOTrainer=PPOTrainer)
+    before = PPOTrainer._compute_advantage
+    verl_plugin._hook_v1_trainer(module)
+    (problem,) = verl_plugin.problems()
+    assert "PPOTrainer._compute_advantage takes no metrics: (self, batch)" in problem
+    assert PPOTrainer._compute_advantage is before
+
+
+def test_a_trainer_that_validates_nothing_is_checked_before_ray(compose_config):
+    """verl's fully_async, which ships bypass_mode=True, goes through `run_ppo` only."""
+    from verl.trainer.main_ppo import run_ppo
+
+    config = compose_config("algorithm.rollout_correction.bypass_mode=true")
+    with pytest.raises(ValueError, match=r"bypass_mode=True.*fully_async"):
+        run_ppo(config, task_runner_class=None)
+    assert not ray.is_initialized()
+
+
+def test_what_keeps_the_plugin_from_loading_is_said_aloud():
+    code = """
+import contextlib, io, wrapt
+def broken(*args): raise OSError("the disk is gone")
+wrapt.register_post_import_hook = broken
+said = io.StringIO()
+with contextlib.redirect_stderr(said):
+    import verl
+print("the disk is gone" in said.getvalue() and "gtpo is not there" in said.getvalue())
+"""
+    assert run_python(code, VERL_USE_EXTERNAL_MODULES="", VERL_PLATFORM="") == "True"
 
 
 def test_report_says_what_is_registered_where(capsys, monkeypatch):
