@@ -1,5 +1,3 @@
-import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -7,26 +5,6 @@ from hydra import compose, initialize_config_dir
 from rollout_batch import make_rows
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-_exit_status = pytest.StashKey[int]()
-
-
-def pytest_sessionfinish(session, exitstatus):
-    session.config.stash[_exit_status] = int(exitstatus)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_unconfigure(config):
-    """End the process with pytest's own status.
-
-    With Ray, Arrow, torch and ZeroMQ in one process, Python crashed in native code while it was shutting down, after
-    the last test had passed and been reported.
-    """
-    if _exit_status in config.stash:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(config.stash[_exit_status])
 
 
 @pytest.fixture

@@ -1,3 +1,6 @@
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -78,3 +81,15 @@ def test_weights_of_one_move_no_signal():
     metrics = metrics_of(GTPOConfig(conflict_weight_positive=1.0, conflict_weight_negative=1.0))
     assert metrics["gtpo/lambda/zeroed_frac"] == metrics["gtpo/lambda/amplified_frac"] == 0
     assert metrics["gtpo/lambda/signal_residual"] == 0
+
+
+def test_the_documented_metrics_are_those_that_are_logged():
+    document = (Path(__file__).resolve().parents[1] / "docs/metrics.md").read_text()
+    rows = re.findall(r"^\| (`.*?) \|", document.split("`timing_s/gtpo`")[0], re.MULTILINE)
+    names = set()
+    for name in re.findall(r"`(.*?)`", "".join(rows)):
+        if name.endswith("…"):
+            continue
+        stem, _, stats = name.partition("{")
+        names |= {f"gtpo/{stem}{stat}" for stat in stats.rstrip("}").split(",")}
+    assert names == set(metrics_of())

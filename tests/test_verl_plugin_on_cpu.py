@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import ray
 import ray.cloudpickle
 import verl
 from omegaconf import open_dict
@@ -46,17 +45,16 @@ def test_importing_verl_does_not_import_the_trainer():
 
 
 def test_gtpo_is_registered_in_a_ray_worker():
-    @ray.remote
-    def loss_module():
-        from verl.trainer.ppo.core_algos import get_policy_loss_fn
-
-        return get_policy_loss_fn("gtpo").__module__
-
-    ray.init(num_cpus=1, include_dashboard=False, ignore_reinit_error=True)
-    try:
-        assert ray.get(loss_module.remote(), timeout=120) == "gtpo_verl.loss"
-    finally:
-        ray.shutdown()
+    code = """
+import ray
+@ray.remote
+def loss_module():
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+    return get_policy_loss_fn("gtpo").__module__
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+print(ray.get(loss_module.remote(), timeout=120))
+"""
+    assert run_python(code) == "gtpo_verl.loss"
 
 
 def validate(config):

@@ -373,18 +373,20 @@ def test_it_scores_through_the_reward_manager_of_verl():
 
 
 def test_it_scores_in_the_threads_of_a_ray_actor():
-    ray = pytest.importorskip("ray")
-    ray.init(num_cpus=1, include_dashboard=False, logging_level="error")
-    try:
-
-        @ray.remote(max_concurrency=4)
-        class Scorer:
-            def score(self, answer: str) -> dict:
-                return compute_score("test", f"<answer>{answer}</answer>", "7")
-
-        scorer = Scorer.remote()
-        results = ray.get([scorer.score.remote(answer) for answer in ("3+4", "3+5") * 4], timeout=120)
-        assert [(result["acc"], result["timeout"]) for result in results] == [(1.0, 0.0), (0.0, 0.0)] * 4
-        assert ray.get(scorer.score.remote("9^{9^{9^{9}}}"), timeout=120)["timeout"] == 1.0
-    finally:
-        ray.shutdown()
+    code = """
+import ray
+@ray.remote(max_concurrency=4)
+class Scorer:
+    def score(self, answer, seconds=60.0):
+        from gtpo_verl.paper import reward
+        reward.TIMEOUT_SECONDS = seconds
+        result = reward.compute_score("test", f"<answer>{answer}</answer>", "7")
+        return result["acc"], result["timeout"]
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+scorer = Scorer.remote()
+results = ray.get([scorer.score.remote(answer) for answer in ("3+4", "3+5") * 4], timeout=120)
+assert results == [(1.0, 0.0), (0.0, 0.0)] * 4, results
+assert ray.get(scorer.score.remote("9^{9^{9^{9}}}", 1.0), timeout=120) == (0.0, 1.0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr

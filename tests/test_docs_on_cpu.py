@@ -1,0 +1,53 @@
+"""The documents against the code: links, commands, and facts that stand in both."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from gtpo_verl import cli
+from gtpo_verl.verl_plugin import SUPPORTED_VERL
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("*/*.md")])
+
+
+def blocks(document):
+    return re.findall(r"^```(?:bash|console)\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL)
+
+
+each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+@each_document
+def test_every_link_leads_to_a_file(document):
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text())
+    assert [link for link in links if "://" not in link and not (document.parent / link).exists()] == []
+
+
+@each_document
+def test_every_file_that_is_named_exists(document):
+    named = re.findall(r"\b(?:docs|gtpo_verl|patches|recipes|scripts|tests)/[\w/.-]+\.\w+\b", document.read_text())
+    verls_own = document.parent.name == "patches"
+    assert verls_own or [path for path in named if not (ROOT / path).exists()] == []
+
+
+@each_document
+def test_every_command_has_the_options_that_are_given(document, capsys):
+    for line in "\n".join(blocks(document)).replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if words[:1] == ["gtpo-verl"]:
+            with pytest.raises(SystemExit):
+                cli.main([words[1], "--help"])
+            usage = capsys.readouterr().out
+            assert usage and [word for word in words if word.startswith("--") and word not in usage] == [], line
+
+
+def test_every_supported_verl_has_a_row():
+    rows = re.findall(r"^\| (\d\S*) \|", (ROOT / "docs/versions.md").read_text(), re.MULTILINE)
+    assert tuple(dict.fromkeys(rows)) == SUPPORTED_VERL
+
+
+def test_the_readme_is_one_page():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 110
