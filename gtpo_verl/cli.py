@@ -14,6 +14,7 @@ COMMANDS = {
     "check": ("gtpo_verl.check", "say whether GTPO can run here, and if not, what to do"),
     "data": ("gtpo_verl.paper.data", "write one of the paper's datasets as verl's parquet files"),
     "initial-entropy": ("gtpo_verl.paper.measure", "measure a model's entropy before training, as the paper does"),
+    "run": ("gtpo_verl.paper.launch", "start one of verl's trainers in a folder of its own, and watch it"),
     "evaluate": ("gtpo_verl.paper.evaluation", "pass@k and maj@k of verl's validation dumps"),
     "plot": ("gtpo_verl.paper.plots", "draw figures of runs and evaluations"),
 }

@@ -8,39 +8,36 @@
 # A run that was interrupted goes on from its last checkpoint in OUT; remove that folder to begin anew.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export VERL_PLATFORM=cpu
+source recipes/common.sh                            # ALGO (gtpo | grpo)
 
-# user-adjustable
-algo=${ALGO:-gtpo}                                  # gtpo | grpo
+# ---- user-adjustable ----
 rollout=${ROLLOUT:-hf}                              # hf | vllm
 seed=${SEED:-1}
 steps=${STEPS:-80}
-out=${OUT:-outputs/${algo}_cpu_${rollout}_seed${seed}}
+OUT=${OUT:-outputs/${ALGO}_cpu_${rollout}_seed${seed}}
 task=${TASK:-.cache/arithmetic-seed${seed}}         # data and warm-started model, made once
 stall=${STALL_SECONDS:-120}                         # a run without a step for this long is ended
+# ---- end user-adjustable ----
 
-case $algo in
-    gtpo) algorithm=(algorithm.adv_estimator=gtpo actor_rollout_ref.actor.policy_loss.loss_mode=gtpo) ;;
-    grpo) algorithm=(algorithm.adv_estimator=grpo actor_rollout_ref.actor.policy_loss.loss_mode=vanilla) ;;
-    *) echo "ALGO=$algo: must be gtpo or grpo" >&2; exit 2 ;;
-esac
 case $rollout in
     hf | vllm) bash scripts/setup_cpu.sh "$rollout" ;;
-    *) echo "ROLLOUT=$rollout: must be hf or vllm" >&2; exit 2 ;;
+    *) fail "ROLLOUT=$rollout: must be hf or vllm" ;;
 esac
 source .venv/bin/activate
 
-export VERL_PLATFORM=cpu OMP_NUM_THREADS=1 PYTHONHASHSEED=$seed RAY_worker_niceness=0
+export OMP_NUM_THREADS=1 PYTHONHASHSEED=$seed RAY_worker_niceness=0
 export HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 RAY_DEDUP_LOGS=0
 
-python -m gtpo_verl.cpu.arithmetic --out "$task" --seed "$seed"
+python3 -m gtpo_verl.cpu.arithmetic --out "$task" --seed "$seed"
 
-trainer=(
-    trainer.total_training_steps="$steps"
-    trainer.default_local_dir="$PWD/$out/checkpoints"
-    trainer.save_freq="$steps"
-)
-
-python -m gtpo_verl.paper.launch --out "$out" --stall "$stall" -- \
-    --config-path "$PWD/recipes/config" --config-name gtpo_cpu \
-    task_dir="$PWD/$task" seed="$seed" actor_rollout_ref.rollout.name="$rollout" \
-    "${algorithm[@]}" "${trainer[@]}" "$@"
+python3 -m gtpo_verl run --out "$OUT" --stall "$stall" -- \
+    python3 -m verl.trainer.main_ppo --config-path "$PWD/recipes/config" --config-name gtpo_cpu \
+    task_dir="$PWD/$task" \
+    seed="$seed" \
+    "${ALGORITHM[@]}" \
+    actor_rollout_ref.rollout.name="$rollout" \
+    trainer.total_training_steps="$steps" \
+    trainer.save_freq="$steps" \
+    trainer.default_local_dir="$PWD/$OUT/checkpoints" \
+    "$@"

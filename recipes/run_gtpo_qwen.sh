@@ -2,17 +2,141 @@
 # GTPO (arXiv:2508.03772) | Qwen2.5-3B-Instruct | FSDP2 training | vLLM rollout | NVIDIA GPUs
 #
 #   bash recipes/run_gtpo_qwen.sh [override…]
-#   DATASET=math G=12 bash recipes/run_gtpo_qwen.sh
-#   ALGO=grpo KL_BETA=1e-6 bash recipes/run_gtpo_qwen.sh      the GRPO twin, everything else equal
+#   DATASET=math ROLLOUT_N=12 bash recipes/run_gtpo_qwen.sh
+#   ALGO=grpo KL_LOSS_COEF=1e-6 bash recipes/run_gtpo_qwen.sh     the GRPO twin, everything else equal
+#   SMOKE=1 bash recipes/run_gtpo_qwen.sh                         minutes: does it all work on this machine?
 #
-# All variables stand at the top of recipes/common.sh, all other settings in recipes/config/gtpo.yaml.
+# A run that is started again goes on from its last checkpoint. All other settings stand in recipes/config/gtpo.yaml.
 set -xeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source recipes/common.sh    # ALGO (gtpo | grpo), KL_LOSS_COEF (GRPO's β), BETAS (default | paper)
 
-model_path=${MODEL_PATH:-Qwen/Qwen2.5-3B-Instruct}
-lora_rank=${LORA_RANK:-64}      # Listing 1
-source recipes/common.sh
+# ---- user-adjustable ----
+MODEL_PATH=${MODEL_PATH:-Qwen/Qwen2.5-3B-Instruct}
+INFER_BACKEND=${INFER_BACKEND:-vllm}                    # vllm | sglang
+finetune=${FINETUNE:-lora}                              # lora | full
+lora_rank=${LORA_RANK:-64}                              # Listing 1
+actor_lr=${ACTOR_LR:-1e-6}
+seed=${SEED:-3407}
 
-use_fsdp2
+dataset=${DATASET:-gsm8k}                               # gsm8k | math
+data_dir=${DATA_DIR:-data/$dataset}
+train_batch_size=${TRAIN_BATCH_SIZE:-1}                 # prompts per rollout, each with its ROLLOUT_N completions
+ppo_mini_batch_size=${PPO_MINI_BATCH_SIZE:-$train_batch_size}     # prompts per update
+rollout_n=${ROLLOUT_N:-8}                               # completions per prompt: 8 | 12 in the paper
+max_prompt_length=${MAX_PROMPT_LENGTH:-4000}
+max_response_length=${MAX_RESPONSE_LENGTH:-1500}
+
+NNODES=${NNODES:-1}
+NGPUS_PER_NODE=${NGPUS_PER_NODE:-$(gpus_for $((train_batch_size * rollout_n / NNODES)))}
+ppo_max_token_len_per_gpu=${PPO_MAX_TOKEN_LEN_PER_GPU:-11000}     # in one forward pass; at least prompt + response
+offload=${OFFLOAD:-$([ "$finetune" = full ] && echo True || echo False)}    # weights and optimizer to the CPU at rest
+rollout_tp=${ROLLOUT_TP:-1}                             # GPUs that share one copy of the model in vLLM
+rollout_gpu_mem_util=${ROLLOUT_GPU_MEM_UTIL:-0.4}       # Listing 1
+# False keeps vLLM's weights and cache where they are during training: faster steps where the memory is enough.
+free_cache_engine=${FREE_CACHE_ENGINE:-$([ "$finetune" = full ] && echo True || echo False)}
+
+total_epochs=${TOTAL_EPOCHS:-1}                         # Listing 1
+save_freq=${SAVE_FREQ:-500}                             # Listing 1
+keep=${KEEP:-2}                                         # checkpoints; null keeps all
+save_lora_only=${SAVE_LORA_ONLY:-False}                 # a checkpoint without the base
+test_freq=${TEST_FREQ:--1}
+rollout_dump=${ROLLOUT_DUMP:-null}                      # a folder for every step's completions
+project_name=${PROJECT_NAME:-gtpo}
+model_name=$(basename "$MODEL_PATH")
+experiment_name=${EXPERIMENT_NAME:-${ALGO}_${model_name}_${dataset}_${finetune}_G${rollout_n}_beta${kl_loss_coef}_${betas}_seed${seed}}
+logger=${LOGGER:-console}                               # console,tensorboard,swanlab,wandb; to file in any case
+OUT=$(realpath -m "${OUT:-outputs/$experiment_name}")
+# ---- end user-adjustable ----
+
+if [ -d "$MODEL_PATH" ]; then MODEL_PATH=$(realpath "$MODEL_PATH"); fi
+train_file=$(realpath -m "${TRAIN_FILE:-$data_dir/train.parquet}")
+val_file=$(realpath -m "${VAL_FILE:-$data_dir/test.parquet}")
+check_batch $((train_batch_size * rollout_n)) $((NNODES * NGPUS_PER_NODE))
+
+########################### parameter arrays ###########################
+
+DATA=(
+    data.train_files="$train_file"
+    data.val_files="$val_file"
+    data.train_batch_size="$train_batch_size"
+    data.max_prompt_length="$max_prompt_length"
+    data.max_response_length="$max_response_length"
+)
+
+MODEL=(
+    actor_rollout_ref.model.path="$MODEL_PATH"
+    ++actor_rollout_ref.model.override_config.attn_implementation="$attn_implementation"
+)
+case $finetune in
+    # Neither the paper nor Listing 1 gives LoRA's alpha; the authors' code takes the rank.
+    lora)
+        MODEL+=(
+            actor_rollout_ref.model.lora_rank="$lora_rank"
+            actor_rollout_ref.model.lora_alpha="$lora_rank"
+            actor_rollout_ref.model.target_modules='[q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj]'
+        )
+        ;;
+    full) ;;
+    *) fail "FINETUNE=$finetune: must be lora or full" ;;
+esac
+
+ACTOR=(
+    actor_rollout_ref.actor.strategy=fsdp2
+    actor_rollout_ref.actor.fsdp_config.seed="$seed"
+    actor_rollout_ref.actor.fsdp_config.param_offload="$offload"
+    actor_rollout_ref.actor.fsdp_config.optimizer_offload="$offload"
+    actor_rollout_ref.actor.ppo_mini_batch_size="$ppo_mini_batch_size"
+    actor_rollout_ref.actor.ppo_max_token_len_per_gpu="$ppo_max_token_len_per_gpu"
+    actor_rollout_ref.actor.use_kl_loss="$use_kl_loss"
+    actor_rollout_ref.actor.kl_loss_coef="$kl_loss_coef"
+    actor_rollout_ref.actor.optim.lr="$actor_lr"
+    actor_rollout_ref.actor.optim.lr_scheduler_type=cosine
+    actor_rollout_ref.actor.optim.betas="[$adam_beta1,$adam_beta2]"
+    # verl 0.7.1 reads the norm here, unless trainer.use_legacy_worker_impl=disable; later ones do not.
+    'actor_rollout_ref.actor.grad_clip=${actor_rollout_ref.actor.optim.clip_grad}'
+    ++actor_rollout_ref.actor.checkpoint.save_lora_only="$save_lora_only"
+)
+
+ROLLOUT=(
+    actor_rollout_ref.rollout.name="$INFER_BACKEND"
+    actor_rollout_ref.rollout.n="$rollout_n"
+    actor_rollout_ref.rollout.tensor_model_parallel_size="$rollout_tp"
+    actor_rollout_ref.rollout.gpu_memory_utilization="$rollout_gpu_mem_util"
+    actor_rollout_ref.rollout.free_cache_engine="$free_cache_engine"
+    # One prompt gives work to one of verl's agents; verl's other defaults ask a machine for 17 CPUs and more.
+    actor_rollout_ref.rollout.agent.num_workers="$((train_batch_size < 8 ? train_batch_size : 8))"
+    data.dataloader_num_workers=1
+    reward.num_workers=2
+    transfer_queue.backend.SimpleStorage.num_data_storage_units=2
+)
+# vLLM loads the base itself and is then sent the adapter alone, layer by layer, as verl's own tests do. (verl sends
+# weights merged with model.lora.merge=True in bfloat16, which rounds small updates away.)
+[ "$finetune" = full ] || ROLLOUT+=(
+    actor_rollout_ref.rollout.load_format=safetensors
+    actor_rollout_ref.rollout.layered_summon=True
+)
+
+TRAINER=(
+    seed="$seed"
+    trainer.nnodes="$NNODES"
+    trainer.n_gpus_per_node="$NGPUS_PER_NODE"
+    trainer.project_name="$project_name"
+    trainer.experiment_name="$experiment_name"
+    trainer.logger="[file,$logger]"
+    trainer.total_epochs="$total_epochs"
+    trainer.save_freq="$save_freq"
+    trainer.test_freq="$test_freq"
+    trainer.max_actor_ckpt_to_keep="$keep"
+    trainer.default_local_dir="$OUT/checkpoints"
+    trainer.rollout_data_dir="$rollout_dump"
+)
+
+########################### launch ###########################
+
+python3 -m gtpo_verl check
 make_data
-train "$@"
+measure_initial_entropy
+python3 -m gtpo_verl run --out "$OUT" -- \
+    python3 -m verl.trainer.main_ppo --config-path "$PWD/recipes/config" --config-name gtpo \
+    "${ALGORITHM[@]}" "${DATA[@]}" "${MODEL[@]}" "${ACTOR[@]}" "${ROLLOUT[@]}" "${TRAINER[@]}" "${EXTRA[@]}" "$@"

@@ -4,45 +4,99 @@
 #   bash recipes/run_sft.sh [override…]
 #   DATASET=math MODEL_PATH=meta-llama/Llama-3.1-8B-Instruct LORA_RANK=128 bash recipes/run_sft.sh
 #
-# Trains on the dataset's own solutions, put into the paper's format by gtpo-verl data. All other settings stand in
-# recipes/config/sft.yaml. Of the variables in recipes/common.sh it reads those that are not about rollouts.
+# Trains on the dataset's own solutions, put into the paper's format by `gtpo-verl data --sft`. All other settings stand in
+# recipes/config/sft.yaml.
 set -xeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-
-model_path=${MODEL_PATH:-Qwen/Qwen2.5-3B-Instruct}
-lora_rank=${LORA_RANK:-64}      # Listing 1; 128 for Llama
-N_GPUS=${N_GPUS:-1}             # one example per update cannot be split
-DATA_DIR=${DATA_DIR:-data/${DATASET:-gsm8k}}
-TRAIN_FILE=${TRAIN_FILE:-$DATA_DIR/sft_train.parquet}
-VAL_FILE=${VAL_FILE:-$DATA_DIR/sft_test.parquet}
-max_length=${MAX_LENGTH:-5500}  # prompt and solution, in tokens
-NAME=${NAME:-sft_$(basename "$model_path")_${DATASET:-gsm8k}_${FINETUNE:-lora}_seed${SEED:-3407}}
 source recipes/common.sh
 
-[ "$nnodes" = 1 ] || fail "NNODES=$nnodes: this recipe runs on one node"
-[ $((train_batch_size % n_gpus)) = 0 ] || fail "TRAIN_BATCH_SIZE=$train_batch_size cannot be split over N_GPUS=$n_gpus"
+# ---- user-adjustable ----
+MODEL_PATH=${MODEL_PATH:-Qwen/Qwen2.5-3B-Instruct}
+finetune=${FINETUNE:-lora}                              # lora | full
+lora_rank=${LORA_RANK:-64}                              # Listing 1; 128 for Llama
+lr=${ACTOR_LR:-1e-6}
+seed=${SEED:-3407}
 
-data=(
+dataset=${DATASET:-gsm8k}                               # gsm8k | math
+data_dir=${DATA_DIR:-data/$dataset}
+train_batch_size=${TRAIN_BATCH_SIZE:-1}                 # examples per update
+max_length=${MAX_LENGTH:-5500}                          # prompt and solution, in tokens
+
+NGPUS_PER_NODE=${NGPUS_PER_NODE:-$(gpus_for "$train_batch_size")}
+max_token_len_per_gpu=${PPO_MAX_TOKEN_LEN_PER_GPU:-11000}         # in one forward pass
+offload=${OFFLOAD:-$([ "$finetune" = full ] && echo True || echo False)}    # weights and optimizer to the CPU at rest
+
+total_epochs=${TOTAL_EPOCHS:-1}                         # Listing 1
+save_freq=${SAVE_FREQ:-500}                             # Listing 1
+keep=${KEEP:-2}                                         # checkpoints; null keeps all
+test_freq=${TEST_FREQ:--1}
+project_name=${PROJECT_NAME:-gtpo}
+experiment_name=${EXPERIMENT_NAME:-sft_$(basename "$MODEL_PATH")_${dataset}_${finetune}_seed${seed}}
+logger=${LOGGER:-console}                               # console,tensorboard,swanlab,wandb; to file in any case
+OUT=$(realpath -m "${OUT:-outputs/$experiment_name}")
+# ---- end user-adjustable ----
+
+if [ -d "$MODEL_PATH" ]; then MODEL_PATH=$(realpath "$MODEL_PATH"); fi
+train_file=$(realpath -m "${TRAIN_FILE:-$data_dir/sft_train.parquet}")
+val_file=$(realpath -m "${VAL_FILE:-$data_dir/sft_test.parquet}")
+[ $((train_batch_size % NGPUS_PER_NODE)) = 0 ] ||
+    fail "TRAIN_BATCH_SIZE=$train_batch_size cannot be split over NGPUS_PER_NODE=$NGPUS_PER_NODE"
+
+########################### parameter arrays ###########################
+
+DATA=(
     data.train_files="$train_file"
     data.val_files="$val_file"
     data.train_batch_size="$train_batch_size"
     data.max_length="$max_length"
-    data.max_token_len_per_gpu="$max_tokens_per_gpu"
-)
-engine=(
-    seed="$seed"
-    engine.param_offload="$offload"
-    engine.optimizer_offload="$offload"
-)
-trainer=(
-    trainer.experiment_name="$name"
-    trainer.default_local_dir="$out/checkpoints"
-    trainer.logger="[$logger]"
-    trainer.n_gpus_per_node="$n_gpus"
+    data.max_token_len_per_gpu="$max_token_len_per_gpu"
 )
 
+MODEL=(
+    model.path="$MODEL_PATH"
+    ++model.override_config.attn_implementation="$attn_implementation"
+)
+case $finetune in
+    lora)
+        MODEL+=(
+            model.lora_rank="$lora_rank"
+            model.lora_alpha="$lora_rank"
+            model.target_modules='[q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj]'
+        )
+        ;;
+    full) ;;
+    *) fail "FINETUNE=$finetune: must be lora or full" ;;
+esac
+
+ENGINE=(
+    engine.param_offload="$offload"
+    engine.optimizer_offload="$offload"
+    optim.lr="$lr"
+)
+[ "${VERL_PLATFORM:-}" != cpu ] || ENGINE+=(
+    trainer.device=cpu
+    engine.use_torch_compile=False
+    ++engine.mixed_precision="$float32"
+)
+
+TRAINER=(
+    seed="$seed"
+    trainer.n_gpus_per_node="$NGPUS_PER_NODE"
+    trainer.project_name="$project_name"
+    trainer.experiment_name="$experiment_name"
+    trainer.logger="[file,$logger]"
+    trainer.total_epochs="$total_epochs"
+    trainer.save_freq="$save_freq"
+    trainer.test_freq="$test_freq"
+    trainer.max_ckpt_to_keep="$keep"
+    trainer.default_local_dir="$OUT/checkpoints"
+)
+
+########################### launch ###########################
+
+python3 -m gtpo_verl check
 make_data --sft
-keep_metrics
-VERL_FILE_LOGGER_PATH=$out/metrics.jsonl python3 -m torch.distributed.run --standalone --nproc_per_node="$n_gpus" \
+python3 -m gtpo_verl run --out "$OUT" -- \
+    python3 -m torch.distributed.run --standalone --nproc_per_node="$NGPUS_PER_NODE" \
     -m verl.trainer.sft_trainer --config-path "$PWD/recipes/config" --config-name sft \
-    "${data[@]}" "${model[@]/#/model.}" "${engine[@]}" "${trainer[@]}" "$@"
+    "${DATA[@]}" "${MODEL[@]}" "${ENGINE[@]}" "${TRAINER[@]}" "$@"

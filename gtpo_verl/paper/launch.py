@@ -1,29 +1,27 @@
-"""Run verl's trainer and watch it: progress, `metrics.jsonl`, a closing table, a figure, and an end in bounded time.
+"""`gtpo-verl run`: start one of verl's trainers in a folder of its own, and watch it.
 
-    python -m gtpo_verl.paper.launch --out outputs/gtpo_cpu -- OVERRIDE…
-
-starts `python -m verl.trainer.main_ppo` with the overrides, follows what verl's file logger writes, and leaves in --out
-`metrics.jsonl` (one flat object per step), `training.png` and `.svg`, and `train.log` (all that verl printed). verl can
-wait for ever for a rollout worker that has failed, or go on without the completions that it lost. So a run is ended
-when its log tells of a dead worker or a failed completion, or when it makes no step for too long: with the error lines
-of the log in sight and a non-zero exit status.
+All recipes start through it. It follows what verl's file logger writes, prints a line per step, at the end a table and
+a figure, and leaves in the folder what `gtpo_verl.paper.run_folder` lists, `training.png` and `.svg`, and `train.log`
+(all that verl printed). verl can wait for ever for a rollout worker that has failed, or go on without the completions
+that it lost: with --stall such a run is ended, with the error lines of the log in sight and a non-zero exit status.
 """
 
 import argparse
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import psutil
 
-# Column of the closing table -> metric; in the order in which it is printed.
+from gtpo_verl.paper import run_folder
+
+# Column of the closing table -> metric, in the order in which it is printed; one that a run does not log is left out.
 COLUMNS = {
     "reward": "reward/score/mean",
     "format": "reward/format/mean",
@@ -34,10 +32,13 @@ COLUMNS = {
     "entropy": "actor/entropy",
     "conflict": "gtpo/conflict/token_frac",
     "filtered": "gtpo/filter/dropped_frac",
+    "loss": "train/loss",
+    "val loss": "val/loss",
     "s/step": "timing_s/step",
 }
 _WINDOW = 5
 _POLL_S = 0.2
+_STEPS = re.compile(r"Total training steps: (\d+)")
 # verl goes on after these, without the completions that failed, or waits for a worker that is gone.
 _FATAL = re.compile(r"Error in _run_prompt|A worker died or was killed while executing a task|EngineDeadError")
 _GRACE_S = 5.0
@@ -49,52 +50,40 @@ _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _SAID_BY_GTPO = re.compile(r"GTPO[: ].*|^ +\S+  +\S+  +\S.*")
 
 
-class Tail:
-    """The complete lines that a file has gained since the last look; none while it does not exist."""
-
-    def __init__(self, path: Path):
-        self._path, self._rest = path, ""
-        self._file: TextIO | None = None
-
-    def lines(self) -> list[str]:
-        if self._file is None:
-            if not self._path.exists():
-                return []
-            self._file = self._path.open(encoding="utf-8", errors="replace")
-        *complete, self._rest = (self._rest + self._file.read()).split("\n")
-        return complete
-
-
-class MetricsFile:
-    """`metrics.jsonl`: verl's file log as it grows, flattened; steps that a resumed run repeats are replaced.
+class Watch:
+    """Why a run should be ended, if it should.
 
     Args:
-        source (Path): what verl's file logger writes.
-        target (Path): one object per step, all keys at the top level.
+        stall_s (float): seconds without a step after which a run is ended; a quarter of it once its log tells of a
+            failure. Its start, with all imports and the loading of models, may take three times as long.
     """
 
-    def __init__(self, source: Path, target: Path):
-        self.target, self._tail = target, Tail(source)
-        self.records = [json.loads(line) for line in target.read_text().splitlines()] if target.exists() else []
-        source.unlink(missing_ok=True)
+    def __init__(self, stall_s: float):
+        self._stall_s, self._limit, self._fatal = stall_s, 3 * stall_s, ""
+        self._last = time.monotonic()
 
-    def poll(self) -> Iterator[dict[str, Any]]:
-        """The steps logged since the last call."""
-        for line in self._tail.lines():
-            logged = json.loads(line)
-            record = {"step": logged["step"], **logged["data"]}
-            if "timing_s/gtpo" in record:
-                record["timing_share/gtpo"] = record["timing_s/gtpo"] / record["timing_s/step"]
-            kept = [earlier for earlier in self.records if earlier["step"] < record["step"]]
-            repeats = len(kept) < len(self.records)
-            self.records = [*kept, record]
-            with self.target.open("w" if repeats else "a") as file:
-                file.writelines(json.dumps(line) + "\n" for line in (self.records if repeats else [record]))
-            yield record
+    def step(self) -> None:
+        """A step was made."""
+        if not self._fatal:
+            self._last, self._limit = time.monotonic(), self._stall_s
+
+    def line(self, line: str) -> None:
+        """A line of the log."""
+        if _FAILURE.search(line):
+            self._limit = min(self._limit, self._stall_s / 4)
+        if not self._fatal and (found := _FATAL.search(line)):
+            # The error that follows has a moment to reach the log.
+            self._fatal, self._last, self._limit = found[0], time.monotonic(), _GRACE_S
+
+    def reason(self, exited: bool) -> str:
+        """Empty while all is well."""
+        if exited or time.monotonic() - self._last <= self._limit:
+            return self._fatal if exited else ""
+        return self._fatal or f"no step for {self._limit:.0f} s"
 
 
 def progress_line(record: dict[str, Any], total: str) -> str:
-    """One step in one line; a metric that the run does not log is left out."""
+    """One step in one line."""
     values = [f"{name} {record[key]:.3g}" for name, key in COLUMNS.items() if key in record]
     return f"step {record['step']}/{total}  " + "  ".join(values)
 
@@ -110,9 +99,9 @@ def closing_table(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def failure_lines(log: Path, most: int = 30) -> str:
-    """Every error that the log names, each once, and the lines that lead to the last one (or to the log's end)."""
-    lines = [_COLOUR.sub("", line)[:300] for line in log.read_text(errors="replace").splitlines()]
+def failure_lines(log: str, most: int = 30) -> str:
+    """Every error that a log names, each once, and the lines that lead to the last one (or to the log's end)."""
+    lines = [_COLOUR.sub("", line)[:300] for line in log.splitlines()]
     errors = [i for i, line in enumerate(lines) if _EXCEPTION.search(line)]
     end = errors[-1] + 1 if errors else len(lines)
     named = dict.fromkeys(re.sub(_WORKER, "", lines[i]).strip() for i in errors)
@@ -132,74 +121,76 @@ def end_process(process: subprocess.Popen, grace_s: float = 10.0) -> None:
             member.kill()
 
 
-def finished(records: list[dict[str, Any]], total: str) -> bool:
-    """Whether the last step is made; what workers say while they are shut down is no failure."""
-    return bool(records) and str(records[-1]["step"]) == total
+def start_trainer(command: list[str], out: Path, log: Path) -> subprocess.Popen:
+    """Start the command in a session of its own, its loggers writing into `out`, its output added to `log`."""
+    variables = {"VERL_FILE_LOGGER_PATH": str(verl_metrics(out)), **run_folder.logger_variables(out)}
+    if "verl.trainer.main_ppo" in command:
+        # The trainer runs in a worker of Ray, and a cluster that runs already has an environment of its own.
+        prefix = "++ray_kwargs.ray_init.runtime_env.env_vars."
+        command = [*command, *(f"{prefix}{name}='{value}'" for name, value in variables.items())]
+    environment = {**os.environ, "HYDRA_FULL_ERROR": "1", **variables}
+    with log.open("a") as stream:
+        return subprocess.Popen(
+            command, stdout=stream, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
 
 
-def keep_settings(overrides: list[str], out: Path) -> None:
-    """A folder holds one run, which goes on with the same settings; those of the trainer section may change.
-
-    Raises:
-        ValueError: `out` holds a run with other settings.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    settings = [override for override in overrides if not override.startswith("trainer.")]
-    record = out / "settings.json"
-    if record.exists() and (other := sorted(set(settings) ^ set(json.loads(record.read_text())))):
-        raise ValueError(f"{out} holds a run with other settings ({', '.join(other)}): set OUT to another folder")
-    record.write_text(json.dumps(settings, indent=1) + "\n")
+def verl_metrics(out: Path) -> Path:
+    """What verl's file logger writes, anew at each start."""
+    return out.absolute() / "verl_metrics.jsonl"
 
 
-def train(overrides: list[str], out: Path, stall_s: float, start_s: float) -> int:
-    """Train with these Hydra overrides and watch; returns the exit status.
+def train(command: list[str], out: Path, stall_s: float | None) -> int:
+    """Run a trainer of verl and watch it; returns the exit status.
 
     Args:
-        overrides: arguments of `verl.trainer.main_ppo`.
-        out (Path): folder for what the run leaves.
-        stall_s (float): seconds without a step after which the run is ended; a quarter of it once a failure is logged.
-        start_s (float): the same for the time until the first step.
+        command: the trainer and its overrides.
+        out (Path): the run's folder.
+        stall_s (float, optional): see `Watch`; None ends no run.
     """
-    out.mkdir(parents=True, exist_ok=True)
     log = out / "train.log"
-    verl_metrics = out.absolute() / "verl_metrics.jsonl"
-    metrics = MetricsFile(verl_metrics, out / "metrics.jsonl")
-    total = next((x.split("=")[1] for x in reversed(overrides) if x.startswith("trainer.total_training_steps=")), "?")
-    env = {**os.environ, "VERL_FILE_LOGGER_PATH": str(verl_metrics), "HYDRA_FULL_ERROR": "1"}
-    with log.open("w") as stream:
-        command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides]
-        process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=env, start_new_session=True)
+    said_before = log.stat().st_size if log.exists() else 0
+    tail = run_folder.Tail(log)
+    metrics = run_folder.MetricsFile(verl_metrics(out), out / "metrics.jsonl")
+    total = run_folder.overrides(command).get("trainer.total_training_steps", "?")
+    steps, reason = 0, ""
+    warned: set[str] = set()
+    process = start_trainer(command, out, log)
     print(f"training; everything verl prints is in {log}", flush=True)
-    tail, last, limit, reason = Tail(log), time.monotonic(), start_s, ""
-    steps, fatal = 0, ""
+    watch = Watch(stall_s or float("inf"))
     try:
         while True:
             exited = process.poll() is not None
             for record in metrics.poll():
                 print(progress_line(record, total), flush=True)
                 steps += 1
-                if not fatal:
-                    last, limit = time.monotonic(), stall_s
+                watch.step()
+            # What workers say while they are shut down, after the last step, is no failure.
+            finished = bool(steps) and str(metrics.records[-1]["step"]) == total
             for line in tail.lines():
+                if found := _STEPS.search(line):
+                    total = found[1]
                 if said := _SAID_BY_GTPO.search(line):
                     print(said[0], flush=True)
-                if _FAILURE.search(line):
-                    limit = min(limit, stall_s / 4)
-                if not fatal and (found := _FATAL.search(line)) and not finished(metrics.records, total):
-                    # The error that follows has a moment to reach the log.
-                    fatal, last, limit = found[0], time.monotonic(), _GRACE_S
-            if exited:
-                break
-            if time.monotonic() - last > limit:
-                reason = fatal or f"no step for {limit:.0f} s"
+                if finished:
+                    continue
+                if stall_s:
+                    watch.line(line)
+                elif (found := _FATAL.search(line)) and found[0] not in warned:
+                    warned.add(found[0])
+                    print(
+                        f"verl says {found[0]!r}: it may hang, or go on with fewer completions; see {log}", flush=True
+                    )
+            if (reason := watch.reason(exited)) or exited:
                 break
             time.sleep(_POLL_S)
     finally:
         end_process(process)
     status = process.wait()
-    reason = reason or fatal
     if reason or status:
-        print(f"\n--- from {log}\n{failure_lines(log)}\n---", file=sys.stderr)
+        with log.open(errors="replace") as file:
+            file.seek(said_before)
+            print(f"\n--- from {log}\n{failure_lines(file.read())}\n---", file=sys.stderr)
         print(f"the run failed: {reason or f'verl ended with status {status}'}; its log is {log}", file=sys.stderr)
         return status if status > 0 else 1
     if not steps:
@@ -211,28 +202,37 @@ def train(overrides: list[str], out: Path, stall_s: float, start_s: float) -> in
 
 def report(records: list[dict[str, Any]], out: Path) -> None:
     """Print the closing table and draw the figure."""
-    from gtpo_verl.paper.plots import plot_training, read_run
-
     print(f"\n{closing_table(records)}\n")
-    figures = plot_training({out.name: [read_run(out / "metrics.jsonl")]}, out / "training.png")
-    print("written:", *(str(path) for path in (out / "metrics.jsonl", *figures)))
+    written = [out / "metrics.jsonl"]
+    if "reward/score/mean" in records[-1]:
+        if find_spec("matplotlib"):
+            from gtpo_verl.paper.plots import plot_training, read_run
+
+            written += plot_training({out.name: [read_run(out / "metrics.jsonl")]}, out / "training.png")
+        else:
+            print("no figure: matplotlib is not installed (pip install matplotlib, then gtpo-verl plot)")
+    print("written:", *written)
 
 
-def main() -> int:
-    """Command line; see the module's docstring."""
-    parser = argparse.ArgumentParser(description="Run verl's trainer and watch it.")
-    parser.add_argument("--out", type=Path, required=True, help="folder for metrics.jsonl, training.png, train.log")
-    parser.add_argument("--stall", type=float, default=120, help="seconds without a step before the run is ended")
-    parser.add_argument("--start", type=float, default=240, help="the same until the first step")
-    parser.add_argument("overrides", nargs="+", help="after --: arguments of verl.trainer.main_ppo")
-    args = parser.parse_args()
-    try:
-        keep_settings(args.overrides, args.out)
-    except ValueError as error:
-        parser.error(str(error))
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `gtpo-verl run`."""
+    parser.description = "Start one of verl's trainers in a folder of its own, and watch it."
+    parser.epilog = (
+        "example: gtpo-verl run --out outputs/mine -- python3 -m verl.trainer.main_ppo algorithm.adv_estimator=gtpo …"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="the run's folder; a run that is there goes on")
+    parser.add_argument("--stall", type=float, metavar="S", help="end a run that hangs: no step for S seconds")
+    parser.add_argument("command", nargs="+", help="after --: the trainer and its overrides")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Hold the folder, note the command, train; returns the exit status.
+
+    Raises:
+        ValueError: the folder has a checkpoint of a run with other settings.
+    """
+    args.out.mkdir(parents=True, exist_ok=True)
+    run_folder.hold_settings(args.command, args.out)
+    run_folder.write_command(args.command, args.out, ["--stall", str(args.stall)] if args.stall else [])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    return train(args.overrides, args.out, args.stall, args.start)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return train(args.command, args.out, args.stall)

@@ -24,9 +24,18 @@ def train(task, tmp_path):
     """Run verl's trainer through the launcher, two prompts a step; returns the process, or its result."""
     out = tmp_path / "run"
 
-    def launch(*overrides, steps=2, wait=True, options=()):
-        command = [sys.executable, "-m", "gtpo_verl.paper.launch", "--out", str(out), *options, "--"]
-        command += ["--config-path", str(ROOT / "recipes/config"), "--config-name", "gtpo_cpu", f"task_dir={task}"]
+    def launch(*overrides, steps=2, wait=True, options=("--stall", "120")):
+        command = [sys.executable, "-m", "gtpo_verl", "run", "--out", str(out), *options, "--"]
+        command += [
+            sys.executable,
+            "-m",
+            "verl.trainer.main_ppo",
+            "--config-path",
+            str(ROOT / "recipes/config"),
+            "--config-name",
+            "gtpo_cpu",
+            f"task_dir={task}",
+        ]
         command += ["data.train_batch_size=2", f"trainer.total_training_steps={steps}"]
         command += [f"trainer.default_local_dir={out / 'checkpoints'}", *overrides]
         env = {**os.environ, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

@@ -4,32 +4,27 @@ import time
 
 import pytest
 
+from gtpo_verl.cli import main
 from gtpo_verl.paper import launch
 
 
 @pytest.fixture
-def run(monkeypatch, tmp_path):
-    """`launch.train` with a script of ours in verl's place, which logs steps as verl's file logger does."""
+def run(tmp_path):
+    """`gtpo-verl run` with a script of ours in verl's place, which logs steps as verl's file logger does."""
 
-    def trained(script, overrides=("trainer.total_training_steps=3",), stall_s=60.0):
+    def trained(script, *options, overrides=("trainer.total_training_steps=3",)):
         path = tmp_path / "trainer.py"
         header = "import json, os, sys, time\nfile = open(os.environ['VERL_FILE_LOGGER_PATH'], 'w', buffering=1)\n"
         header += (
-            "def step(n):\n    data = {'reward/score/mean': 10.0 + n, 'timing_s/step': 2.0, 'timing_s/gtpo': 0.5}\n"
+            "def step(n, **data):\n"
+            "    data = data or {'reward/score/mean': 10.0 + n, 'timing_s/step': 2.0, 'timing_s/gtpo': 0.5}\n"
+            "    file.write(json.dumps({'step': n, 'data': data}) + '\\n')\n"
         )
-        header += "    file.write(json.dumps({'step': n, 'data': data}) + '\\n')\n"
         path.write_text(header + script)
-        popen = launch.subprocess.Popen
-        monkeypatch.setattr(
-            launch.subprocess, "Popen", lambda command, **kwargs: popen([sys.executable, str(path)], **kwargs)
-        )
-        try:
-            return launch.train(list(overrides), tmp_path / "out", stall_s, stall_s)
-        finally:
-            monkeypatch.setattr(launch.subprocess, "Popen", popen)
+        return main(["run", "--out", str(trained.out), *options, "--", sys.executable, str(path), *overrides])
 
-    run_out = tmp_path / "out"
-    trained.records = lambda: [json.loads(line) for line in (run_out / "metrics.jsonl").read_text().splitlines()]
+    trained.out = tmp_path / "out"
+    trained.records = lambda: [json.loads(line) for line in (trained.out / "metrics.jsonl").read_text().splitlines()]
     return trained
 
 
@@ -39,6 +34,12 @@ def test_metrics_are_flat_with_gtpos_share_of_the_step(run, capsys):
     assert run.records()[0]["timing_share/gtpo"] == 0.25
     out = capsys.readouterr().out
     assert "step 3/3  reward 13" in out and "| 1 to 3 | 12.000 | 2.000 |" in out
+
+
+def test_a_step_that_verl_logs_in_two_parts_is_one_record(run):
+    run("step(1)\nstep(2, **{'train/loss': 2.0})\nstep(2, **{'val/loss': 3.0})\nstep(3)")
+    assert [record["step"] for record in run.records()] == [1, 2, 3]
+    assert run.records()[1] == {"step": 2, "train/loss": 2.0, "val/loss": 3.0}
 
 
 def test_resumed_run_keeps_the_steps_before_it(run):
@@ -54,9 +55,9 @@ def test_failing_trainer_shows_its_error(run, capsys):
 
 def test_trainer_that_makes_no_step_is_ended(run, capsys):
     start = time.monotonic()
-    assert run("step(1)\ntime.sleep(300)", stall_s=2.0) == 1
+    assert run("step(1)\ntime.sleep(300)", "--stall", "1") == 1
     assert time.monotonic() - start < 60
-    assert "no step for 2 s" in capsys.readouterr().err
+    assert "no step for 1 s" in capsys.readouterr().err
 
 
 def test_lost_completion_ends_a_run_that_would_go_on_without_it(run, capsys, monkeypatch):
@@ -64,18 +65,43 @@ def test_lost_completion_ends_a_run_that_would_go_on_without_it(run, capsys, mon
     script = (
         "step(1)\nprint('ERROR: Error in _run_prompt for uid=7', flush=True)\nprint('KeyError: gone', flush=True)\n"
     )
-    assert run(script + "time.sleep(300)\nstep(2)") == 1
+    assert run(script + "time.sleep(300)\nstep(2)", "--stall", "60") == 1
     err = capsys.readouterr().err
     assert "the run failed: Error in _run_prompt" in err and "KeyError: gone" in err
 
 
 def test_what_workers_say_after_the_last_step_is_no_failure(run):
     script = "for n in (1, 2, 3): step(n)\ntime.sleep(1)\n"
-    assert run(script + "print('A worker died or was killed while executing a task', flush=True)") == 0
+    assert run(script + "print('A worker died or was killed while executing a task', flush=True)", "--stall", "60") == 0
 
 
-def test_a_folder_goes_on_with_the_same_settings_only(tmp_path):
-    launch.keep_settings(["seed=1", "trainer.total_training_steps=3"], tmp_path / "out")
-    launch.keep_settings(["seed=1", "trainer.total_training_steps=9"], tmp_path / "out")
-    with pytest.raises(ValueError, match=r"holds a run with other settings \(seed=1, seed=2\): set OUT"):
-        launch.keep_settings(["seed=2", "trainer.total_training_steps=3"], tmp_path / "out")
+def test_a_run_without_the_watch_is_left_alone_and_the_failure_is_told(run, capsys):
+    script = "step(1)\nprint('Error in _run_prompt for uid=7', flush=True)\ntime.sleep(2)\nstep(2)"
+    assert run(script) == 0
+    assert "verl says 'Error in _run_prompt'" in capsys.readouterr().out
+
+
+def test_the_log_of_an_earlier_start_is_kept_and_its_failure_is_not_told_again(run, capsys):
+    assert run("raise ValueError('the disk is full')") == 1
+    assert run("raise ValueError('the disk is gone')") == 1
+    err = capsys.readouterr().err
+    assert err.count("ValueError: the disk is full") == 2  # its last lines, and among the errors, of the first start
+    assert "the disk is full" in (run.out / "train.log").read_text()
+
+
+def test_loggers_write_into_the_folder_and_go_on_with_one_run(run, monkeypatch):
+    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
+    names = ("TENSORBOARD_DIR", "WANDB_DIR", "WANDB_RESUME", "WANDB_RUN_ID", "SWANLAB_RUN_ID", "SWANLAB_RESUME")
+    script = f"step(1)\nprint('seen', [os.environ[name] for name in {names}])"
+    run(script)
+    run(script)
+    first, second = [x for x in (run.out / "train.log").read_text().splitlines() if x.startswith("seen")]
+    assert first == second and str(run.out / "tensorboard") in first and "'allow'" in first
+
+
+def test_rays_workers_get_the_loggers_variables_too(tmp_path, monkeypatch):
+    started = {}
+    monkeypatch.setattr(launch.subprocess, "Popen", lambda command, **kwargs: started.update(command=command))
+    launch.start_trainer(["python3", "-m", "verl.trainer.main_ppo", "seed=1"], tmp_path, tmp_path / "train.log")
+    path = tmp_path / "verl_metrics.jsonl"
+    assert f"++ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH='{path}'" in started["command"]

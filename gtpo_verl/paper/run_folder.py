@@ -1,0 +1,185 @@
+"""What a run of verl leaves in its folder, and whether another start may go on there.
+
+settings.json   the settings that decide what is learned: a start with other ones may not resume its checkpoints
+command.sh      the resolved command with its environment variables; runs again as it is
+metrics.jsonl   one flat object per step, from verl's file logger, over all starts of the run
+run_id          under which wandb and SwanLab go on with the run's curves
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+import uuid
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, TextIO
+
+# Of the trainer section only these decide what is learned, or whether the files of a checkpoint can be read.
+_HELD_OF_TRAINER = (
+    "trainer.nnodes",
+    "trainer.n_gpus_per_node",
+    "trainer.total_epochs",
+    "trainer.total_training_steps",
+    "trainer.v1.*",
+)
+# Memory and speed: what one lowers after a run that ran out of memory.
+_FREE = (
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "algorithm.gtpo.initial_entropy",
+    "data.val_files",
+    "ray_kwargs.*",
+    "transfer_queue.*",
+    "*.attn_implementation",
+    "*.enable_gradient_checkpointing",
+    "*.enforce_eager",
+    "*.free_cache_engine",
+    "*.gpu_memory_utilization",
+    "*.layered_summon",
+    "*.max_num_batched_tokens",
+    "*.max_num_seqs",
+    "*.save_lora_only",
+    "*.use_torch_compile",
+    "*max_token_len_per_gpu",
+    "*micro_batch_size_per_gpu",
+    "*num_workers",
+    "*offload",
+)
+# Variables that a run reads, and never a secret.
+_VARIABLE = re.compile(
+    r"(VERL|RAY(?!_JOB)|HF|NCCL|GLOO|CUDA|VLLM|WANDB|SWANLAB|TORCH|PYTORCH|OMP|TOKENIZERS)_\w+|PYTHON(PATH|HASHSEED)"
+)
+_SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$")
+
+
+def overrides(command: list[str]) -> dict[str, str]:
+    """The Hydra overrides in a command: the last value of each key."""
+    words = (word.partition("=") for word in command)
+    return {key.lstrip("+~"): value for key, equals, value in words if equals and not key.startswith("-")}
+
+
+def settings(command: list[str]) -> dict[str, str]:
+    """The overrides that a resumed run must have in common with the run of its checkpoint."""
+    return {key: value for key, value in overrides(command).items() if _is_held(key)}
+
+
+def _is_held(key: str) -> bool:
+    if key.startswith("trainer."):
+        return any(fnmatchcase(key, pattern) for pattern in _HELD_OF_TRAINER)
+    return not any(fnmatchcase(key, pattern) for pattern in _FREE)
+
+
+def hold_settings(command: list[str], out: Path) -> None:
+    """Note the run's settings; where verl would resume a checkpoint, they must be those of its run.
+
+    Raises:
+        ValueError: the folder has a checkpoint of a run with other settings.
+    """
+    record, new = out / "settings.json", settings(command)
+    if has_checkpoint(command, out) and record.exists():
+        old = json.loads(record.read_text())
+        keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+        if keys:
+            changes = "; ".join(f"{key}={old.get(key, 'unset')}, now {new.get(key, 'unset')}" for key in keys)
+            raise ValueError(
+                f"{out} has a checkpoint of a run with other settings ({changes}): set OUT to another folder, "
+                f"or remove {record} to go on from that checkpoint all the same"
+            )
+    record.write_text(json.dumps(new, indent=1) + "\n")
+
+
+def has_checkpoint(command: list[str], out: Path) -> bool:
+    """Whether verl would resume: the file in which it notes its last complete checkpoint is there."""
+    folder = overrides(command).get("trainer.default_local_dir", out / "checkpoints")
+    return Path(folder, "latest_checkpointed_iteration.txt").exists()
+
+
+def write_command(command: list[str], out: Path, options: list[str]) -> None:
+    """`command.sh`, which calls `gtpo-verl run` with this command again, in this directory, with these variables."""
+    program = shutil.which(command[0]) or command[0]
+    exported = sorted(name for name in os.environ if _VARIABLE.fullmatch(name) and not _SECRET.search(name))
+    run = [sys.executable, "-m", "gtpo_verl", "run", "--out", str(out.absolute()), *options, "--"]
+    lines = [
+        "#!/usr/bin/env bash",
+        "# The resolved command of this run; it goes on from the run's last checkpoint.",
+        "set -euo pipefail",
+        f"cd {shlex.quote(os.getcwd())}",
+        *(f"export {name}={shlex.quote(os.environ[name])}" for name in exported),
+        " \\\n    ".join([shlex.join(run), shlex.quote(program), *(shlex.quote(word) for word in command[1:])]),
+    ]
+    (out / "command.sh").write_text("\n".join(lines) + "\n")
+
+
+def logger_variables(out: Path) -> dict[str, str]:
+    """Where verl's loggers write, and the name under which a resumed run goes on in wandb and SwanLab.
+
+    What the environment sets already is left as it is.
+    """
+    record = out / "run_id"
+    if not record.exists():
+        record.write_text(uuid.uuid4().hex[:21] + "\n")  # SwanLab takes exactly 21 characters
+    run_id = record.read_text().strip()
+    variables = {
+        "TENSORBOARD_DIR": str(out.absolute() / "tensorboard"),
+        "SWANLAB_LOG_DIR": str(out.absolute() / "swanlab"),
+        "SWANLAB_RESUME": "allow",
+        "SWANLAB_RUN_ID": run_id,
+        "WANDB_DIR": str(out.absolute()),
+        "WANDB_RESUME": "allow",
+        "WANDB_RUN_ID": run_id,
+    }
+    return {name: os.environ.get(name, value) for name, value in variables.items()}
+
+
+class Tail:
+    """The complete lines that a file has gained since the last look; none while it does not exist."""
+
+    def __init__(self, path: Path):
+        self._path, self._rest = path, ""
+        self._start = path.stat().st_size if path.exists() else 0
+        self._file: TextIO | None = None
+
+    def lines(self) -> list[str]:
+        if self._file is None:
+            if not self._path.exists():
+                return []
+            self._file = self._path.open(encoding="utf-8", errors="replace")
+            self._file.seek(self._start)
+        *complete, self._rest = (self._rest + self._file.read()).split("\n")
+        return complete
+
+
+class MetricsFile:
+    """`metrics.jsonl`: verl's file log as it grows, flattened; steps that a resumed run repeats are replaced.
+
+    Args:
+        source (Path): what verl's file logger writes; an earlier one is removed.
+        target (Path): one object per step, all keys at the top level.
+    """
+
+    def __init__(self, source: Path, target: Path):
+        source.unlink(missing_ok=True)
+        self.target, self._tail, self._begun = target, Tail(source), False
+        self.records = [json.loads(line) for line in target.read_text().splitlines()] if target.exists() else []
+
+    def poll(self) -> Iterator[dict[str, Any]]:
+        """The steps logged since the last call; one that verl logs in two parts comes again, then whole."""
+        for line in self._tail.lines():
+            logged = json.loads(line)
+            record = {"step": logged["step"], **logged["data"]}
+            if "timing_s/gtpo" in record:
+                record["timing_share/gtpo"] = record["timing_s/gtpo"] / record["timing_s/step"]
+            second_part = self._begun and self.records[-1]["step"] == record["step"]
+            if second_part:
+                record = self.records.pop() | record
+            if not self._begun:
+                self.records = [earlier for earlier in self.records if earlier["step"] < record["step"]]
+            anew = second_part or not self._begun
+            self.records.append(record)
+            self._begun = True
+            with self.target.open("w" if anew else "a") as file:
+                file.writelines(json.dumps(line) + "\n" for line in (self.records if anew else [record]))
+            yield record

@@ -1,0 +1,102 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from gtpo_verl.paper import run_folder
+from gtpo_verl.paper.run_folder import hold_settings, overrides, settings, write_command
+
+COMMAND = ["python3", "-m", "verl.trainer.main_ppo", "--config-name", "gtpo", "seed=1", "trainer.n_gpus_per_node=2"]
+
+
+@pytest.fixture
+def save(tmp_path):
+    """Note a complete checkpoint, as verl does."""
+
+    def saved():
+        (tmp_path / "checkpoints").mkdir(exist_ok=True)
+        (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("20")
+
+    return saved
+
+
+def test_the_last_value_of_a_key_counts_however_it_is_given():
+    command = ["python3", "-m", "x", "--config-name", "gtpo", "+a.b=1", "++a.b=2", "c='d=e'"]
+    assert overrides(command) == {"a.b": "2", "c": "'d=e'"}
+
+
+def test_a_retry_with_other_settings_is_welcome_until_there_is_a_checkpoint(tmp_path, save):
+    hold_settings([*COMMAND, "algorithm.gtop=1"], tmp_path)
+    hold_settings(COMMAND, tmp_path)
+    save()
+    hold_settings(COMMAND, tmp_path)
+    with pytest.raises(ValueError, match=r"\(seed=1, now 2\): set OUT to another folder, or remove .*settings.json"):
+        hold_settings([*COMMAND, "seed=2"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=5500",
+        "actor_rollout_ref.actor.fsdp_config.param_offload=True",
+        "actor_rollout_ref.rollout.gpu_memory_utilization=0.3",
+        "actor_rollout_ref.rollout.free_cache_engine=True",
+        "trainer.logger=[file,wandb]",
+        "trainer.save_freq=10",
+        "trainer.test_freq=5",
+        "+ray_kwargs.ray_init.num_cpus=16",
+    ],
+)
+def test_memory_speed_and_reports_may_change(tmp_path, save, change):
+    hold_settings(COMMAND, tmp_path)
+    save()
+    hold_settings([*COMMAND, change], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "trainer.n_gpus_per_node=4",
+        "trainer.total_epochs=2",
+        "trainer.total_training_steps=9",
+        "actor_rollout_ref.actor.optim.lr=1e-5",
+        "algorithm.gtpo.entropy_coeff=0",
+    ],
+)
+def test_what_is_learned_and_the_number_of_gpus_may_not(tmp_path, save, change):
+    hold_settings(COMMAND, tmp_path)
+    save()
+    with pytest.raises(ValueError, match=change.split("=")[0]):
+        hold_settings([*COMMAND, change], tmp_path)
+
+
+def test_a_folder_whose_record_was_removed_goes_on_with_new_settings(tmp_path, save):
+    hold_settings(COMMAND, tmp_path)
+    save()
+    (tmp_path / "settings.json").unlink()
+    hold_settings([*COMMAND, "seed=2"], tmp_path)
+    assert json.loads((tmp_path / "settings.json").read_text()) == settings([*COMMAND, "seed=2"])
+
+
+def test_the_checkpoints_are_sought_where_verl_writes_them(tmp_path):
+    command = [*COMMAND, f"trainer.default_local_dir={tmp_path / 'elsewhere'}"]
+    assert not run_folder.has_checkpoint(command, tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/latest_checkpointed_iteration.txt").write_text("3")
+    assert run_folder.has_checkpoint(command, tmp_path)
+
+
+def test_the_written_command_runs_again_with_the_variables_it_needs_and_no_secret(tmp_path, monkeypatch):
+    monkeypatch.setenv("VERL_PLATFORM", "a b")
+    monkeypatch.setenv("WANDB_API_KEY", "hidden")
+    monkeypatch.setenv("HF_TOKEN", "hidden")
+    script = "import os, sys; print(os.environ['VERL_PLATFORM'], sys.argv[1:])"
+    out = tmp_path / "out"
+    out.mkdir()
+    write_command([sys.executable, "-c", script, "x='y z'", "trainer.logger=[file]"], out, ["--stall", "60"])
+    text = (out / "command.sh").read_text()
+    assert "hidden" not in text and "HF_TOKEN" not in text
+    monkeypatch.setenv("VERL_PLATFORM", "another")
+    subprocess.run(["bash", str(out / "command.sh")], capture_output=True, timeout=120)
+    assert "a b [\"x='y z'\", 'trainer.logger=[file]']" in (out / "train.log").read_text()
