@@ -15,8 +15,8 @@ source recipes/common.sh                            # ALGO (gtpo | grpo)
 rollout=${ROLLOUT:-hf}                              # hf | vllm
 seed=${SEED:-1}
 steps=${STEPS:-80}
-OUT=${OUT:-outputs/${ALGO}_cpu_${rollout}_seed${seed}}
-task=${TASK:-.cache/arithmetic-seed${seed}}         # data and warm-started model, made once
+OUT=$(realpath -m "${OUT:-outputs/${ALGO}_cpu_${rollout}_seed${seed}}")
+task=$(realpath -m "${TASK:-.cache/arithmetic-seed${seed}}")    # data and warm-started model, made once
 stall=${STALL_SECONDS:-120}                         # a run without a step for this long is ended
 # ---- end user-adjustable ----
 
@@ -33,11 +33,11 @@ python3 -m gtpo_verl.cpu.arithmetic --out "$task" --seed "$seed"
 
 python3 -m gtpo_verl run --out "$OUT" --stall "$stall" -- \
     python3 -m verl.trainer.main_ppo --config-path "$PWD/recipes/config" --config-name gtpo_cpu \
-    task_dir="$PWD/$task" \
+    task_dir="$task" \
     seed="$seed" \
     "${ALGORITHM[@]}" \
     actor_rollout_ref.rollout.name="$rollout" \
     trainer.total_training_steps="$steps" \
     trainer.save_freq="$steps" \
-    trainer.default_local_dir="$PWD/$OUT/checkpoints" \
+    trainer.default_local_dir="$OUT/checkpoints" \
     "$@"
