@@ -15,6 +15,7 @@ COMMANDS = {
     "data": ("gtpo_verl.paper.data", "write one of the paper's datasets as verl's parquet files"),
     "initial-entropy": ("gtpo_verl.paper.measure", "measure a model's entropy before training, as the paper does"),
     "run": ("gtpo_verl.paper.launch", "start one of verl's trainers in a folder of its own, and watch it"),
+    "export": ("gtpo_verl.paper.export", "write a checkpoint as a model or adapter for transformers and vLLM"),
     "evaluate": ("gtpo_verl.paper.evaluation", "pass@k and maj@k of verl's validation dumps"),
     "plot": ("gtpo_verl.paper.plots", "draw figures of runs and evaluations"),
 }

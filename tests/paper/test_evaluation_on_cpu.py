@@ -14,22 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gtpo_verl.cli import main
-from gtpo_verl.paper import evaluation
-from gtpo_verl.paper.evaluation import (
+from gtpo_verl.paper import table1
+from gtpo_verl.paper.dumps import Question, benchmark_name, number_answers, read_dump
+from gtpo_verl.paper.estimators import (
     RIGHT,
     UNPARSED,
-    Label,
-    Question,
-    benchmark_name,
-    evaluate,
-    evaluate_dumps,
+    expected_majority,
     majority_at_k,
     majority_of_draw,
-    parse_dump_argument,
     pass_at_k,
-    read_dump,
-    table,
 )
+from gtpo_verl.paper.evaluation import evaluate_dumps, parse_dump_argument
+from gtpo_verl.paper.table1 import Label, evaluate, table
 
 GTPO = Label("Qwen", "GSM8K", "GTPO")
 
@@ -37,7 +33,7 @@ GTPO = Label("Qwen", "GSM8K", "GTPO")
 def question(correct: str, preds: str | None = None, name: str = "q") -> Question:
     """ "1101" as four completions, right where 1; `preds` one letter each, space for an unparsed one."""
     ok = tuple(c == "1" for c in correct)
-    votes = None if preds is None else evaluation._votes(["" if p == " " else p for p in preds], ok)
+    votes = None if preds is None else number_answers(["" if p == " " else p for p in preds], ok)
     return Question(name, ok, votes)
 
 
@@ -75,7 +71,7 @@ def test_majority_at_k_is_the_mean_over_all_k_subsets(votes, data):
     k = data.draw(st.integers(1, len(votes)))
     subsets = list(itertools.combinations(votes, k))
     brute = sum(map(majority_of_draw, subsets)) / len(subsets)
-    assert evaluation._expected_majority(tuple(votes), k) == pytest.approx(brute, abs=1e-12)
+    assert expected_majority(tuple(votes), k) == pytest.approx(brute, abs=1e-12)
 
 
 def test_majority_at_k_is_exact_where_many_answers_compete():
@@ -124,7 +120,7 @@ def test_majority_at_k_refuses_what_cannot_be_drawn():
 )
 def test_a_tie_counts_one_over_the_number_tied(votes, expected):
     assert majority_of_draw(votes) == expected
-    assert evaluation._expected_majority(tuple(votes), len(votes)) == pytest.approx(expected)
+    assert expected_majority(tuple(votes), len(votes)) == pytest.approx(expected)
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------
@@ -132,17 +128,17 @@ def test_a_tie_counts_one_over_the_number_tied(votes, expected):
 
 def test_spellings_of_one_number_vote_together():
     preds = ["0.50", "\\frac12", "1/2", "1,234", "1234.0", "12,34", "x+1"]
-    assert evaluation._votes(preds, [False] * 7) == (1, 1, 1, 2, 2, 3, 4)
+    assert number_answers(preds, [False] * 7) == (1, 1, 1, 2, 2, 3, 4)
 
 
 def test_an_answer_too_long_to_be_read_is_a_vote_of_its_own():
     digits = "1" * 10_000
-    assert evaluation._votes([digits, digits, "1"], [False, False, True]) == (1, 1, RIGHT)
+    assert number_answers([digits, digits, "1"], [False, False, True]) == (1, 1, RIGHT)
 
 
 def test_every_accepted_answer_is_one_answer_whatever_its_spelling():
     # "half" is accepted by the grader only; the third completion spells it and fails for its format.
-    assert evaluation._votes(["0.5", "half", "half", "7", ""], [True, True, False, False, False]) == (
+    assert number_answers(["0.5", "half", "half", "7", ""], [True, True, False, False, False]) == (
         RIGHT,
         RIGHT,
         RIGHT,
@@ -152,7 +148,7 @@ def test_every_accepted_answer_is_one_answer_whatever_its_spelling():
 
 
 def test_an_unparsed_answer_is_never_right_in_a_vote():
-    assert evaluation._votes(["", " ", "3"], [True, True, False]) == (UNPARSED, UNPARSED, 1)
+    assert number_answers(["", " ", "3"], [True, True, False]) == (UNPARSED, UNPARSED, 1)
 
 
 # --- verl's dumps ----------------------------------------------------------------------------------------------------
@@ -322,13 +318,24 @@ def test_the_interval_does_not_depend_on_other_ks():
     assert alone[0] == among[0]
 
 
-def test_a_k_that_some_question_lacks_completions_for_is_left_out_with_a_message(capsys):
-    records = evaluate(GTPO, "AMC 2023", [question("1011"), question("100", name="short one")], ks=[1, 4], resamples=10)
-    assert [r.k for r in records] == [1]
-    assert (records[0].completions_min, records[0].completions_max) == (3, 4)
-    said = capsys.readouterr().err
-    assert "between 3 and 4 completions per question; fewest for 'short one'" in said
-    assert "left out k = [4], a question has 3 completions only" in said
+def test_a_question_that_lacks_completions_is_an_error():
+    questions = [question("1011"), question("100", name="short one")]
+    with pytest.raises(ValueError, match="between 3 and 4 completions per question, fewest for 'short one'"):
+        evaluate(GTPO, "AMC 2023", questions, ks=[1, 4], resamples=10)
+
+
+def test_a_dump_with_fewer_completions_than_were_asked_for_is_an_error(tmp_path, capsys):
+    rows = [dump_row(f"{q}_{s}_0", "…", 1.0, "42", prompt=q) for q in "ab" for s in range(3)]
+    dump = write_dump(tmp_path / "1.jsonl", rows)
+    assert main(["evaluate", dump, "--k", "1", "--samples", "3"]) == 0
+    assert main(["evaluate", dump, "--k", "1", "--samples", "4"]) == 2
+    assert "2 of 2 questions do not have --samples 4 completions (3 for " in capsys.readouterr().err
+
+
+def test_a_k_beyond_the_completions_is_left_out_with_a_message(capsys):
+    records = evaluate(GTPO, "AMC 2023", [question("101"), question("100")], ks=[1, 4], resamples=10)
+    assert [(r.k, r.completions) for r in records] == [(1, 3)]
+    assert "left out k = [4], a question has 3 completions" in capsys.readouterr().err
 
 
 def test_without_pred_there_is_no_vote_and_a_message_says_why(capsys):
@@ -341,7 +348,7 @@ def test_without_pred_there_is_no_vote_and_a_message_says_why(capsys):
 
 
 def test_the_papers_table_is_whole_and_as_printed():
-    rows = evaluation._paper_table()
+    rows = table1._paper_table()
     assert len(rows) == 12
     off_grid = []
     for key, row in rows.items():
@@ -360,12 +367,12 @@ def test_the_papers_table_is_whole_and_as_printed():
 
 @pytest.mark.parametrize("model", ["Qwen", "qwen2.5-3B-Instruct", "Qwen2.5-3B"])
 def test_the_papers_row_is_found_under_the_models_usual_names(model):
-    assert evaluation.paper_row(Label(model, "gsm8k", "gtpo"))["AIME 2024 pass@64"] == 26.7
+    assert table1.paper_row(Label(model, "gsm8k", "gtpo"))["AIME 2024 pass@64"] == 26.7
 
 
 @pytest.mark.parametrize("model", ["Qwen2.5-0.5B-Instruct", "Qwen3-8B", "", "Llama-3.2-1B"])
 def test_another_model_is_not_held_against_the_papers(model):
-    assert not evaluation.paper_row(Label(model, "GSM8K", "GTPO"))
+    assert not table1.paper_row(Label(model, "GSM8K", "GTPO"))
 
 
 @pytest.fixture

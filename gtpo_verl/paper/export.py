@@ -1,0 +1,175 @@
+"""A checkpoint of verl as a folder that transformers and vLLM load.
+
+    gtpo-verl export outputs/NAME/checkpoints/global_step_500 my-model
+
+verl.model_merger puts the shards of FSDP or Megatron together, in bfloat16. Without LoRA that is the model. With LoRA
+it is the adapter, whose `adapter_config.json` names its base: the model that was trained, or, where its name is not
+known, `base/` beside the adapter. `--merge` adds the adapter to its base instead: one model, in which bfloat16 rounds
+updates away that are small against a weight.
+"""
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+RECORD = "export.json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `gtpo-verl export`."""
+    parser.description = "Write a checkpoint of verl as a model, or a LoRA adapter, that transformers and vLLM load."
+    parser.epilog = (
+        "example: gtpo-verl export outputs/NAME/checkpoints/global_step_500 my-model\n\n"
+        "transformers  AutoModelForCausalLM.from_pretrained('my-model')\n"
+        "vLLM          vllm serve my-model\n"
+        "vLLM, LoRA    vllm serve BASE --enable-lora --max-lora-rank 64 --lora-modules gtpo=my-model"
+    )
+    parser.add_argument("checkpoint", type=Path, help="folder global_step_N of a run")
+    parser.add_argument("out", type=Path, help="folder to write; kept if it holds this checkpoint already")
+    parser.add_argument("--merge", action="store_true", help="with LoRA: a whole model, not an adapter")
+    parser.add_argument("--base", help="with LoRA: the model that was trained (default: as the checkpoint names it)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export, and say what is there."""
+    print(f"{args.out}: {export(args.checkpoint, args.out, args.merge, args.base)}")
+    return 0
+
+
+def export(checkpoint: Path, out: Path, merge: bool = False, base: str | None = None) -> str:
+    """Write the model or the adapter of `checkpoint` to `out`; returns what it is, in words.
+
+    Args:
+        checkpoint: `global_step_N` of verl's PPO or SFT trainer.
+        out: written as a whole or not at all; kept if it was made from this checkpoint in this way.
+        merge: add a LoRA adapter to its base.
+        base: folder or Hub name of the model under a LoRA adapter.
+
+    Raises:
+        ValueError: `checkpoint` is none, lacks shards, or needs `base`; `out` holds something else.
+    """
+    shards, backend = find_shards(checkpoint)
+    made_from = {"checkpoint": str(checkpoint.resolve()), "merge": merge, "base": base, "files": _files(shards)}
+    if out.exists():
+        record = out / RECORD
+        if not record.is_file() or (kept := json.loads(record.read_text()))["made_from"] != made_from:
+            raise ValueError(f"{out} exists and is not the export of {checkpoint} as it is now: give another folder")
+        return kept["is"]
+    partial = out.with_name(f"{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    _merge_shards(shards, backend, partial)
+    what = "a model in Hugging Face format"
+    if (partial / "lora_adapter").exists():
+        what = _put_together(partial, out, base or _name_of_base(checkpoint), merge)
+    (partial / RECORD).write_text(json.dumps({"is": what, "made_from": made_from}, indent=1) + "\n")
+    partial.replace(out)
+    return what
+
+
+def find_shards(checkpoint: Path) -> tuple[Path, str]:
+    """The folder with the policy's shards, and the backend that wrote them (fsdp or megatron).
+
+    Raises:
+        ValueError: there are none, or some are missing.
+    """
+    for folder in (checkpoint / "actor", checkpoint):
+        if (config := folder / "fsdp_config.json").is_file():
+            world_size = json.loads(config.read_text())["world_size"]
+            names = [f"model_world_size_{world_size}_rank_{rank}.pt" for rank in range(world_size)]
+            if missing := [name for name in names if not (folder / name).is_file()]:
+                raise ValueError(
+                    f"{folder} lacks {', '.join(missing)}: was the run killed while it saved, or is a part of the "
+                    "checkpoint on another node?"
+                )
+            return folder, "fsdp"
+        if (folder / "model" / "huggingface").is_dir():
+            return folder, "megatron"
+    raise ValueError(
+        f"{checkpoint} is no checkpoint of verl: give a folder global_step_N with actor/fsdp_config.json (FSDP) or "
+        "actor/model/huggingface (Megatron)"
+    )
+
+
+def _files(shards: Path) -> list[list]:
+    paths = sorted(path for path in shards.rglob("*") if path.is_file())
+    return [[str(path.relative_to(shards)), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
+
+
+def _merge_shards(shards: Path, backend: str, target: Path) -> None:
+    from verl.model_merger.base_model_merger import ModelMergerConfig
+    from verl.model_merger.fsdp_model_merger import FSDPModelMerger
+
+    class Merger(FSDPModelMerger):
+        def save_hf_model_and_tokenizer(self, state_dict: dict[str, Any]) -> None:
+            # verl would write a model without weights where checkpoint.save_lora_only kept the adapter alone.
+            if all("lora_" in name for name in state_dict):
+                self.save_lora_adapter(state_dict)
+            else:
+                super().save_hf_model_and_tokenizer(state_dict)
+
+    in_hf_format = shards / ("huggingface" if backend == "fsdp" else "model/huggingface")
+    config = ModelMergerConfig(
+        operation="merge",
+        backend=backend,
+        local_dir=str(shards),
+        target_dir=str(target),
+        hf_model_config_path=str(in_hf_format),
+    )
+    if backend == "fsdp":
+        Merger(config).merge_and_save()
+    elif any(in_hf_format.glob("*.safetensors")):  # verl saves this instead of shards where it has Megatron-Bridge
+        shutil.copytree(in_hf_format, target, dirs_exist_ok=True)
+    else:
+        from verl.model_merger.megatron_model_merger import MegatronModelMerger
+
+        config.tie_word_embedding = json.loads((in_hf_format / "config.json").read_text())["tie_word_embeddings"]
+        MegatronModelMerger(config).merge_and_save()
+    for path in in_hf_format.glob("*token*"):  # which verl leaves out beside an adapter
+        shutil.copy2(path, target)
+
+
+def _name_of_base(checkpoint: Path) -> str | None:
+    """The model that the run was started with, as `gtpo-verl run` notes it in the run's folder."""
+    record = checkpoint.resolve().parents[1] / "settings.json"
+    settings = json.loads(record.read_text()) if record.is_file() else {}
+    return settings.get("actor_rollout_ref.model.path") or settings.get("model.path")
+
+
+def _put_together(folder: Path, out: Path, base: str | None, merge: bool) -> str:
+    """Make a model, or an adapter that names its base, of what verl wrote: base and adapter, or the adapter alone."""
+    adapter, own_base = folder / "lora_adapter", folder / "base"
+    weights = [*folder.glob("model*.safetensors*"), *folder.glob("*config.json")]
+    if any(path.name.startswith("model") for path in weights):
+        own_base.mkdir()
+        for path in weights:
+            path.replace(own_base / path.name)
+        for path in (*folder.glob("*token*"), *folder.glob("chat_template*")):
+            shutil.copy2(path, own_base)
+    elif base is None:
+        raise ValueError(f"the checkpoint of {out} holds an adapter alone and not the name of its base: give --base")
+
+    if merge:
+        _merge_adapter(str(own_base) if own_base.exists() else str(base), adapter, folder)
+        shutil.rmtree(adapter)
+        shutil.rmtree(own_base, ignore_errors=True)
+        return "a model in Hugging Face format, the LoRA adapter merged into its base"
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    if base is not None:
+        shutil.rmtree(own_base, ignore_errors=True)
+    config["base_model_name_or_path"] = base or str((out / "base").resolve())
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=1) + "\n")
+    (adapter / "adapter_model.safetensors").replace(folder / "adapter_model.safetensors")
+    shutil.rmtree(adapter)
+    return f"a LoRA adapter of rank {config['r']} for {config['base_model_name_or_path']}"
+
+
+def _merge_adapter(base: str, adapter: Path, target: Path) -> None:
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    PeftModel.from_pretrained(model, adapter).merge_and_unload().to(torch.bfloat16).save_pretrained(target)

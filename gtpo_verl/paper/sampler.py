@@ -1,0 +1,132 @@
+"""The completions of whole test sets, by verl's validation, in batches that survive a kill.
+
+verl's validation holds the completions of all questions at once, writes them when the last has come, and then
+bootstraps every number that the reward returned. With 64 completions of 5,000 questions that is more than
+TransferQueue's default capacity, nothing to resume from, and an hour in which the GPUs wait. Here verl's validation is
+called for one batch of questions after the other. Each batch is written at once, and a second start leaves out what
+is there. In a verl config, with the V1 trainer:
+
+    VERL_USE_EXTERNAL_MODULES=gtpo_verl.paper.sampler          in the environment
+    trainer.v1.trainer_mode=sample_batches  trainer.val_only=True
+    data.val_files=[…]  data.val_batch_size=256                questions of a batch
+    trainer.validation_data_dir=DIR
+
+DIR gets one dump per data source, `DIR/<data_source>.jsonl`, once all its batches are complete. `gtpo-verl evaluate`
+reads it. A lost completion is an error.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import wrapt
+from omegaconf import OmegaConf
+from tqdm import tqdm
+
+# What decides a completion. A folder with other values is not gone on with.
+_SETTINGS = (
+    "actor_rollout_ref.model.path",
+    "actor_rollout_ref.model.lora_adapter_path",
+    "actor_rollout_ref.rollout.val_kwargs",
+    "data.val_files",
+    "data.val_max_samples",
+    "data.val_batch_size",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "reward.custom_reward_function",
+)
+
+
+class BatchSampler:
+    """`_validate` in batches, for a trainer of verl that stands behind it in the class's bases."""
+
+    def __init__(self, config: Any) -> None:
+        config.trainer.v1.trainer_mode = "sync"  # which it is in all other ways
+        super().__init__(config)  # type: ignore[call-arg]
+
+    def _validate(self: Any) -> dict[str, float]:
+        folder = Path(self.config.trainer.validation_data_dir)
+        keep_settings(self.config, folder)
+        sources: dict[str, list[int]] = {}
+        for index, source in enumerate(self.val_dataset.dataframe["data_source"]):
+            sources.setdefault(source, []).append(index)
+        with tqdm(total=len(self.val_dataset), unit="question", mininterval=0) as progress:
+            for source, indices in sources.items():
+                progress.set_description(source)
+                self._sample(source, indices, folder / f"{source.replace('/', '_')}.jsonl", progress)
+        return {"val/questions": len(self.val_dataset)}
+
+    def _sample(self: Any, source: str, indices: list[int], dump: Path, progress: tqdm) -> None:
+        from verl.utils.dataset.rl_dataset import collate_fn
+
+        parts, size = dump.with_suffix(".parts"), self.config.data.val_batch_size
+        for start in range(0, len(indices), size):
+            batch = indices[start : start + size]
+            self._source, self._part = source, parts / f"{start:06}.jsonl"
+            if not (dump.exists() or self._part.exists()):
+                self.val_dataloader = [collate_fn([self.val_dataset[index] for index in batch])]
+                super()._validate()  # type: ignore[misc]
+            progress.update(len(batch))
+        if not dump.exists():
+            partial = dump.with_suffix(".partial")
+            with partial.open("wb") as file:
+                for part in sorted(parts.iterdir()):
+                    shutil.copyfileobj(part.open("rb"), file)
+            partial.replace(dump)
+            shutil.rmtree(parts)
+
+    def _dump_generations(
+        self: Any, inputs: list, outputs: list, gts: list, scores: list, reward_extra_infos_dict: dict, dump_path: str
+    ) -> None:
+        """One batch to its file, if all its completions are there.
+
+        Raises:
+            RuntimeError: completions are missing.
+        """
+        drawn = len({key.rpartition("_")[0] for key in reward_extra_infos_dict["uid"]})
+        wanted = len(self.val_dataloader[0]["raw_prompt"]) * self.config.actor_rollout_ref.rollout.val_kwargs.n
+        if drawn != wanted:
+            raise RuntimeError(
+                f"{self._source}: {wanted - drawn} of {wanted} completions of a batch are lost; verl's log above has "
+                "the reason. Start again: the batches before it are kept"
+            )
+        infos = reward_extra_infos_dict | {"data_source": [self._source] * len(inputs)}
+        folder = self._part.with_suffix(".partial")
+        self._write_generations(inputs, outputs, gts, scores, infos, str(folder), 0)
+        (folder / "0.jsonl").replace(self._part)
+        folder.rmdir()
+
+    def _val_metrics_update(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        return {}  # instead of the bootstrap
+
+
+def keep_settings(config: Any, folder: Path) -> None:
+    """Write what decides the completions into the folder, or hold it against what an earlier start wrote there.
+
+    Raises:
+        ValueError: the folder holds completions of another model, data or sampling.
+    """
+    files = [config.actor_rollout_ref.model.path, config.actor_rollout_ref.model.get("lora_adapter_path")]
+    settings = {
+        "files": {str(path): _fingerprint(path) for path in [*files, *config.data.val_files] if path},
+        **OmegaConf.to_container(OmegaConf.create({key: OmegaConf.select(config, key) for key in _SETTINGS})),  # type: ignore[dict-item]
+    }
+    record = folder / "settings.json"
+    if record.exists() and (kept := json.loads(record.read_text())) != settings:
+        changed = ", ".join(key for key in settings if kept.get(key) != settings[key])
+        raise ValueError(f"{folder} holds completions of other settings ({changed}): give another OUT, or remove it")
+    folder.mkdir(parents=True, exist_ok=True)
+    record.write_text(json.dumps(settings, indent=1) + "\n")
+
+
+def _fingerprint(path: str) -> list[list]:
+    """Name, size and time of the files of a model or a data set; nothing for a name on the Hub."""
+    files = [Path(path), *sorted(Path(path).rglob("*"))]
+    return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files if file.is_file()]
+
+
+@wrapt.when_imported("verl.trainer.ppo.v1.trainer_sync")
+def _register(trainer_sync: Any) -> None:
+    trainer = type("BatchSamplerSync", (BatchSampler, trainer_sync.PPOTrainerSync), {})
+    trainer_sync.register_trainer("sample_batches")(trainer)
