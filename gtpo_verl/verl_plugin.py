@@ -5,6 +5,7 @@ Loading it only leaves post-import hooks, so a process that never trains pays ne
 
 - `core_algos`: registers the advantage estimator and the policy loss, as `gtpo` and as `gtpo_trajectory`.
 - `verl.utils.config`: `validate_config`, which verl calls before any worker is up, runs GTPO's preflight.
+- `tracking` and the trainers' `fit`: the watch for collapse, under any estimator that asks for it.
 - the trainers: what the estimator needs is collected on the driver just before verl calls it (`gtpo_verl.stage`), and
   its metrics are logged after that.
 
@@ -21,6 +22,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextvars import ContextVar
 from operator import attrgetter
 from types import ModuleType
 from typing import Any
@@ -30,13 +32,16 @@ import wrapt
 from omegaconf import OmegaConf
 from packaging.version import InvalidVersion, Version
 
-from gtpo_verl import preflight, stage
+from gtpo_verl import collapse, preflight, stage
+from gtpo_verl.collapse import TrainerWatch
 from gtpo_verl.loss import compute_policy_loss_gtpo
 from gtpo_verl.stage import GTPOStage, estimate_gtpo_advantage
 
 SUPPORTED_VERL = ("0.7.1", "0.8.0", "0.9.0", "0.9.1")
 
 logger = logging.getLogger("gtpo_verl")
+
+_watch: ContextVar[TrainerWatch | None] = ContextVar("gtpo_collapse_watch", default=None)
 
 
 def problems() -> list[str]:
@@ -116,6 +121,7 @@ def _hook_run_ppo(module: ModuleType) -> None:
 
 
 def _check(config: Any) -> None:
+    collapse.setting(config)
     if _serves(config):
         stage.raise_problems(config)
         _check_trainer(config)
@@ -156,6 +162,7 @@ def _hook_v1_trainer(module: ModuleType) -> None:
         return batch
 
     _wrap(module, "PPOTrainer._compute_advantage", compute_advantage, "batch", "metrics")
+    _hook_fit(module, "PPOTrainer")
 
 
 def _hook_legacy_trainer(module: ModuleType) -> None:
@@ -169,6 +176,29 @@ def _hook_legacy_trainer(module: ModuleType) -> None:
         return result
 
     _wrap(module, "RayPPOTrainer._compute_old_log_prob", compute_old_log_prob, "batch")
+    _hook_fit(module, "RayPPOTrainer")
+
+
+def _hook_fit(module: ModuleType, trainer_class: str) -> None:
+    def fit(wrapped: Callable, trainer: Any, args: tuple, kwargs: dict) -> Any:
+        token = _watch.set(TrainerWatch.of(trainer))
+        try:
+            return wrapped(*args, **kwargs)
+        finally:
+            _watch.reset(token)
+
+    _wrap(module, f"{trainer_class}.fit", fit)
+
+
+def _hook_tracking(module: ModuleType) -> None:
+    def log(wrapped: Callable, tracking: Any, args: tuple, kwargs: dict) -> Any:
+        result = wrapped(*args, **kwargs)
+        watch = _watch.get()
+        if watch:
+            watch.logged(kwargs["data"] if "data" in kwargs else args[0])
+        return result
+
+    _wrap(module, "Tracking.log", log, "data")
 
 
 def _hook_data_metrics(module: ModuleType) -> None:
@@ -211,6 +241,7 @@ def _install() -> None:
     wrapt.register_post_import_hook(_register, "verl.trainer.ppo.core_algos")
     wrapt.register_post_import_hook(_hook_validate_config, "verl.utils.config")
     wrapt.register_post_import_hook(_hook_run_ppo, "verl.trainer.main_ppo")
+    wrapt.register_post_import_hook(_hook_tracking, "verl.utils.tracking")
     wrapt.register_post_import_hook(_hook_v1_trainer, "verl.trainer.ppo.v1.trainer_base")
     wrapt.register_post_import_hook(_hook_legacy_trainer, "verl.trainer.ppo.ray_trainer")
     wrapt.register_post_import_hook(_hook_data_metrics, "verl.trainer.ppo.metric_utils")

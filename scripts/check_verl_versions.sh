@@ -3,6 +3,7 @@
 #
 #   bash scripts/check_verl_versions.sh                  all four: 17 minutes on two cores, installation included
 #   bash scripts/check_verl_versions.sh 0.9.0 0.9.1      these only
+#   VERL_MAIN=FOLDER bash scripts/check_verl_versions.sh main      a checkout of verl
 #
 # In each verl and each of its trainers: what `gtpo-verl check` says; the tests that go through verl's functions; the
 # advantages of 100 random batches, compared bit for bit with those of every other trainer; and a run of verl's trainer,

@@ -3,6 +3,7 @@
 #
 #   bash scripts/setup_cpu.sh [hf|vllm]         vllm adds vLLM's CPU build
 #   VERL=0.8.0 bash scripts/setup_cpu.sh        another verl, in .venv-0.8.0
+#   VERL=main VERL_MAIN=FOLDER bash scripts/setup_cpu.sh    a checkout of verl, in .venv-main
 #
 # Where pip's index has no CPU build of torch, it takes the CUDA build, which works but is gigabytes larger: point pip at
 # PyTorch's CPU wheels first (PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL).
@@ -16,7 +17,9 @@ case ${VERL:-0.9.1} in
     0.9.1) other=() venv=.venv ;;
     0.9.0) other=(verl==0.9.0 einops) ;;
     0.8.0 | 0.7.1) other=("verl==$VERL" transformers==4.57.6 numpy==1.26.4 pyarrow==21.0.0 datasets==5.0.1 einops) ;;
-    *) echo "VERL=$VERL: give 0.7.1, 0.8.0, 0.9.0 or 0.9.1" >&2; exit 1 ;;
+    # The newest release's requirements, then the checkout in its place.
+    main) other=() checkout=${VERL_MAIN:?a checkout of verl: git clone https://github.com/verl-project/verl} ;;
+    *) echo "VERL=$VERL: give 0.7.1, 0.8.0, 0.9.0, 0.9.1 or main" >&2; exit 1 ;;
 esac
 
 requirements() {
@@ -37,12 +40,13 @@ if [ ! -x "$venv/bin/python" ]; then
 fi
 
 # An environment made from other requirements is brought up to date.
-wanted=$( (requirements; cat pyproject.toml) | sha256sum)
+wanted=$( (requirements; cat pyproject.toml; [ -z "${checkout:-}" ] || git -C "$checkout" rev-parse HEAD) | sha256sum)
 if [ "$(cat "$venv/.gtpo_cpu" 2>/dev/null)" != "$wanted" ]; then
     echo "installing torch, verl and what they need into $venv: two to three minutes"
     # torch first: a package that asks for torch without a version would take the newest CUDA build.
     "$venv/bin/pip" install -qq torch==2.13.0
     "$venv/bin/pip" install -qq -r <(requirements)
+    [ -z "${checkout:-}" ] || "$venv/bin/pip" install -qq --no-deps --force-reinstall "$checkout"
     "$venv/bin/pip" install -qq --no-deps --no-build-isolation -e .
     echo "$wanted" >"$venv/.gtpo_cpu"
 fi

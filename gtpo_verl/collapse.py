@@ -1,0 +1,206 @@
+"""A watch for the collapse of a run, under any advantage estimator of verl: `+trainer.collapse_watch=warn` or `stop`.
+
+It reads what the trainer logs, compares means over the last steps with the run's first and best ones, and names each
+sign of collapse once, with its numbers and what to try. A metric that a run does not log is not watched: verl itself
+logs entropy, score and length; `reward/*` and `completion/*` come from `gtpo_verl.paper.replay_buffer`, `gtpo/*` from
+GTPO. After a resume the first steps count as healthy.
+"""
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+
+from gtpo_verl.config import LN2
+
+logger = logging.getLogger("gtpo_verl")
+
+KEY = "trainer.collapse_watch"
+CHOICES = ("none", "warn", "stop")
+WINDOW = 10
+"""Steps over which a metric is averaged: one step of one prompt says little."""
+
+
+class CollapseError(RuntimeError):
+    """A run with `trainer.collapse_watch=stop` collapsed; its checkpoint is written."""
+
+
+class Trend:
+    """Mean of a metric over the last `WINDOW` steps: now, in the first window, and the highest so far."""
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=WINDOW)
+        self.first: float | None = None
+        self.best = float("-inf")
+        self.now = float("nan")
+
+    def add(self, value: float) -> None:
+        """Take the value of one more step."""
+        self._last.append(value)
+        if len(self._last) == WINDOW:
+            self.now = sum(self._last) / WINDOW
+            self.best = max(self.best, self.now)
+            if self.first is None:
+                self.first = self.now
+
+
+class Sign(NamedTuple):
+    """A sign of collapse: the metrics it needs, when it shows, and what to try."""
+
+    metrics: tuple[str, ...]
+    shows: Callable[..., bool]
+    meaning: str
+    remedy: str
+
+
+_LOWER_LR = "lower the learning rate, go back to an earlier checkpoint"
+_FALLEN = 0.5
+
+SIGNS = (
+    Sign(
+        ("actor/entropy",),
+        lambda entropy: entropy.now > max(LN2, 2 * entropy.first),
+        "the policy drifts towards noise",
+        f"{_LOWER_LR}; GTPO filters and penalises such completions (completion_filter=always, entropy_coeff)",
+    ),
+    Sign(
+        ("critic/score/mean",),
+        lambda score: 0 < score.best and score.now < _FALLEN * score.best,
+        "the reward fell below half of its best",
+        _LOWER_LR,
+    ),
+    Sign(
+        ("reward/format/mean",),
+        lambda form: 0 < form.best and form.now < _FALLEN * form.best,
+        "completions lose their format",
+        f"{_LOWER_LR}; GTPO protects the tokens that good and bad completions share",
+    ),
+    Sign(
+        ("reward/format/mean", "reward/acc/mean"),
+        lambda form, acc: acc.best > 0.1 and acc.now < _FALLEN * acc.best and form.now > 0.9 * form.best,
+        "accuracy is lost while the format stays, which entropy and reward hide",
+        f"{_LOWER_LR}; under GTPO lower algorithm.gtpo.entropy_coeff",
+    ),
+    Sign(
+        ("completion/eos_rate",),
+        lambda eos: eos.now < eos.best - 0.2,
+        "completions lose their end",
+        "reward the whole format and the end of sequence, or use GTPO, whose backward mask protects the end",
+    ),
+    Sign(
+        ("response_length/mean", "response_length/limit"),
+        lambda length, limit: length.now > 0.9 * limit.now and length.first < 0.7 * limit.now,
+        "completions grow to the limit",
+        f"raise data.max_response_length if they are sound; else {_LOWER_LR}",
+    ),
+    Sign(
+        ("gtpo/filter/dropped_frac",),
+        lambda dropped: dropped.now > 0.5,
+        "more than half of the completions are filtered out",
+        f"{_LOWER_LR}; if they are sound, raise algorithm.gtpo.entropy_threshold",
+    ),
+    Sign(
+        ("gtpo/group/zero_std_frac", "critic/score/mean"),
+        lambda alike, score: alike.now > 0.95 and score.now < 0.9 * score.best,
+        "nearly all groups have equal rewards, below the best: there is nothing to learn from",
+        f"{_LOWER_LR}; take other prompts (algorithm.filter_groups), or more completions per prompt",
+    ),
+)
+
+
+class CollapseWatch:
+    """Signs of collapse in the metrics of one run.
+
+    Args:
+        max_response_length (int): the limit of a completion, in tokens.
+    """
+
+    def __init__(self, max_response_length: int):
+        self._limit = max_response_length
+        self._trends = {name: Trend() for sign in SIGNS for name in sign.metrics}
+        self._named: set[Sign] = set()
+        self._not_finite: set[str] = set()
+
+    def observe(self, metrics: Mapping[str, Any]) -> list[str]:
+        """What the metrics of one more step show for the first time, one sentence each."""
+        said = []
+        for name, trend in self._trends.items():
+            value = self._limit if name == "response_length/limit" else metrics.get(name)
+            if value is not None and math.isfinite(value):
+                trend.add(float(value))
+            elif value is not None and name not in self._not_finite:
+                self._not_finite.add(name)
+                said.append(f"{name} is {value}. Try: {_LOWER_LR}, look at the first batch with such a value")
+        found = [sign for sign in SIGNS if sign not in self._named and self._shows(sign)]
+        self._named.update(found)
+        return said + [self._sentence(sign) for sign in found]
+
+    def _shows(self, sign: Sign) -> bool:
+        trends = [self._trends[name] for name in sign.metrics]
+        return all(trend.first is not None for trend in trends) and sign.shows(*trends)
+
+    def _sentence(self, sign: Sign) -> str:
+        trends = ((name, self._trends[name]) for name in sign.metrics if name != "response_length/limit")
+        numbers = ", ".join(f"{name} {x.now:.3g} (first {x.first:.3g}, best {x.best:.3g})" for name, x in trends)
+        return f"{sign.meaning}: {numbers}, means over {WINDOW} steps. Try: {sign.remedy}"
+
+
+def alarms(records: Iterable[Mapping[str, Any]], max_response_length: int) -> list[tuple[int, str]]:
+    """Each sign of collapse of a run that was logged, with its step."""
+    watch = CollapseWatch(max_response_length)
+    return [(record["step"], alarm) for record in records for alarm in watch.observe(record)]
+
+
+class TrainerWatch:
+    """The watch of one trainer of verl, fed with what it logs.
+
+    Args:
+        trainer: verl's trainer.
+        stop (bool): end the run when it has collapsed, after a checkpoint.
+    """
+
+    def __init__(self, trainer: Any, stop: bool):
+        self._trainer, self._stop = trainer, stop
+        self._watch = CollapseWatch(trainer.config.data.max_response_length)
+        self._collapse = ""
+
+    @classmethod
+    def of(cls, trainer: Any) -> "TrainerWatch | None":
+        """The watch that the trainer's config asks for."""
+        chosen = setting(trainer.config)
+        return None if chosen == "none" else cls(trainer, chosen == "stop")
+
+    def logged(self, metrics: Mapping[str, Any]) -> None:
+        """Take what the trainer logged.
+
+        Raises:
+            CollapseError: the run is to stop, and its checkpoint is written.
+        """
+        if "training/global_step" not in metrics:  # a validation
+            return
+        step = metrics["training/global_step"]
+        if self._collapse:
+            raise CollapseError(f"{KEY}=stop, checkpoint of step {step} written: {self._collapse}")
+        found = self._watch.observe(metrics)
+        for sentence in found:
+            logger.warning("watch for collapse, step %d: %s", step, sentence)
+        if found and self._stop:
+            # verl saves where it always does, at the end of the next step, whose log then ends the run.
+            self._trainer.config.trainer.save_freq = 1
+            self._collapse = "; ".join(found)
+
+
+def setting(config: DictConfig) -> str:
+    """`trainer.collapse_watch` of a verl config; `none` where it is not set.
+
+    Raises:
+        ValueError: it is none of `CHOICES`.
+    """
+    value = OmegaConf.select(config, KEY)
+    chosen = "none" if value in (None, False) else str(value)
+    if chosen not in CHOICES:
+        raise ValueError(f"{KEY}={value}: must be one of {', '.join(CHOICES)}")
+    return chosen

@@ -1,0 +1,121 @@
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+from verl.utils.tracking import Tracking
+
+from gtpo_verl import collapse, verl_plugin
+from gtpo_verl.collapse import WINDOW, CollapseError, TrainerWatch, alarms
+
+LOGS = sorted((Path(__file__).resolve().parents[1] / "docs/results").rglob("*.jsonl"))
+HEALTHY = {
+    "actor/entropy": 0.1,
+    "critic/score/mean": 15.0,
+    "reward/format/mean": 9.5,
+    "reward/acc/mean": 0.7,
+    "completion/eos_rate": 1.0,
+    "response_length/mean": 30.0,
+    "gtpo/filter/dropped_frac": 0.0,
+    "gtpo/group/zero_std_frac": 0.3,
+}
+
+
+def run(**changed):
+    """A run that is healthy for two windows, then changed for two."""
+    after = HEALTHY | {name.replace("__", "/"): value for name, value in changed.items()}
+    return [{"step": step, **(HEALTHY if step < 2 * WINDOW else after)} for step in range(4 * WINDOW)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "meaning"),
+    [
+        ({"actor__entropy": 0.9}, "drifts towards noise"),
+        ({"critic__score__mean": 5.0}, "reward fell below half"),
+        ({"reward__format__mean": 4.0}, "lose their format"),
+        ({"reward__acc__mean": 0.1}, "accuracy is lost while the format stays"),
+        ({"completion__eos_rate": 0.5}, "lose their end"),
+        ({"response_length__mean": 63.0}, "grow to the limit"),
+        ({"gtpo__filter__dropped_frac": 0.8}, "filtered out"),
+        ({"gtpo__group__zero_std_frac": 1.0, "critic__score__mean": 12.0}, "nothing to learn from"),
+    ],
+)
+def test_each_sign_is_named_once_with_its_numbers_and_a_remedy(changed, meaning):
+    ((step, said),) = alarms(run(**changed), max_response_length=64)
+    assert 2 * WINDOW <= step < 3 * WINDOW
+    for name, value in changed.items():
+        name = name.replace("__", "/")
+        assert name in said and f"(first {HEALTHY[name]:.3g}" in said, value
+    assert meaning in said and "Try: " in said
+
+
+def test_a_healthy_run_and_a_metric_that_is_not_logged_are_silent():
+    assert alarms(run(), 64) == []
+    assert alarms([{"step": step, "actor/entropy": 0.2} for step in range(50)], 64) == []
+
+
+def test_one_bad_step_is_no_collapse():
+    records = run()
+    records[25] |= {"reward/acc/mean": 0.0, "critic/score/mean": 0.0, "completion/eos_rate": 0.0}
+    assert alarms(records, 64) == []
+
+
+def test_a_value_that_is_not_finite_is_named_once():
+    ((step, said),) = alarms(run(actor__entropy=float("nan")), 64)
+    assert step == 2 * WINDOW and said.startswith("actor/entropy is nan")
+
+
+@pytest.mark.parametrize("log", [x for x in LOGS if "collapse" not in str(x)], ids=lambda path: path.stem)
+def test_no_false_alarm_on_the_runs_of_the_docs(log):
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    assert alarms(records, max_response_length=64) == []
+
+
+def trainer(choice):
+    trainer = {"collapse_watch": choice, "save_freq": -1} if choice else {"save_freq": -1}
+    return SimpleNamespace(config=OmegaConf.create({"trainer": trainer, "data": {"max_response_length": 64}}))
+
+
+def test_stop_saves_at_the_next_step_and_then_ends_the_run():
+    stopped = trainer("stop")
+    watch = TrainerWatch.of(stopped)
+    with pytest.raises(CollapseError, match="collapse_watch=stop, checkpoint of step .*lose their end"):
+        for record in run(completion__eos_rate=0.5):
+            saves = stopped.config.trainer.save_freq == 1
+            watch.logged(record | {"training/global_step": record["step"]})
+    assert saves
+    assert record["step"] < 3 * WINDOW
+
+
+def test_it_follows_what_a_trainer_of_verl_logs_under_grpo():
+    """Through the hooks, with verl's own `Tracking`; verl's trainers differ in nothing that the hooks touch."""
+
+    class RayPPOTrainer:
+        config = OmegaConf.merge(trainer("stop").config, {"algorithm": {"adv_estimator": "grpo"}})
+
+        def fit(self):
+            tracking = Tracking("project", "experiment", [])
+            for record in run(completion__eos_rate=0.5):
+                tracking.log(data=record | {"training/global_step": record["step"]}, step=record["step"])
+
+    verl_plugin._hook_fit(SimpleNamespace(__name__="verl", RayPPOTrainer=RayPPOTrainer), "RayPPOTrainer")
+    with pytest.raises(CollapseError, match="lose their end"):
+        RayPPOTrainer().fit()
+    Tracking("project", "experiment", []).log({"training/global_step": 1}, step=1)  # outside of a trainer
+
+
+def test_warn_only_warns(caplog):
+    watched = trainer("warn")
+    watch = TrainerWatch.of(watched)
+    for record in run(completion__eos_rate=0.5):
+        watch.logged(record | {"training/global_step": record["step"]})
+    (said,) = caplog.messages
+    assert "lose their end" in said and watched.config.trainer.save_freq == -1
+
+
+def test_nothing_is_watched_unless_it_is_asked_for():
+    assert TrainerWatch.of(trainer(None)) is None
+    assert TrainerWatch.of(trainer("none")) is None
+    with pytest.raises(ValueError, match="trainer.collapse_watch=off: must be one of none, warn, stop"):
+        collapse.setting(trainer("off").config)
