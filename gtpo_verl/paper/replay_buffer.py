@@ -1,4 +1,4 @@
-"""A replay buffer for verl's V1 trainer that logs what the reward says about each completion.
+"""Replay buffers for verl's V1 trainer that log what the reward says about each completion.
 
 verl keeps the dict that a reward function returns, but logs it in validation only. With
 
@@ -7,27 +7,46 @@ verl keeps the dict that a reward function returns, but logs it in validation on
     +trainer.v1.sampler.sampler_kwargs.max_response_length=${data.max_response_length}
 
 every training step logs the mean of each number in it as `reward/<key>/mean` (with `gtpo_verl.paper.reward`: score,
-format, acc, strict), `completion/eos_rate` and `completion/length/mean`; for GRPO as for GTPO.
+format, acc, strict), `completion/eos_rate` and `completion/length/mean`; for GRPO as for GTPO. In verl's async modes
+the name is `RewardMetricsReplayBufferAsync`. verl hands a buffer that is not its own nothing of
+`algorithm.filter_groups`; these read it themselves.
 """
 
 from collections import defaultdict
 from typing import Any
 
 import transfer_queue as tq
+from omegaconf import DictConfig, OmegaConf
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+
+# verl looks for finished completions every 2 s, which one prompt per step would wait for in each of 7,473 steps.
+_POLL_INTERVAL_S = 0.05
 
 
-class RewardMetricsReplayBuffer(ReplayBuffer):
-    """verl's `ReplayBuffer` of the sync trainer, with the metrics above on every training batch.
+class _RewardMetrics:
+    """Adds the metrics above to one of verl's replay buffers.
 
     Args (of `sampler_kwargs`):
         max_response_length (int): a completion of that many tokens has no end of its own.
     """
 
+    serves_sync: bool
+    sampler_kwargs: DictConfig
+
+    def __init__(self, *, trainer_mode: str, sampler_kwargs: DictConfig, **kwargs: Any):
+        if (trainer_mode == "sync") != self.serves_sync:
+            name = "RewardMetricsReplayBufferAsync" if self.serves_sync else "RewardMetricsReplayBuffer"
+            raise ValueError(
+                f"trainer.v1.trainer_mode={trainer_mode}: {type(self).__name__} does not serve it; set "
+                f"trainer.v1.sampler.custom_sampler.name={name}"
+            )
+        settings = {"poll_interval": _POLL_INTERVAL_S, **_refill_settings(sampler_kwargs._get_root()), **kwargs}
+        super().__init__(trainer_mode=trainer_mode, sampler_kwargs=sampler_kwargs, **settings)  # type: ignore[call-arg]
+
     def sample(self, *args: Any, **kwargs: Any) -> tuple[KVBatchMeta, dict[str, Any]]:
         """verl's batch; its metrics, and ours."""
-        batch, metrics = super().sample(*args, **kwargs)
+        batch, metrics = super().sample(*args, **kwargs)  # type: ignore[misc]
         if batch.partition_id == "train":
             metrics.update(self._completion_metrics(batch))
         return batch, metrics
@@ -48,3 +67,37 @@ class RewardMetricsReplayBuffer(ReplayBuffer):
         metrics["completion/eos_rate"] = ended.float().mean().item()
         metrics["completion/length/mean"] = lengths.float().mean().item()
         return metrics
+
+
+class RewardMetricsReplayBuffer(_RewardMetrics, ReplayBuffer):
+    """verl's buffer of the sync trainer, with the metrics above."""
+
+    serves_sync = True
+
+
+class RewardMetricsReplayBufferAsync(_RewardMetrics, ReplayBufferAsync):
+    """verl's buffer of the async trainers, which drops stale groups or waits for them, with the metrics above."""
+
+    serves_sync = False
+
+
+def _refill_settings(config: Any) -> dict[str, Any]:
+    """What verl gives its own buffers of its config, so that they replace groups that are filtered or failed.
+
+    Raises:
+        ValueError: groups are to be filtered, by nothing.
+    """
+    groups = OmegaConf.select(config, "algorithm.filter_groups") or {}
+    filters = bool(groups.get("enable"))
+    if filters and not groups.get("metric"):
+        raise ValueError("algorithm.filter_groups.metric is not set; name what to filter by, such as reward or acc")
+    refills = bool(OmegaConf.select(config, "trainer.v1.sampler.sync_refill_failed_groups"))
+    if not filters and not refills:
+        return {}
+    return {
+        "filter_groups_metric": str(groups["metric"]) if filters else None,
+        "sync_refill_failed_groups": refills,
+        "train_batch_size": config.data.train_batch_size,
+        "gen_batch_size": 1,
+        "max_inflight_gen_batches": groups.get("max_inflight_gen_batches", 1) if filters else 1,
+    }

@@ -1,0 +1,129 @@
+"""The replay buffers on verl's own code, with a dictionary in TransferQueue's place."""
+
+import pytest
+import torch
+import transfer_queue as tq
+from omegaconf import OmegaConf
+
+from gtpo_verl.paper.replay_buffer import RewardMetricsReplayBuffer, RewardMetricsReplayBufferAsync
+
+
+class Store:
+    """Prompts with their completions, as verl's agent loops leave them in TransferQueue."""
+
+    def __init__(self):
+        self.tags, self.rows = {"train": {}, "val": {}}, {}
+
+    def add(self, uid, scores, length=3, step=1, partition="train"):
+        self.tags[partition][uid] = {"is_prompt": True, "status": "finished", "global_steps": step}
+        for session, score in enumerate(scores):
+            key = f"{uid}_{session}_0"
+            self.tags[partition][key] = {"seq_len": length}
+            self.rows[key] = (length, {"reward_extra_info": {"score": score, "strict": 1, "pred": "a text"}})
+
+    def kv_list(self):
+        return self.tags
+
+    def kv_clear(self, partition_id, keys):
+        for key in keys:
+            self.tags[partition_id].pop(key, None)
+
+    def kv_batch_get(self, keys, partition_id, select_fields):
+        lengths, fields = zip(*(self.rows[key] for key in keys), strict=True)
+        responses = torch.nested.nested_tensor([torch.zeros(n) for n in lengths], layout=torch.jagged)
+        return {"responses": responses, "extra_fields": list(fields)}
+
+
+@pytest.fixture
+def store(monkeypatch):
+    store = Store()
+    for name in ("kv_list", "kv_clear", "kv_batch_get"):
+        monkeypatch.setattr(tq, name, getattr(store, name))
+    return store
+
+
+def make(buffer, trainer_mode="sync", refill_fn=None, threshold=8, **filter_groups):
+    """The buffer as verl's trainer builds one that is not its own."""
+    config = OmegaConf.create(
+        {
+            "algorithm": {"filter_groups": filter_groups or None},
+            "data": {"train_batch_size": 2},
+            "trainer": {"v1": {"sampler": {"sampler_kwargs": {"max_response_length": 5}}}},
+        }
+    )
+    return buffer(
+        trainer_mode=trainer_mode,
+        trainer_config=OmegaConf.create({}),
+        max_off_policy_threshold=threshold,
+        max_off_policy_strategy="drop",
+        sampler_kwargs=config.trainer.v1.sampler.sampler_kwargs,
+        refill_fn=refill_fn,
+    )
+
+
+def test_the_numbers_of_the_reward_are_averaged_over_the_batch(store):
+    store.add("a", [10.0, 20.0])
+    store.add("b", [0.0, 2.0])
+    batch, metrics = make(RewardMetricsReplayBuffer).sample(1, "train", 2)
+    assert len(batch.keys) == 4
+    assert metrics == {
+        "reward/score/mean": 8.0,
+        "reward/strict/mean": 1.0,
+        "completion/eos_rate": 1.0,
+        "completion/length/mean": 3.0,
+    }
+
+
+def test_a_completion_without_an_end_is_not_strict(store):
+    store.add("a", [10.0, 20.0], length=3)
+    store.add("b", [10.0, 20.0], length=5)
+    _, metrics = make(RewardMetricsReplayBuffer).sample(1, "train", 2)
+    assert (metrics["reward/strict/mean"], metrics["completion/eos_rate"]) == (0.5, 0.5)
+
+
+def test_a_validation_batch_is_left_to_verl(store):
+    store.add("a", [10.0, 20.0], partition="val")
+    _, metrics = make(RewardMetricsReplayBuffer).sample(1, "val", 1)
+    assert metrics == {}
+
+
+def test_groups_without_a_signal_are_filtered_and_replaced(store):
+    store.add("equal", [10.0, 10.0])
+    store.add("mixed", [10.0, 20.0])
+    fresh = iter("cdef")
+    buffer = make(
+        RewardMetricsReplayBuffer,
+        refill_fn=lambda count: [store.add(next(fresh), [0.0, 20.0], step=2) for _ in range(count)],
+        enable=True,
+        metric="score",
+    )
+    batch, metrics = buffer.sample(1, "train", 2)
+    uids = {key.split("_")[0] for key in batch.keys}
+    assert len(uids) == 2 and "mixed" in uids and "equal" not in uids
+    assert metrics["training/filter_groups/evicted_samples"] == 1
+
+
+def test_filtering_by_nothing_is_an_error(store):
+    with pytest.raises(ValueError, match=r"algorithm\.filter_groups\.metric is not set"):
+        make(RewardMetricsReplayBuffer, enable=True)
+
+
+def test_the_async_buffer_drops_stale_groups(store):
+    store.add("stale", [10.0, 20.0], step=1)
+    store.add("fresh", [0.0, 2.0], step=5)
+    batch, metrics = make(RewardMetricsReplayBufferAsync, "colocate_async", threshold=2).sample(5, "train", 1)
+    assert {key.split("_")[0] for key in batch.keys} == {"fresh"}
+    assert metrics["training/off_policy/evicted_samples"] == 1
+    assert metrics["reward/score/mean"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("buffer", "mode", "remedy"),
+    [
+        (RewardMetricsReplayBuffer, "separate_async", "custom_sampler.name=RewardMetricsReplayBufferAsync"),
+        (RewardMetricsReplayBufferAsync, "sync", "custom_sampler.name=RewardMetricsReplayBuffer$"),
+    ],
+)
+def test_a_buffer_of_the_other_mode_is_an_error(store, buffer, mode, remedy):
+    with pytest.raises(ValueError, match=f"trainer_mode={mode}.*{remedy}"):
+        make(buffer, mode)
