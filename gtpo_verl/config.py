@@ -44,6 +44,8 @@ class GTPOConfig:
             every conflict token. `none`: no mask.
         conflict_weight_positive (float): λ of a conflict token where the advantage is positive (Eq. 9). At least 0.
         conflict_weight_negative (float): λ of a conflict token where the advantage is negative (Eq. 9). At least 0.
+        dump_dir (str | None): folder for the token dump that `gtpo-verl view` shows. None: no dump.
+        dump_freq (int): the groups of every this many steps are dumped, and those of the first. At least 1.
 
     Raises:
         ValueError: a value out of its range; the message names the key, the value and the remedy.
@@ -57,6 +59,8 @@ class GTPOConfig:
     conflict_span: str = "leading"
     conflict_weight_positive: float = 2.0
     conflict_weight_negative: float = 0.0
+    dump_dir: str | None = None
+    dump_freq: int = 10
 
     def __post_init__(self) -> None:
         if isinstance(self.completion_filter, str | bool) and self.completion_filter in _OLD_FILTER_WORDS:
@@ -75,6 +79,7 @@ class GTPOConfig:
         if self.initial_entropy is not None:
             remedy = "a number of nats per token of at least 0, or null to measure it on the first rollouts"
             self._check_number("initial_entropy", remedy, lambda x: x >= 0)
+        self._check_number("dump_freq", "a whole number of steps of at least 1", lambda x: x >= 1 and x == int(x))
 
     def _check_number(self, key: str, remedy: str, in_range) -> None:
         value = getattr(self, key)

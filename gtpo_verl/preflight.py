@@ -185,8 +185,24 @@ def check_resume(config: DictConfig) -> None:
         ValueError: naming the missing file and the key to set.
     """
     gtpo = GTPOConfig.from_config(config.algorithm)
-    if config.trainer.resume_mode == "disable" or gtpo.completion_filter != "auto" or gtpo.initial_entropy is not None:
+    if gtpo.completion_filter == "auto" and gtpo.initial_entropy is None and _resumes(config):
+        InitialEntropy.load(resume_folder(config))
+
+
+def _resumes(config: DictConfig) -> bool:
+    return config.trainer.resume_mode != "disable" and any(Path(resume_folder(config)).glob("global_step_*"))
+
+
+def check_dump(config: DictConfig) -> None:
+    """Raise where a token dump is asked for, under whichever estimator, and cannot be written.
+
+    Raises:
+        ValueError: a setting under which GTPO's part of the dump cannot be computed, or a folder with another run.
+    """
+    if OmegaConf.select(config, "algorithm.gtpo.dump_dir") is None:
         return
-    folder = Path(resume_folder(config))
-    if any(folder.glob("global_step_*")):
-        InitialEntropy.load(folder)
+    folder = check(config).dump_dir
+    if not _resumes(config) and any(Path(str(folder)).glob("step_*.jsonl")):
+        raise ValueError(
+            f"algorithm.gtpo.dump_dir={folder} holds the dump of another run: give another folder, or remove it"
+        )

@@ -7,7 +7,7 @@ Loading it only leaves post-import hooks, so a process that never trains pays ne
 - `verl.utils.config`: `validate_config`, which verl calls before any worker is up, runs GTPO's preflight.
 - `tracking` and the trainers' `fit`: the watch for collapse, under any estimator that asks for it.
 - the trainers: what the estimator needs is collected on the driver just before verl calls it (`gtpo_verl.stage`), and
-  its metrics are logged after that.
+  its metrics are logged after that. Where a token dump is asked for, the step's batch is handed to `gtpo_verl.dump`.
 
 A verl that has GTPO of its own serves `gtpo` itself; this plugin then serves `gtpo_trajectory` only.
 
@@ -34,6 +34,7 @@ from packaging.version import InvalidVersion, Version
 
 from gtpo_verl import collapse, preflight, stage
 from gtpo_verl.collapse import TrainerWatch
+from gtpo_verl.dump import TokenDump
 from gtpo_verl.loss import compute_policy_loss_gtpo
 from gtpo_verl.stage import GTPOStage, estimate_gtpo_advantage
 
@@ -46,7 +47,8 @@ _watch: ContextVar[TrainerWatch | None] = ContextVar("gtpo_collapse_watch", defa
 
 def problems() -> list[str]:
     """What keeps GTPO from running in this process; empty if nothing does."""
-    return stage.problems + stage.name_problems((key, "gtpo") for key in preflight.NAMED_BY)
+    found = stage.problems + stage.name_problems((key, "gtpo") for key in preflight.NAMED_BY)
+    return list(dict.fromkeys(found))  # two hooks on one function find the same
 
 
 def is_tested() -> bool:
@@ -122,6 +124,7 @@ def _hook_run_ppo(module: ModuleType) -> None:
 
 def _check(config: Any) -> None:
     collapse.setting(config)
+    preflight.check_dump(config)
     if _serves(config):
         stage.raise_problems(config)
         _check_trainer(config)
@@ -146,12 +149,7 @@ def _hook_v1_trainer(module: ModuleType) -> None:
         batch, metrics = _batch_and_metrics(*args, **kwargs)
         gtpo = GTPOStage.of(trainer)
         start = time.perf_counter()
-        data = module.tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        missing = set(fields) - set(data.keys())
-        if missing:
-            raise RuntimeError(
-                f"GTPO needs {', '.join(sorted(missing))} of every row, which TransferQueue does not hold"
-            )
+        data = _fetch(module.tq, batch, fields)
         row_len = data["responses"].offsets().diff()
         padded = data.select(*fields).to_padded_tensor()
         gtpo.collect(padded["responses"], padded["entropy"], padded["response_mask"], row_len)
@@ -162,7 +160,41 @@ def _hook_v1_trainer(module: ModuleType) -> None:
         return batch
 
     _wrap(module, "PPOTrainer._compute_advantage", compute_advantage, "batch", "metrics")
+    _hook_v1_dump(module)
     _hook_fit(module, "PPOTrainer")
+
+
+def _hook_v1_dump(module: ModuleType) -> None:
+    fields = ["responses", "entropy", "response_mask", "old_log_probs", "advantages"]
+
+    def compute_advantage(wrapped: Callable, trainer: Any, args: tuple, kwargs: dict) -> Any:
+        dump = TokenDump.if_due(trainer)
+        if dump is None:
+            return wrapped(*args, **kwargs)
+        batch, metrics = _batch_and_metrics(*args, **kwargs)
+        own_tokens = _fetch(module.tq, batch, ["response_mask"]).to_padded_tensor()["response_mask"]
+        batch = wrapped(*args, **kwargs)
+        start = time.perf_counter()
+        rewards = "token_level_rewards" if trainer.config.algorithm.use_kl_in_reward else "rm_scores"
+        data = _fetch(module.tq, batch, [*fields, rewards, "prompts", "uid"])
+        padded = data.select(*fields, rewards).to_padded_tensor()
+        tokens = {name: padded[name] for name in fields} | {"token_level_rewards": padded[rewards]}
+        tokens |= {"response_mask": own_tokens, "loss_mask": padded["response_mask"]}
+        row_len = data["responses"].offsets().diff()
+        uids, prompts = data.pop("uid").tolist(), data["prompts"].unbind()
+        dump.write(trainer.global_steps, tokens, uids, prompts, row_len, _initial_entropy(trainer))
+        metrics["timing_s/gtpo_dump"] = time.perf_counter() - start
+        return batch
+
+    _wrap(module, "PPOTrainer._compute_advantage", compute_advantage, "batch", "metrics")
+
+
+def _fetch(tq: Any, batch: Any, fields: list[str]) -> Any:
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+    missing = set(fields) - set(data.keys())
+    if missing:
+        raise RuntimeError(f"GTPO needs {', '.join(sorted(missing))} of every row, which TransferQueue does not hold")
+    return data
 
 
 def _hook_legacy_trainer(module: ModuleType) -> None:
@@ -176,7 +208,39 @@ def _hook_legacy_trainer(module: ModuleType) -> None:
         return result
 
     _wrap(module, "RayPPOTrainer._compute_old_log_prob", compute_old_log_prob, "batch")
+    _hook_legacy_dump(module)
     _hook_fit(module, "RayPPOTrainer")
+
+
+def _hook_legacy_dump(module: ModuleType) -> None:
+    def compute_old_log_prob(wrapped: Callable, trainer: Any, args: tuple, kwargs: dict) -> Any:
+        result = wrapped(*args, **kwargs)
+        dump = TokenDump.if_due(trainer)
+        if dump is not None:
+            batch = (kwargs["batch"] if "batch" in kwargs else args[0]).batch
+            dump.collected = {"entropy": result[0].batch["entropys"], "response_mask": batch["response_mask"].clone()}
+        return result
+
+    def update_actor(wrapped: Callable, trainer: Any, args: tuple, kwargs: dict) -> Any:
+        dump = TokenDump.if_due(trainer)
+        if dump is not None:
+            data = kwargs["batch"] if "batch" in kwargs else args[0]
+            names = ("responses", "old_log_probs", "advantages", "token_level_rewards")
+            tokens = {name: data.batch[name] for name in names} | dump.collected
+            tokens["loss_mask"] = data.batch["response_mask"]
+            prompt_mask, row_mask = data.batch["attention_mask"].bool().tensor_split([-tokens["responses"].shape[1]], 1)
+            prompts = [row[mask] for row, mask in zip(data.batch["prompts"], prompt_mask, strict=True)]
+            uids, row_len = data.non_tensor_batch["uid"], row_mask.sum(-1)
+            dump.write(trainer.global_steps, tokens, uids, prompts, row_len, _initial_entropy(trainer))
+        return wrapped(*args, **kwargs)
+
+    _wrap(module, "RayPPOTrainer._compute_old_log_prob", compute_old_log_prob, "batch")
+    _wrap(module, "RayPPOTrainer._update_actor", update_actor, "batch")
+
+
+def _initial_entropy(trainer: Any) -> float | None:
+    record = GTPOStage.of(trainer).initial_entropy if _serves(trainer.config) else None
+    return record.value if record else None
 
 
 def _hook_fit(module: ModuleType, trainer_class: str) -> None:

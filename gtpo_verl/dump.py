@@ -1,0 +1,217 @@
+"""What happened to each token of a step, written for `gtpo-verl view`: token ids, entropy, advantage and λ.
+
+A folder holds `gtpo_dump.json`, the settings of the run, and one `step_NNNNNN.jsonl` per dumped step, with one line per
+completion; docs/view.md has the table of their fields. Names are those of prime-rl's token export where they fit.
+Nothing is decoded here: that is done after the run, with the tokenizer that `gtpo_dump.json` names.
+
+Under another estimator than `gtpo` the λ, the entropies and the filter are what GTPO (arXiv:2508.03772) would have
+done; the advantages are the estimator's own.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+
+from gtpo_verl import preflight
+from gtpo_verl.advantage import GTPOAdvantage, compute_group_advantages, weigh_tokens
+from gtpo_verl.config import GTPOConfig
+from gtpo_verl.entropy import compute_trajectory_entropy
+from gtpo_verl.group import Completions
+
+SCHEMA_VERSION = 1
+HEADER_NAME = "gtpo_dump.json"
+STEP_FILES = "step_*.jsonl"
+
+# A step's groups are written whole until there are this many tokens; the first one always is.
+_STEP_TOKENS = 1 << 19
+_FOLDER_BYTES = 4 << 30
+
+logger = logging.getLogger("gtpo_verl")
+
+
+class TokenDump:
+    """Writes the groups of every `dump_freq`-th step, and of the first, into `dump_dir`.
+
+    Args:
+        config (GTPOConfig): with a `dump_dir`.
+        adv_estimator (str): verl's name of the run's estimator.
+        tokenizer (str): folder or Hub name of its tokenizer.
+        norm_adv_by_std_in_grpo (bool): as for `compute_gtpo_outcome_advantage`.
+
+    Attributes:
+        collected: tensors of the step's batch that its trainer will have dropped when the others are ready.
+    """
+
+    def __init__(self, config: GTPOConfig, adv_estimator: str, tokenizer: str, norm_adv_by_std_in_grpo: bool = True):
+        assert config.dump_dir is not None
+        self.config = config
+        self.folder = Path(config.dump_dir)
+        self.norm_adv_by_std_in_grpo = norm_adv_by_std_in_grpo
+        self._header = {
+            "schema_version": SCHEMA_VERSION,
+            "adv_estimator": adv_estimator,
+            "gtpo_applied": adv_estimator in preflight.NAMES,
+            "tokenizer": tokenizer,
+        }
+        self.collected: dict[str, torch.Tensor] = {}
+        self._bytes = sum(path.stat().st_size for path in self.folder.glob(STEP_FILES))
+
+    @classmethod
+    def if_due(cls, trainer: Any) -> "TokenDump | None":
+        """The dump of a trainer of verl, made at its first step; None if it has none, or none at this step."""
+        config = trainer.config
+        if OmegaConf.select(config, "algorithm.gtpo.dump_dir") is None:
+            return None
+        if not hasattr(trainer, "_gtpo_dump"):
+            model = config.actor_rollout_ref.model
+            trainer._gtpo_dump = cls(
+                GTPOConfig.from_config(config.algorithm),
+                preflight.adv_estimator(config),
+                str(model.get("tokenizer_path") or model.path),
+                config.algorithm.get("norm_adv_by_std_in_grpo", True),
+            )
+        return trainer._gtpo_dump if trainer._gtpo_dump.is_due(trainer.global_steps) else None
+
+    def is_due(self, step: int) -> bool:
+        """Whether the groups of this step are written."""
+        return (step == 1 or step % self.config.dump_freq == 0) and self._bytes < _FOLDER_BYTES
+
+    @torch.no_grad()
+    def write(
+        self,
+        step: int,
+        batch: Mapping[str, torch.Tensor],
+        uids: Sequence[str],
+        prompts: Sequence[torch.Tensor],
+        row_len: torch.Tensor,
+        initial_entropy: float | None,
+    ) -> Path:
+        """Write the groups of one step.
+
+        Args:
+            step (int): verl's `global_steps`.
+            batch: tensors of shape (bs, response_length): `responses`, `entropy` (nats), `response_mask`,
+                `old_log_probs`, `token_level_rewards`, `advantages`; and `loss_mask`, the response mask that the loss
+                sees, without the tokens that verl's rollout correction rejected.
+            uids: (bs,) uid of each row's prompt.
+            prompts: (bs,) token ids of each row's prompt.
+            row_len (torch.Tensor): (bs,), length of each response, tool output included.
+            initial_entropy (float | None): ⟨H⟩_ini of the run in nats per token. None: the one of the settings, else of
+                an earlier dump in this folder, else of this batch.
+
+        Returns:
+            The file.
+        """
+        if initial_entropy is None:
+            initial_entropy = self._initial_entropy(batch)
+        completions = Completions(batch["response_mask"], uids)
+        rewards = batch["token_level_rewards"].sum(-1)
+        result = weigh_tokens(
+            compute_group_advantages(rewards, completions, self.norm_adv_by_std_in_grpo),
+            completions,
+            batch["responses"],
+            batch["response_mask"],
+            batch["entropy"],
+            self.config,
+            initial_entropy,
+        )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        filter_active = self.config.filter_is_active(initial_entropy)
+        header = self._header | {"initial_entropy": initial_entropy, "filter_active": filter_active}
+        _replace(self.folder / HEADER_NAME, [json.dumps(header | {"gtpo": asdict(self.config)}, indent=2)])
+        path = self.folder / f"step_{step:06d}.jsonl"
+        rows = bounded_rows(result)
+        self._bytes += _replace(path, dump_lines(step, rows, batch, uids, prompts, row_len, result))
+        if len(rows) < int((completions.lengths > 0).sum()):
+            logger.info("GTPO's dump of step %d: %d completions, for size; the others are left out", step, len(rows))
+        if self._bytes >= _FOLDER_BYTES:
+            logger.warning(
+                "GTPO's dump in %s has reached %d bytes and ends with step %d", self.folder, self._bytes, step
+            )
+        return path
+
+    def _initial_entropy(self, batch: Mapping[str, torch.Tensor]) -> float:
+        if self.config.initial_entropy is not None:
+            return self.config.initial_entropy
+        header = self.folder / HEADER_NAME
+        if header.is_file():
+            return json.loads(header.read_text())["initial_entropy"]
+        entropy = compute_trajectory_entropy(batch["entropy"], batch["response_mask"])
+        return entropy[batch["response_mask"].any(-1)].mean().item()
+
+
+def bounded_rows(result: GTPOAdvantage, tokens: int = _STEP_TOKENS) -> list[int]:
+    """Rows of whole groups, in the order of the batch's groups, up to a number of tokens; the first group always."""
+    rows: list[int] = []
+    for group in sorted(group[group >= 0].tolist() for group in result.completions.groups):
+        tokens -= int(result.completions.lengths[group].sum())
+        if rows and tokens < 0:
+            break
+        rows += group
+    return rows
+
+
+def dump_lines(
+    step: int,
+    rows: Sequence[int],
+    batch: Mapping[str, torch.Tensor],
+    uids: Sequence[str],
+    prompts: Sequence[torch.Tensor],
+    row_len: torch.Tensor,
+    result: GTPOAdvantage,
+) -> Iterator[str]:
+    """One line of JSON per row; the arguments are those of `TokenDump.write`."""
+    weights = result.token_weights
+    rewards = batch["token_level_rewards"].sum(-1)
+    for row in rows:
+        length = int(row_len[row])
+
+        def tokens(name: str, row: int = row, length: int = length) -> list[float | None]:
+            return _short(batch[name][row, :length])
+
+        yield json.dumps(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "step": step,
+                "uid": str(uids[row]),
+                "reward": rewards[row].item(),
+                "group_advantage": result.group_advantages[row].item(),
+                "trajectory_entropy": result.trajectory_entropy[row].item(),
+                "keep": bool(result.keep[row]),
+                "prefix_len": int(result.conflicts.prefix_len[row]),
+                "suffix_len": int(result.conflicts.suffix_len[row]),
+                "prompt_ids": prompts[row].tolist(),
+                "token_ids": batch["responses"][row, :length].tolist(),
+                "response_mask": batch["response_mask"][row, :length].int().tolist(),
+                "loss_mask": batch["loss_mask"][row, :length].int().tolist(),
+                "lambda": _short(weights[row, :length]),
+                "advantages": tokens("advantages"),
+                "entropy": tokens("entropy"),
+                "trainer_logprobs": tokens("old_log_probs"),
+            },
+            separators=(",", ":"),
+            allow_nan=False,
+        )
+
+
+def _short(values: torch.Tensor) -> list[float | None]:
+    """As floats of four decimals, which JSON writes short; None where a value is not finite, which JSON cannot say."""
+    floats = np.round(values.double().numpy(), 4).tolist()
+    return floats if values.isfinite().all() else [x if math.isfinite(x) else None for x in floats]
+
+
+def _replace(path: Path, lines: Iterator[str] | list[str]) -> int:
+    partial = path.with_suffix(".partial")
+    with partial.open("w") as file:
+        for line in lines:
+            file.write(line + "\n")
+    partial.replace(path)
+    return path.stat().st_size

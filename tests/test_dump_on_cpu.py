@@ -1,0 +1,181 @@
+"""The token dump: what it writes, when, how much, and from which trainers."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import open_dict
+from rollout_batch import LENGTHS, SCORES, UIDS, padded, real_mean_entropy
+from test_legacy_trainer_on_cpu import batch as legacy_batch  # noqa: F401
+from test_legacy_trainer_on_cpu import trainer as legacy_trainer  # noqa: F401
+from token_dump import batch_of
+from verl.trainer.ppo.ray_trainer import compute_advantage
+from verl.utils.tensordict_utils import get_tensordict
+
+from gtpo_verl import GTPOConfig, compute_gtpo_token_advantages, preflight
+from gtpo_verl.dump import TokenDump, bounded_rows
+
+GROUPED = [0, 1, 3, 2, 5]  # the real rows, group by group
+
+
+def lines(folder, step=1):
+    return [json.loads(line) for line in (folder / f"step_{step:06d}.jsonl").read_text().splitlines()]
+
+
+def check_lines(found, rows, advantages):
+    """The lines are those of the real rows of `rollout_batch`, one group after the other."""
+    assert [line["uid"] for line in found] == [UIDS[i] for i in GROUPED]
+    for line, i in zip(found, GROUPED, strict=True):
+        length = LENGTHS[i]
+        assert line["reward"] == SCORES[i] and line["schema_version"] == 1
+        assert line["token_ids"] == rows["responses"][i].tolist()
+        assert line["loss_mask"] == line["response_mask"] == [1] * length
+        assert line["entropy"] == pytest.approx(rows["entropy"][i].tolist(), abs=1e-4)
+        assert line["advantages"] == pytest.approx(advantages[i, :length].tolist(), abs=1e-4)
+
+
+def test_a_line_has_the_parts_of_which_the_advantage_is_made(tmp_path):
+    completions = [[5, 6, 1, 9], [5, 6, 2, 9], [5, 3]]
+    torch.manual_seed(0)
+    batch, row_len = batch_of(completions, [2.0, 0.0, 1.0], entropy=torch.rand(3, 4))
+    config = GTPOConfig(dump_dir=str(tmp_path), entropy_threshold=0.5, completion_filter="always")
+    path = TokenDump(config, "gtpo", "/model").write(3, batch, ["u"] * 3, [torch.tensor([8])] * 3, row_len, 0.3)
+    found = lines(tmp_path, 3)
+    assert path.name == "step_000003.jsonl"
+    result = compute_gtpo_token_advantages(
+        torch.tensor([line["group_advantage"] for line in found]),
+        ["u"] * 3,
+        *(batch[name] for name in ("responses", "response_mask", "entropy")),
+        config,
+    )
+    for row, line in enumerate(found):
+        assert line["prompt_ids"] == [8] and line["step"] == 3
+        assert line["lambda"] == result.token_weights[row, : row_len[row]].tolist()
+        assert line["keep"] == bool(result.keep[row])
+        assert line["trajectory_entropy"] == pytest.approx(result.trajectory_entropy[row].item())
+        assert (line["prefix_len"], line["suffix_len"]) == tuple(int(x[row]) for x in result.conflicts[1:3])
+    assert found[1]["lambda"] == [0.0, 0.0, 1.0, 0.0] and found[0]["lambda"] == [2.0, 2.0, 1.0, 2.0]
+    header = json.loads((tmp_path / "gtpo_dump.json").read_text())
+    assert header["tokenizer"] == "/model" and header["initial_entropy"] == 0.3 and header["filter_active"] is True
+    assert header["gtpo"]["entropy_threshold"] == 0.5
+
+
+def test_numbers_that_json_cannot_say_are_null(tmp_path):
+    batch, row_len = batch_of([[1, 2], [1, 3]], [1.0, 0.0])
+    batch["old_log_probs"] = torch.tensor([[-0.5, -torch.inf], [torch.nan, -1.0]])
+    TokenDump(GTPOConfig(dump_dir=str(tmp_path)), "gtpo", "x").write(1, batch, "uu", batch["responses"], row_len, 0.3)
+    assert [line["trainer_logprobs"] for line in lines(tmp_path)] == [[-0.5, None], [None, -1.0]]
+
+
+def test_a_step_is_cut_to_whole_groups_and_a_folder_to_its_limit(tmp_path, monkeypatch):
+    batch, row_len = batch_of([[1, 2, 3]] * 6, [1.0, 0.0] * 3)
+    config = GTPOConfig(dump_dir=str(tmp_path), dump_freq=1)
+    result = compute_gtpo_token_advantages(
+        torch.tensor([1.0, -1.0] * 3),
+        list("abcabc"),
+        *(batch[name] for name in ("responses", "response_mask", "entropy")),
+        GTPOConfig(initial_entropy=0.3),
+    )
+    assert [bounded_rows(result, tokens) for tokens in (0, 11, 12, 18)] == [
+        [0, 3],
+        [0, 3],
+        [0, 3, 1, 4],
+        [0, 3, 1, 4, 2, 5],
+    ]
+    dump = TokenDump(config, "gtpo", "x")
+    monkeypatch.setattr("gtpo_verl.dump._FOLDER_BYTES", 2000)
+    for step in range(1, 4):
+        if dump.is_due(step):
+            dump.write(step, batch, "uuvvww", batch["responses"], row_len, 0.3)
+    assert dump.is_due(4) is False and len(list(tmp_path.glob("step_*.jsonl"))) < 3
+    assert TokenDump(config, "gtpo", "x").is_due(4) is False
+
+
+def test_the_first_step_and_every_nth_are_due(tmp_path):
+    dump = TokenDump(GTPOConfig(dump_dir=str(tmp_path), dump_freq=4), "gtpo", "x")
+    assert [step for step in range(1, 13) if dump.is_due(step)] == [1, 4, 8, 12]
+
+
+def test_initial_entropy_without_gtpo_is_that_of_the_first_dump(tmp_path):
+    batch, row_len = batch_of([[1], [2]], [1.0, 0.0], entropy=0.9)
+    dump = TokenDump(GTPOConfig(dump_dir=str(tmp_path)), "grpo", "x")
+    dump.write(1, batch, "uu", batch["responses"], row_len, None)
+    batch["entropy"] = batch["entropy"] - 0.5
+    dump.write(10, batch, "uu", batch["responses"], row_len, None)
+    header = json.loads((tmp_path / "gtpo_dump.json").read_text())
+    assert header["initial_entropy"] == pytest.approx(0.9) and header["filter_active"] is False
+    assert header["gtpo_applied"] is False
+
+
+def check_header(folder, estimator, rows):
+    header = json.loads((folder / "gtpo_dump.json").read_text())
+    assert (header["adv_estimator"], header["gtpo_applied"]) == (estimator, estimator == "gtpo")
+    assert header["initial_entropy"] == pytest.approx(real_mean_entropy(rows))
+
+
+@pytest.mark.parametrize("estimator", ["gtpo", "grpo"])
+def test_the_v1_trainer_dumps_what_the_loss_gets(compose_config, rows, monkeypatch, tmp_path, estimator):
+    v1 = pytest.importorskip("test_v1_trainer_on_cpu")
+
+    class Queue(v1.InMemoryQueue):
+        """One whose fields can be read after they were put."""
+
+        def kv_batch_put(self, keys, partition_id, fields):
+            self.rows = self.rows | {field: list(fields[field].unbind()) for field in fields.keys()}
+            return super().kv_batch_put(keys, partition_id, fields)
+
+    rows["prompts"] = [torch.tensor([7] * (i + 1)) for i in range(6)]
+    trainer = v1.PPOTrainerSync.__new__(v1.PPOTrainerSync)
+    folder = tmp_path / "dump"
+    trainer.config = compose_config(
+        "data.max_response_length=6", f"algorithm.adv_estimator={estimator}", f"+algorithm.gtpo.dump_dir={folder}"
+    )
+    for trainer.global_steps in (1, 2):
+        queue = Queue(rows)
+        monkeypatch.setattr(v1.trainer_base, "tq", queue)
+        keys = [f"{uid}_{i}_0" for i, uid in enumerate(UIDS)]
+        metrics = {}
+        trainer._compute_advantage(v1.KVBatchMeta(partition_id="train", keys=keys, tags=[{}] * 6), metrics=metrics)
+        assert ("timing_s/gtpo_dump" in metrics) == (trainer.global_steps == 1)
+    assert [path.name for path in folder.glob("step_*")] == ["step_000001.jsonl"]
+    check_lines(lines(folder), rows, queue.put["advantages"])
+    assert [line["prompt_ids"] for line in lines(folder)] == [[7] * (i + 1) for i in GROUPED]
+    check_header(folder, estimator, rows)
+
+
+@pytest.mark.parametrize("estimator", ["gtpo", "grpo"])
+def test_the_legacy_trainer_dumps_what_the_loss_gets(legacy_trainer, legacy_batch, rows, tmp_path, estimator):  # noqa: F811
+    trainer, batch = legacy_trainer, legacy_batch
+    folder = tmp_path / "dump"
+    with open_dict(trainer.config):
+        trainer.config.algorithm.adv_estimator = estimator
+        trainer.config.algorithm.gtpo.dump_dir = str(folder)
+    trainer._compute_old_log_prob(batch)
+    batch.batch["token_level_rewards"] = padded(rows, "rm_scores")
+    batch.batch["old_log_probs"] = padded(rows, "old_log_probs")
+    batch = compute_advantage(batch, adv_estimator=estimator, config=trainer.config.algorithm)
+    batch.batch["response_mask"] = batch.batch["response_mask"].clone()
+    batch.batch["response_mask"][0, 2] = 0  # what verl's rollout correction does to a token that it rejects
+    trainer.actor_rollout_wg.update_actor = lambda batch: get_tensordict({}, {"metrics": {"mfu": 0.0}})
+    trainer._update_actor(batch)
+    found = lines(folder)
+    assert found[0].pop("loss_mask") == [1, 1, 0, 1, 1]
+    found[0]["loss_mask"] = [1] * 5
+    check_lines(found, rows, batch.batch["advantages"])
+    assert [line["prompt_ids"] for line in found] == [[1]] * 5
+    check_header(folder, estimator, rows)
+
+
+def test_a_dump_that_cannot_be_written_is_refused_before_the_run(compose_config, tmp_path):
+    dump = f"+algorithm.gtpo.dump_dir={tmp_path}"
+    preflight.check_dump(compose_config("algorithm.adv_estimator=grpo", "+algorithm.gtpo.dump_freq=0"))
+    with pytest.raises(ValueError, match="dump_freq=0"):
+        preflight.check_dump(compose_config("algorithm.adv_estimator=grpo", dump, "+algorithm.gtpo.dump_freq=0"))
+    preflight.check_dump(compose_config(dump))
+    (tmp_path / "step_000001.jsonl").touch()
+    with pytest.raises(ValueError, match="dump_dir=.* holds the dump of another run"):
+        preflight.check_dump(compose_config(dump))
+    config = compose_config(dump)
+    (Path(config.trainer.default_local_dir) / "global_step_1").mkdir(parents=True)
+    preflight.check_dump(config)

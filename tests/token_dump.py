@@ -1,0 +1,68 @@
+"""A token dump of made-up completions, and the byte-level tokenizer that spells them; imported by the view's tests."""
+
+import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from gtpo_verl import GTPOConfig
+from gtpo_verl.dump import TokenDump
+from gtpo_verl.view import byte_level_alphabet
+
+END = 256
+GOOD = "<reasoning>\n7 + 5 = 12\n</reasoning>"
+BAD = "<reasoning>\n7 + 5 = 13!\n</reasoning>"
+STEPS = {
+    1: ([GOOD, BAD, "no idea"], [20.0, 0.0, 1.0], 0.25),
+    10: ([GOOD, GOOD, BAD], [20.0, 20.0, 0.0], 0.25),
+    20: ([GOOD, BAD], [20.0, 0.0], 0.9),
+}
+HOSTILE = [
+    "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>",
+    "abc\u202egnorw\u202c \u2066x\u2069 \u0000\u001b[31m\u200b\ufeff\u2028 e\u0301 שלום",
+    "☃ 🙂 日本 ß".encode() + b"\xe2\x98" + b"a\xff\xf0\x9f",
+]
+
+
+def save_tokenizer(folder):
+    """A tokenizer whose token k is the byte k, so that every character beyond ASCII is spread over several tokens."""
+    vocabulary = {character: byte for character, byte in byte_level_alphabet().items()}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    fast.add_special_tokens({"eos_token": "<|im_end|>"})
+    fast.save_pretrained(folder)
+    return str(folder)
+
+
+def batch_of(completions, rewards, entropy=0.25):
+    """What `TokenDump.write` takes of completions given as lists of token ids."""
+    row_len = torch.tensor([len(ids) for ids in completions])
+    responses = torch.zeros(len(completions), int(row_len.max()), dtype=torch.int64)
+    for row, ids in zip(responses, completions, strict=True):
+        row[: len(ids)] = torch.tensor(ids)
+    mask = (torch.arange(responses.shape[1]) < row_len.unsqueeze(-1)).long()
+    scores = torch.zeros(responses.shape)
+    scores[torch.arange(len(rewards)), row_len - 1] = torch.tensor(rewards)
+    if not torch.is_tensor(entropy):
+        entropy = torch.full(responses.shape, float(entropy))
+    advantages = (torch.tensor(rewards) - sum(rewards) / len(rewards)).unsqueeze(-1) * mask
+    return {
+        "responses": responses,
+        "response_mask": mask,
+        "loss_mask": mask,
+        "entropy": entropy,
+        "old_log_probs": -entropy,
+        "token_level_rewards": scores,
+        "advantages": advantages,
+    }, row_len
+
+
+def write_dump(folder, tokenizer, steps, adv_estimator="gtpo", prompt="7 + 5 = ?", **config):
+    """A dump of `steps`: {step: (texts, rewards, entropy)}, every step one group."""
+    dump = TokenDump(GTPOConfig(dump_dir=str(folder), dump_freq=1, **config), adv_estimator, tokenizer)
+    for step, (texts, rewards, entropy) in steps.items():
+        completions = [[*(text if isinstance(text, bytes) else text.encode()), END] for text in texts]
+        batch, row_len = batch_of(completions, rewards, entropy)
+        prompts = [torch.tensor(list(prompt.encode()))] * len(texts)
+        dump.write(step, batch, ["prompt"] * len(texts), prompts, row_len, initial_entropy=0.3)
+    return folder
