@@ -1,0 +1,230 @@
+"""The page of the token view in a real browser."""
+
+import json
+import re
+import shutil
+
+import pytest
+from token_dump import GOOD, HOSTILE, STEPS, save_tokenizer, write_dump
+
+from gtpo_verl import cli
+
+pytest.importorskip("selenium", reason="selenium is not installed: bash scripts/setup_browser.sh")
+from selenium import webdriver  # noqa: E402
+from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import Select  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return save_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory, tokenizer):
+    return write_dump(tmp_path_factory.mktemp("run") / "dump", tokenizer, STEPS)
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    binary = shutil.which("chromium") or shutil.which("google-chrome")
+    if not binary or not shutil.which("chromedriver"):
+        pytest.skip("there is no Chromium with its driver: bash scripts/setup_browser.sh")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for flag in (
+        *("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking"),
+        *("disable-component-update", "disable-sync", f"user-data-dir={tmp_path_factory.mktemp('profile')}"),
+    ):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def show(driver, tmp_path):
+    """Open the page of a dump, at a width and in a colour scheme."""
+
+    def shown(path, width=1280, scheme="light"):
+        page = tmp_path / "view.html"
+        assert cli.main(["view", str(path), "-o", str(page)]) == 0
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        driver.get(page.as_uri())
+        return driver
+
+    yield shown
+    assert driver.get_log("browser") == []
+
+
+def find(driver, selector):
+    return driver.find_elements(By.CSS_SELECTOR, selector)
+
+
+def text(driver, selector):
+    return find(driver, selector)[0].text
+
+
+def tokens(driver, row):
+    """Text and classes of the drawn tokens of a completion."""
+    script = "return [...document.querySelectorAll('article')[arguments[0]].querySelectorAll('.token')]"
+    return driver.execute_script(f"{script}.map(x => [x.textContent, x.className])", row)
+
+
+def move_slider(driver, name, value):
+    script = (
+        "const x = document.getElementById(arguments[0]); x.value = arguments[1]; x.dispatchEvent(new Event('input'))"
+    )
+    driver.execute_script(script, name, value)
+
+
+def test_tokens_are_coloured_by_what_the_dump_says(show, dump):
+    driver = show(dump)
+    lines = [json.loads(line) for line in (dump / "step_000001.jsonl").read_text().splitlines()]
+    for row, line in enumerate(lines):
+        drawn = [classes.split()[1] for _, classes in tokens(driver, row)]
+        assert drawn == [{0: "protected", 1: "plain", 2: "doubled"}[x] for x in line["lambda"]]
+    assert "doubled" in str(tokens(driver, 0)) and "protected" in str(tokens(driver, 1))
+    head = text(driver, "article h2")
+    assert "reward 20" in head and "A +1.15" in head and "entropy 0.25" in head and "kept" in head
+    assert "7 + 5 = ?" in text(driver, "#prompt")
+
+
+def test_hover_shows_numbers_and_the_completions_that_share_the_token(show, dump):
+    driver = show(dump)
+    ActionChains(driver).move_to_element(find(driver, "article:nth-child(2) .token")[2]).perform()
+    details = text(driver, "#token")
+    assert "Protected" in details and "#1 (A +1.15), from the start" in details and "#3" not in details
+    assert "0.250 nats" in details and "77.9 %" in details and "3 from the start, 35 from the end" in details
+    partner = find(driver, "#rows .partner")
+    assert len(partner) == 1 and partner[0].find_element(By.XPATH, "ancestor::article/h2/b").text == "#1"
+
+
+def test_it_can_be_used_by_keyboard(show, dump):
+    driver = show(dump)
+    driver.execute_script("document.querySelector('#prompt summary').focus()")
+    keys = lambda *sent: ActionChains(driver).send_keys(*sent).perform()  # noqa: E731
+    keys(Keys.TAB, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    assert text(driver, "#token h3") == "e of #1"
+    keys(Keys.ARROW_DOWN, Keys.END)
+    assert text(driver, "#token h3") == "<|im_end|> of #2"
+    keys(Keys.ENTER)
+    ActionChains(driver).move_to_element(find(driver, "article .token")[5]).perform()
+    assert text(driver, "#token h3") == "<|im_end|> of #2"
+    keys(Keys.ESCAPE)
+    assert not find(driver, "#token")[0].is_displayed()
+    driver.execute_script("document.getElementById('step').focus()")
+    keys(Keys.ARROW_RIGHT)
+    assert text(driver, "#step-name") == "10" and len(find(driver, "article")) == 3
+
+
+def test_the_threshold_slider_filters_completions(show, dump):
+    driver = show(dump)
+    assert "The filter takes 0 of the 3 completions" in text(driver, "#summary")
+    move_slider(driver, "threshold", 0.1)
+    assert "The filter takes 3 of the 3 completions" in text(driver, "#summary")
+    assert {classes.split()[1] for _, classes in tokens(driver, 0)} == {"filtered"}
+    Select(find(driver, "#colour")[0]).select_by_value("advantage")
+    assert driver.execute_script("return rows[0].completion.advantage(0)") == 0
+    find(driver, "#reset")[0].click()
+    assert "doubled" in str(tokens(driver, 0)) and text(driver, "#threshold-name") == "0.693 nats"
+
+
+def test_a_completion_that_the_run_filtered_gets_its_advantage_back_above_its_entropy(show, dump):
+    driver = show(dump)
+    find(driver, "#strip g")[2].click()
+    assert "filtered" in text(driver, "article h2")
+    advantage = "return rows[0].completion.advantage(arguments[0])"
+    move_slider(driver, "threshold", 0.95)
+    line = json.loads((dump / "step_000020.jsonl").read_text().splitlines()[0])
+    regularized = line["group_advantage"] - 0.1 * line["trajectory_entropy"]
+    assert driver.execute_script(advantage, 0) == pytest.approx(2 * regularized)
+    find(driver, "#filter")[0].click()
+    assert "The filter is off" in text(driver, "#summary")
+
+
+def test_entropy_and_advantage_are_heat(show, dump):
+    driver = show(dump)
+    colours = {}
+    for kind in ("fate", "entropy", "advantage"):
+        Select(find(driver, "#colour")[0]).select_by_value(kind)
+        row = find(driver, "article:nth-child(2) .token")
+        colours[kind] = [row[t].value_of_css_property("background-color") for t in (0, 20)]
+    assert colours["entropy"][0] == colours["entropy"][1]
+    assert len({str(colour) for colour in colours.values()}) == 3
+    assert "nats" not in text(driver, "#scale")
+
+
+def test_frequent_tokens_are_counted_and_marked(show, dump):
+    driver = show(dump)
+    table = [row.text for row in find(driver, "#frequent tbody tr")]
+    lines = [json.loads(line) for line in (dump / "step_000001.jsonl").read_text().splitlines()]
+    zeroed = [i for x in lines for i, weight in zip(x["token_ids"], x["lambda"], strict=True) if weight == 0]
+    assert [row.split()[-2] for row in table][:3] == [
+        str(n) for n in sorted((zeroed.count(i) for i in set(zeroed)), reverse=True)[:3]
+    ]
+    find(driver, "#frequent tbody button")[0].click()
+    marked = find(driver, "#rows .marked")
+    assert marked and {x.text for x in marked} == {table[0].split()[0]}
+
+
+def test_any_unicode_is_shown_and_no_byte_is_lost(show, tmp_path, tokenizer):
+    write_dump(tmp_path / "dump", tokenizer, {1: (HOSTILE, [1.0, 0.0, 0.5], 0.2)})
+    driver = show(tmp_path / "dump")
+    drawn = [word for word, _ in tokens(driver, 2)]
+    assert "".join(drawn).replace("⋯", "") == "☃␣🙂␣日本␣ß⟨E2⟩⟨98⟩a⟨FF⟩⟨F0⟩⟨9F⟩<|im_end|>"
+    assert drawn[:4] == ["☃", "⋯", "⋯", "␣"]
+    find(driver, "article:nth-child(3) .token")[1].click()
+    assert "bytes\n98" in text(driver, "#token")
+
+
+def test_hostile_text_is_inert(show, tmp_path, tokenizer):
+    write_dump(tmp_path / "dump", tokenizer, {1: (HOSTILE, [1.0, 0.0, 0.5], 0.2)}, prompt="</script>\u202e<b>")
+    driver = show(tmp_path / "dump")
+    state = driver.execute_script("return [window.hacked, document.images.length, document.scripts.length]")
+    assert state == [None, 0, 3]
+    page = driver.execute_script("return document.body.textContent")
+    assert not re.search("[\u0000\u001b\u200b\u202a-\u202e\u2066-\u2069\u2028\ufeff]", page)
+    assert "⟨U+202E⟩" in page and "␛" in page and "</script>⟨U+202E⟩<b>" in text(driver, "#prompt")
+    boxes = [x.rect["x"] for x in find(driver, "article:nth-child(2) .token")[:9]]
+    assert boxes == sorted(boxes)
+
+
+def test_under_grpo_it_says_that_nothing_was_applied(show, tmp_path, tokenizer):
+    write_dump(tmp_path / "dump", tokenizer, STEPS, adv_estimator="grpo")
+    driver = show(tmp_path / "dump")
+    assert "This run trains with grpo, not with GTPO" in text(driver, "#notice")
+    find(driver, "article:nth-child(2) .token")[2].click()
+    assert "GTPO would make it less likely with 0 times the weight" in text(driver, "#token")
+    assert "advantage\n−7.00" in text(driver, "#token") and "λ\n0" in text(driver, "#token")
+    move_slider(driver, "threshold", 0.1)
+    assert "The filter would take 3" in text(driver, "#summary")
+
+
+def test_64_completions_of_8192_tokens_are_drawn_only_where_they_are_seen(show, tmp_path, tokenizer):
+    words = (GOOD + "\n") * 256
+    texts = [words[i : i + 8191] for i in range(64)]
+    write_dump(tmp_path / "dump", tokenizer, {1: (texts, [float(i % 2) for i in range(64)], 0.2)})
+    driver = show(tmp_path / "dump")
+    drawn = lambda: len(find(driver, "#rows .token"))  # noqa: E731
+    assert 0 < drawn() < 20_000 and "7,952 more tokens" in text(driver, "article .fold")
+    find(driver, "#unfold")[0].click()
+    assert 0 < drawn() < 20_000
+    driver.execute_script("choose(rows[63], 8000)")
+    assert "#64" in text(driver, "#token h3") and 0 < drawn() < 20_000
+
+
+def test_the_phone_gets_no_sideways_scrolling_and_the_dark_a_dark_page(show, dump):
+    driver = show(dump, width=390, scheme="dark")
+    find(driver, "article .token")[2].click()
+    assert find(driver, "#token")[0].is_displayed()
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= 390
+    assert (
+        driver.execute_script("return getComputedStyle(document.documentElement).backgroundColor") == "rgb(20, 23, 26)"
+    )
