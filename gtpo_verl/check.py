@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if not loaded:
         problems.append(
             "verl did not load the plugin (before 0.9.0 it reads no entry points): set "
-            "VERL_USE_EXTERNAL_MODULES=gtpo_verl.verl_plugin, for a Ray cluster that runs already as in the README"
+            "VERL_USE_EXTERNAL_MODULES=gtpo_verl.verl_plugin; docs/versions.md says how, for a running Ray cluster too"
         )
     for problem in problems:
         print(f"problem: {problem}")

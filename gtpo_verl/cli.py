@@ -17,6 +17,7 @@ COMMANDS = {
     "run": ("gtpo_verl.paper.launch", "start one of verl's trainers in a folder of its own, and watch it"),
     "export": ("gtpo_verl.paper.export", "write a checkpoint as a model or adapter for transformers and vLLM"),
     "evaluate": ("gtpo_verl.paper.evaluation", "pass@k and maj@k of verl's validation dumps"),
+    "task": ("gtpo_verl.cpu.task", "make the data and the model of a run without an accelerator"),
     "view": ("gtpo_verl.view", "one HTML file that shows what GTPO does to each token of a run"),
     "plot": ("gtpo_verl.paper.plots", "draw figures of runs and evaluations"),
 }

@@ -136,7 +136,7 @@ train() {
 
 # Step 3 is a run of its own, resumed from the checkpoint of step 2.
 train_v1() {
-    "$python" -m gtpo_verl.cpu.arithmetic --out "$task" --seed 1
+    "$python" -m gtpo_verl task arithmetic --out "$task" --seed 1
     train v1 trainer.total_training_steps=2 trainer.save_freq=2
     train v1 trainer.total_training_steps=3
     steps_are v1 3

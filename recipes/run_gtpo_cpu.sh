@@ -29,7 +29,7 @@ source .venv/bin/activate
 export OMP_NUM_THREADS=1 PYTHONHASHSEED=$seed RAY_worker_niceness=0
 export HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 RAY_DEDUP_LOGS=0
 
-python3 -m gtpo_verl.cpu.arithmetic --out "$task" --seed "$seed"
+python3 -m gtpo_verl task arithmetic --out "$task" --seed "$seed"
 
 python3 -m gtpo_verl run --out "$OUT" --stall "$stall" -- \
     python3 -m verl.trainer.main_ppo --config-path "$PWD/recipes/config" --config-name gtpo_cpu \

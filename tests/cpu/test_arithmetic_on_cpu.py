@@ -194,34 +194,3 @@ def test_a_second_call_with_the_same_settings_does_not_train(tmp_path, calls):
     first = prepare(tmp_path / "out", SHORT)
     assert prepare(tmp_path / "out", SHORT) == first
     assert calls == [SHORT]
-
-
-def test_changed_settings_train_again(tmp_path, calls):
-    changed = replace(SHORT, seed=4)
-    prepare(tmp_path / "out", SHORT)
-    report = prepare(tmp_path / "out", changed)
-    assert calls == [SHORT, changed]
-    assert json.loads((tmp_path / "out" / "warm_start.json").read_text()) == report
-    assert report["settings"]["seed"] == 4
-
-
-@pytest.mark.parametrize("earlier", [False, True])
-def test_an_interrupted_call_leaves_what_was_there(tmp_path, calls, monkeypatch, earlier):
-    if earlier:
-        prepare(tmp_path / "out", SHORT)
-    before = sorted(tmp_path.rglob("*"))
-
-    def interrupt(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(arithmetic, "measure", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(tmp_path / "out", replace(SHORT, seed=4))
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_folder_with_other_content_is_refused(tmp_path, calls):
-    (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(ValueError, match="thesis.tex"):
-        prepare(tmp_path, SHORT)
-    assert (tmp_path / "thesis.tex").exists() and not calls

@@ -1,0 +1,91 @@
+"""`gtpo-verl task arithmetic|smollm2`: the data and the model of a run without an accelerator, made once.
+
+Each task is a module of this folder with a function `prepare`. What it makes lies in one folder: `model` in Hugging
+Face format, `train.parquet` and `test.parquet` in verl's, and a record of the settings.
+"""
+
+import argparse
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+
+def make_once(
+    out: str | Path,
+    settings: dict[str, Any],
+    source: str,
+    make: Callable[[Path], dict[str, float]],
+    record: str,
+    files: Iterable[str],
+) -> dict[str, Any]:
+    """Call `make` for the folder `out`, unless it holds what an earlier call made with these settings.
+
+    Everything is written beside `out` and renamed when complete, so an interrupted call leaves nothing that a later one
+    would take for its result. A change of the file `source` counts as a change of the settings.
+
+    Args:
+        out: a folder of its own: new, empty, or written by an earlier call.
+        settings: what decides the result, as JSON has it.
+        source: the module's `__file__`.
+        make: writes the files into the folder that it is given; returns statistics to keep.
+        record: name of the JSON file for settings and statistics.
+        files: names of what may lie in `out` besides.
+
+    Returns:
+        The content of the record: `settings` and `statistics`.
+
+    Raises:
+        ValueError: `out` holds something that is not made here, which the renaming would remove.
+    """
+    out = Path(out).absolute()
+    settings = {**settings, "source": hashlib.sha256(Path(source).read_bytes()).hexdigest()}
+    if (out / record).exists():
+        report = json.loads((out / record).read_text())
+        if report["settings"] == settings:
+            return report
+    foreign = {path.name for path in out.iterdir()} - {record, *files} if out.exists() else set()
+    if foreign:
+        raise ValueError(f"--out {out} holds {sorted(foreign)}, which is not made here: give a folder of its own")
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
+        work = Path(scratch) / out.name
+        work.mkdir()
+        report = {"settings": settings, "statistics": make(work)}
+        (work / record).write_text(json.dumps(report, indent=2) + "\n")
+        if out.exists():
+            shutil.rmtree(out)
+        work.rename(out)
+    return report
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `gtpo-verl task`."""
+    parser.description = "Make the data and the model of a run without an accelerator, once."
+    parser.epilog = "example: gtpo-verl task arithmetic --out .cache/arithmetic-seed1 --seed 1"
+    parser.add_argument(
+        "task", choices=["arithmetic", "smollm2"], help="arithmetic: a model of 0.4 M parameters; smollm2: of 135 M"
+    )
+    parser.add_argument("--out", required=True, help="folder to write; kept if it already holds the same")
+    parser.add_argument("--seed", type=int, default=0, help="of the questions and the weights (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the task and print its statistics in one line."""
+    import torch
+
+    torch.set_num_threads(1)  # more of them gain nothing at this size and cost a lot on a machine that is busy
+    if args.task == "arithmetic":
+        from gtpo_verl.cpu import arithmetic
+
+        report = arithmetic.prepare(args.out, arithmetic.WarmStartConfig(seed=args.seed))
+    else:
+        from gtpo_verl.cpu import smollm2
+
+        report = smollm2.prepare(args.out, smollm2.Config(seed=args.seed))
+    print(" ".join([f"{args.out}:", *(f"{name}={value:.4g}" for name, value in report["statistics"].items())]))
+    return 0

@@ -1,0 +1,75 @@
+"""What the tasks share: each is made once, for one set of settings, and never half."""
+
+import json
+
+import pytest
+
+from gtpo_verl.cpu.task import make_once
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Calls `make_once` with a seed, a source and a `make` that writes the seed; keeps the seeds that were made."""
+
+    class Made(list):
+        out = tmp_path / "task" / "out"
+        source = tmp_path / "source.py"
+
+        def __call__(self, seed, fail=None):
+            def make(folder):
+                (folder / "model").write_text(str(seed))
+                if fail:
+                    raise fail
+                self.append(seed)
+                return {"reward": 1.0}
+
+            return make_once(self.out, {"seed": seed}, str(self.source), make, "task.json", ("model", "warm_start"))
+
+    Made.source.write_text("first")
+    return Made()
+
+
+def test_a_second_call_with_the_same_settings_makes_nothing(made):
+    assert made(1) == made(1)
+    assert made == [1]
+
+
+def test_the_report_holds_settings_and_statistics(made):
+    report = made(1)
+    assert json.loads((made.out / "task.json").read_text()) == report
+    assert (report["settings"]["seed"], report["statistics"]) == (1, {"reward": 1.0})
+
+
+def test_changed_settings_make_all_anew_and_drop_what_was_built_on_the_old(made):
+    made(1)
+    (made.out / "warm_start").mkdir()
+    made(2)
+    assert made == [1, 2]
+    assert sorted(path.name for path in made.out.iterdir()) == ["model", "task.json"]
+    assert (made.out / "model").read_text() == "2"
+
+
+def test_a_changed_source_is_a_changed_setting(made):
+    made(1)
+    made.source.write_text("second")
+    made(1)
+    assert made == [1, 1]
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_an_interrupted_call_leaves_what_was_there(made, earlier):
+    if earlier:
+        made(1)
+    before = sorted(made.out.parent.rglob("*"))
+    with pytest.raises(KeyboardInterrupt):
+        made(2, fail=KeyboardInterrupt())
+    assert sorted(made.out.parent.rglob("*")) == before
+    assert not earlier or (made.out / "model").read_text() == "1"
+
+
+def test_a_folder_with_other_content_is_refused(made):
+    made.out.mkdir(parents=True)
+    (made.out / "thesis.tex").write_text("")
+    with pytest.raises(ValueError, match="thesis.tex"):
+        made(1)
+    assert (made.out / "thesis.tex").exists() and made == []
