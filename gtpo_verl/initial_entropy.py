@@ -64,7 +64,13 @@ class InitialEntropy:
             basis = f"{self.completions} completions of {self.prompts} prompts"
             if self.prompts < PAPER_SAMPLES:
                 basis += f", which are few: the paper takes {PAPER_SAMPLES} prompts"
-        return f"completion filter {'on' if active else 'off'}: {because}, {basis}"
+        threshold = f"{config.entropy_threshold:.3f} nats per token"
+        meaning = f"a completion above {threshold} is left out of the update"
+        if not active:
+            meaning = f"all completions count, since many of this model's would lie above {threshold} from the start"
+            if config.completion_filter != "auto":
+                meaning = "all completions count"
+        return f"completion filter {'on' if active else 'off'}: {because}, {basis}; {meaning}"
 
     @staticmethod
     def path(folder: str | Path) -> Path:

@@ -24,18 +24,25 @@ def test_no_completion_is_an_error():
             InitialEntropy(0.412, 0.1, 16, 2),
             GTPOConfig(),
             "completion filter on: 0.412 < 0.693 nats, 16 completions of 2 prompts, which are few: the paper takes 100 "
-            "prompts",
+            "prompts; a completion above 0.693 nats per token is left out of the update",
         ),
         (
             InitialEntropy(0.8, 0.1, 800, 100),
             GTPOConfig(),
-            "completion filter off: 0.800 >= 0.693 nats, 800 completions of 100 prompts",
+            "completion filter off: 0.800 >= 0.693 nats, 800 completions of 100 prompts; all completions count, "
+            "since many of this model's would lie above 0.693 nats per token from the start",
         ),
         (
             InitialEntropy(0.8),
             GTPOConfig(completion_filter="always"),
             "completion filter on: completion_filter=always; initial entropy 0.800 nats, given as "
-            "algorithm.gtpo.initial_entropy",
+            "algorithm.gtpo.initial_entropy; a completion above 0.693 nats per token is left out of the update",
+        ),
+        (
+            InitialEntropy(0.4, 0.1, 800, 100),
+            GTPOConfig(completion_filter="never"),
+            "completion filter off: completion_filter=never; initial entropy 0.400 nats, 800 completions of 100 "
+            "prompts; all completions count",
         ),
     ],
 )
