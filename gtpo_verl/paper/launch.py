@@ -89,8 +89,9 @@ def progress_line(record: dict[str, Any], total: str) -> str:
 
 
 def closing_table(records: list[dict[str, Any]]) -> str:
-    """Means over the first and the last steps, as Markdown."""
-    ends = (records[:_WINDOW], records[-_WINDOW:])
+    """Means over the first and the last steps, as Markdown, without step 0, verl's validation before training."""
+    trained = [record for record in records if record["step"] > 0]
+    ends = (trained[:_WINDOW], trained[-_WINDOW:])
     names = [name for name, key in COLUMNS.items() if all(key in record for end in ends for record in end)]
     lines = [f"| steps | {' | '.join(names)} |", f"|{'---|' * (len(names) + 1)}"]
     for end in ends:

@@ -105,3 +105,9 @@ def test_rays_workers_get_the_loggers_variables_too(tmp_path, monkeypatch):
     launch.start_trainer(["python3", "-m", "verl.trainer.main_ppo", "seed=1"], tmp_path, tmp_path / "train.log")
     path = tmp_path / "verl_metrics.jsonl"
     assert f"++ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH='{path}'" in started["command"]
+
+
+def test_a_validation_before_training_is_no_step_of_the_closing_table():
+    steps = [{"step": step, "reward/score/mean": float(step)} for step in (1, 2)]
+    assert launch.closing_table([{"step": 0, "val-core/acc": 0.5}, *steps]) == launch.closing_table(steps)
+    assert "| 1 to 2 | 1.500 |" in launch.closing_table(steps)
