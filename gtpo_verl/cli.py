@@ -16,6 +16,7 @@ COMMANDS = {
     "initial-entropy": ("gtpo_verl.paper.measure", "measure a model's entropy before training, as the paper does"),
     "run": ("gtpo_verl.paper.launch", "start one of verl's trainers in a folder of its own, and watch it"),
     "export": ("gtpo_verl.paper.export", "write a checkpoint as a model or adapter for transformers and vLLM"),
+    "smoke": ("gtpo_verl.paper.smoke", "a few steps of a recipe with a small model: does it all work here?"),
     "evaluate": ("gtpo_verl.paper.evaluation", "pass@k and maj@k of verl's validation dumps"),
     "task": ("gtpo_verl.cpu.task", "make the data and the model of a run without an accelerator"),
     "view": ("gtpo_verl.view", "one HTML file that shows what GTPO does to each token of a run"),
