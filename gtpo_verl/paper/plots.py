@@ -7,7 +7,7 @@ same flattened, ``{"step": n, key: value}``. Runs with one label are seeds of on
 steps that all of them reached, in a band from the smallest to the largest seed. Curves are centred moving averages;
 the mean as it was logged stands faintly behind. Every figure is written as PNG and SVG.
 
-Needs matplotlib: ``pip install "gtpo-verl[plots]"``.
+Needs matplotlib.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ import threading
 from fractions import Fraction
 
 if importlib.util.find_spec("math_verify") is None:
-    raise ImportError("gtpo_verl.paper.reward needs math-verify: pip install 'gtpo-verl[reward]'")
+    raise ImportError("gtpo_verl.paper.reward needs math-verify: pip install math-verify")
 
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 MAX_ANSWER_CHARS = 300
