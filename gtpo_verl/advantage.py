@@ -4,7 +4,7 @@
 `compute_gtpo_outcome_advantage` computes the A_i from rewards, as GRPO does, and hands them to it.
 """
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +37,11 @@ class GTPOAdvantage(NamedTuple):
     conflicts: Conflicts
     conflict_weights: torch.Tensor
     completions: Completions
+
+    @property
+    def unweighted_advantages(self) -> torch.Tensor:
+        """(bs,), δ_i (A_i − γ⟨H⟩_i): the advantage of a token off the conflict mask."""
+        return torch.where(self.keep, self.group_advantages - self.regularizer, 0)
 
     @property
     def token_weights(self) -> torch.Tensor:
@@ -148,8 +153,8 @@ def weigh_tokens(
     _check_shapes(responses.shape, response_mask=response_mask, entropy=entropy)
     filter_active = config.filter_is_active(config.initial_entropy if initial_entropy is None else initial_entropy)
     mean_entropy = total_entropy(entropy, response_mask) / completions.lengths.clamp(min=1)
-    _check_finite("advantage", advantages)
-    _check_finite("entropy", mean_entropy)
+    check_finite("advantage", advantages, completions.uids)
+    check_finite("entropy", mean_entropy, completions.uids)
 
     keep = torch.ones_like(mean_entropy, dtype=torch.bool)
     if filter_active:
@@ -187,6 +192,7 @@ def compute_group_advantages(
     Raises:
         ValueError: a reward that is not finite.
     """
+    check_finite("reward", scores, completions.uids)
     groups = completions.groups
     member = groups >= 0
     rewards = scores.double()[groups]
@@ -202,7 +208,6 @@ def compute_group_advantages(
         deviation = deviation / (std + epsilon)
     advantages = scores.new_zeros(scores.shape, dtype=torch.promote_types(scores.dtype, torch.float32))
     advantages[groups[member]] = deviation[member].to(advantages.dtype)
-    _check_finite("reward", advantages)
     return advantages
 
 
@@ -215,9 +220,14 @@ def _check_shapes(shape: torch.Size, **tensors: torch.Tensor) -> None:
             )
 
 
-def _check_finite(name: str, values: torch.Tensor) -> None:
+def check_finite(name: str, values: torch.Tensor, uids: Sequence[Hashable]) -> None:
+    """Raise on the first of (bs,) values that is not finite.
+
+    Raises:
+        ValueError: naming the row, its uid and the value.
+    """
     if not values.isfinite().all():
         row = int((~values.isfinite()).nonzero()[0])
         raise ValueError(
-            f"the {name} of row {row} of the batch, or of its group, is not finite: find out why before training"
+            f"the {name} of row {row} (uid {uids[row]}) is {values[row].item()}: find out why before training"
         )

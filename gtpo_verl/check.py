@@ -36,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
         ("validate_config", "verl.utils.config", "validate_config"),
         ("V1 trainer", "verl.trainer.ppo.v1.trainer_base", "PPOTrainer._compute_advantage"),
         ("legacy trainer", "verl.trainer.ppo.ray_trainer", "RayPPOTrainer._compute_old_log_prob"),
+        ("advantages", "verl.trainer.ppo.ray_trainer", "compute_advantage"),
         ("metrics", "verl.trainer.ppo.metric_utils", "compute_data_metrics"),
     ):
         hooked = _hooked(module, path)

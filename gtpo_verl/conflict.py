@@ -108,7 +108,7 @@ def find_conflicts(responses: torch.Tensor, completions: Completions, advantages
             f"advantages has shape {tuple(advantages.shape)}: give one per completion, {responses.shape[:1]}"
         )
     sign = advantages.sign().to(torch.int8)
-    table = completions.groups
+    table = completions.same_prompt
     member_sign = torch.where(table >= 0, sign[table], 0)
     table = table[(member_sign > 0).any(-1) & (member_sign < 0).any(-1)]
     prefix_len, suffix_len = torch.zeros_like(completions.lengths), torch.zeros_like(completions.lengths)

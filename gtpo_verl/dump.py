@@ -113,6 +113,7 @@ class TokenDump:
         if initial_entropy is None:
             initial_entropy = self._initial_entropy(batch)
         completions = Completions(batch["response_mask"], uids)
+        completions.positions_by([(uid, tuple(ids.tolist())) for uid, ids in zip(uids, prompts, strict=True)])
         rewards = batch["token_level_rewards"].sum(-1)
         result = weigh_tokens(
             compute_group_advantages(rewards, completions, self.norm_adv_by_std_in_grpo),

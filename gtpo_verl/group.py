@@ -1,7 +1,8 @@
 """Groups of completions (one per prompt) and where the tokens of each completion stand."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 
+import numpy as np
 import torch
 
 # Elements of a block of rows: temporaries stay near the processor, and threads meet seldom.
@@ -25,6 +26,9 @@ class Completions:
     Attributes:
         lengths (torch.Tensor): (bs,) int64, own tokens of each completion; 0 marks padding rows, which are in no group.
         groups (torch.Tensor): (groups, size) int64, rows of each group, smallest groups first, padded with -1.
+        same_prompt (torch.Tensor): the same of the rows whose token positions may be compared: `groups`, unless
+            `positions_by` has split them.
+        uids (list): (bs,).
 
     Raises:
         ValueError: not one uid per row.
@@ -36,13 +40,18 @@ class Completions:
         self._response_length = response_mask.shape[1]
         self._flat: torch.Tensor | None = None
         self.lengths = response_mask.sum(-1, dtype=torch.int64)
-        self.groups = group_rows(index, self.lengths > 0)
+        self.uids = index.tolist() if isinstance(index, np.ndarray | torch.Tensor) else list(index)
+        self.groups = self.same_prompt = group_rows(self.uids, self.lengths > 0)
         if response_mask.numel():
             first_gap = response_mask.argmin(-1)
             has_holes = (first_gap != self.lengths) & (self.lengths != self._response_length)
             if has_holes.any():
                 self._flat = response_mask.reshape(-1).nonzero().squeeze(-1)
                 self._starts = self.lengths.cumsum(0) - self.lengths
+
+    def positions_by(self, prompts: Sequence[Hashable]) -> None:
+        """Compare token positions only between rows of equal `prompts`, (bs,), where those of a group may differ."""
+        self.same_prompt = group_rows(prompts, self.lengths > 0)
 
     def flat(self, rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
         """Where tokens stand in the flattened (bs * response_length,) responses.
@@ -56,7 +65,7 @@ class Completions:
         return self._flat[self._starts[rows] + numbers]
 
 
-def group_rows(index: Iterable[Hashable], members: torch.Tensor) -> torch.Tensor:
+def group_rows(index: Sequence[Hashable], members: torch.Tensor) -> torch.Tensor:
     """Table of the rows of each group, smallest groups first.
 
     Args:
@@ -66,11 +75,10 @@ def group_rows(index: Iterable[Hashable], members: torch.Tensor) -> torch.Tensor
     Returns:
         (groups, size of the largest group) int64; each line holds a group's rows, then -1.
     """
-    uids = index.tolist() if hasattr(index, "tolist") else list(index)
-    if len(uids) != len(members):
-        raise ValueError(f"index has {len(uids)} uids for {len(members)} rows: give one uid per row")
+    if len(index) != len(members):
+        raise ValueError(f"index has {len(index)} uids for {len(members)} rows: give one uid per row")
     number_of: dict[Hashable, int] = {}
-    number = torch.tensor([number_of.setdefault(uid, len(number_of)) for uid in uids], device=members.device)
+    number = torch.tensor([number_of.setdefault(uid, len(number_of)) for uid in index], device=members.device)
     rows = members.nonzero().squeeze(-1)
     if rows.numel() == 0:
         return rows.new_empty((0, 0))

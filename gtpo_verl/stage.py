@@ -1,26 +1,30 @@
 """GTPO between verl's old-log-prob pass and its update: the estimator, and what it needs beside rewards.
 
 verl hands an advantage estimator neither token ids nor entropy and takes no metrics from it. So the hooks of
-`gtpo_verl.verl_plugin` bring the former to a trainer's `GTPOStage` before the estimator runs, and take the latter away.
+`gtpo_verl.verl_plugin` give every row of the trainer's batch what GTPO needs of it (`gtpo_verl.rows`), show the batch
+to the estimator, and log the metrics of the trainer's `GTPOStage` afterwards.
 """
 
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
 import torch
 from omegaconf import OmegaConf
 
 from gtpo_verl import preflight
-from gtpo_verl.advantage import compute_group_advantages, weigh_tokens
+from gtpo_verl.advantage import GTPOAdvantage, check_finite, compute_group_advantages, weigh_tokens
 from gtpo_verl.entropy import compute_trajectory_entropy
 from gtpo_verl.group import Completions
 from gtpo_verl.initial_entropy import InitialEntropy
 from gtpo_verl.loss import compute_policy_loss_gtpo
 from gtpo_verl.metrics import compute_gtpo_metrics
+from gtpo_verl.rows import ENTROPY, RESPONSE_MASK, RESPONSES, ROW, final_outputs
 
 logger = logging.getLogger("gtpo_verl")
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
@@ -29,6 +33,7 @@ problems: list[str] = []
 """What keeps GTPO from running in this process; empty if nothing does."""
 
 _current: ContextVar["GTPOStage | None"] = ContextVar("gtpo_stage", default=None)
+_batch: ContextVar[Any] = ContextVar("gtpo_batch", default=None)
 
 
 def name_problems(names: Iterable[tuple[str, str]]) -> list[str]:
@@ -67,6 +72,16 @@ def raise_problems(config: Any = None) -> None:
         raise RuntimeError("GTPO cannot run: " + "; ".join(found))
 
 
+@contextmanager
+def estimating(batch: Any) -> Iterator[None]:
+    """Show the estimator the batch (a TensorDict) that verl computes advantages of."""
+    token = _batch.set(batch)
+    try:
+        yield
+    finally:
+        _batch.reset(token)
+
+
 class GTPOStage:
     """The advantage stage of one trainer: initial entropy, advantages and metrics of each batch.
 
@@ -87,8 +102,8 @@ class GTPOStage:
         self.checkpoints = config.trainer.default_local_dir
         self.initial_entropy: InitialEntropy | None = None
         self._resumed = global_steps > 1
-        self._batch: dict[str, torch.Tensor] = {}
         self._metrics: dict[str, float] = {}
+        self._told_of_sessions = False
         if self.config.initial_entropy is not None:
             self._settle(InitialEntropy(self.config.initial_entropy))
         elif self._resumed:
@@ -100,9 +115,10 @@ class GTPOStage:
 
     @classmethod
     def of(cls, trainer: Any) -> "GTPOStage":
-        """The stage of a trainer, made at its first batch."""
+        """The stage of a trainer, made at its first batch; the estimator's calls are for it from now on."""
         if not hasattr(trainer, "_gtpo_stage"):
             trainer._gtpo_stage = cls(trainer.config, trainer.global_steps)
+        _current.set(trainer._gtpo_stage)
         return trainer._gtpo_stage
 
     @staticmethod
@@ -111,85 +127,113 @@ class GTPOStage:
         stage = _current.get()
         return stage.take_metrics() if stage else {}
 
-    def collect(
-        self, responses: torch.Tensor, entropy: torch.Tensor, response_mask: torch.Tensor, row_len: torch.Tensor
-    ) -> None:
-        """Take what the next call of the estimator needs, rows in the order in which it will get them.
+    def estimate(
+        self, batch: Any, token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Advantages of a batch; its metrics are then in `take_metrics`.
+
+        Where an agent loop's session has several outputs, its last one stands for it, as in verl's `grpo`: group
+        statistics, entropy, conflicts and metrics are those of the last outputs. The other outputs of a session get
+        its δ(A − γ⟨H⟩) with λ = 1 on all their tokens, since their prompts are others.
 
         Args:
-            responses, entropy, response_mask: (bs, response_length), as for `compute_gtpo_outcome_advantage`.
-            row_len (torch.Tensor): (bs,), length of each response, tool output included.
-        """
-        self._batch = {"responses": responses, "entropy": entropy, "response_mask": response_mask, "row_len": row_len}
-        _current.set(self)
-
-    def estimate(
-        self, token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Advantages of the collected batch; its metrics are then in `take_metrics`.
+            batch: the trainer's TensorDict; the fields that only GTPO needs are taken out of it.
+            token_level_rewards, response_mask, index: as for `compute_gtpo_outcome_advantage`.
 
         Raises:
-            RuntimeError: these are not the collected rows.
+            ValueError: a reward, entropy or log-probability that is not finite; the message names uid and row.
         """
         start = time.perf_counter()
-        batch, self._batch = self._batch, {}
-        if response_mask.shape != batch["response_mask"].shape or (response_mask > batch["response_mask"]).any():
-            raise RuntimeError("the trainer changed the rows of the batch after its old-log-prob pass")
-        if self.initial_entropy is None and not self._resumed:
-            entropy = compute_trajectory_entropy(batch["entropy"], batch["response_mask"])
-            self._settle(InitialEntropy.measure(entropy, batch["response_mask"].sum(-1), index))
-        initial_entropy = self.initial_entropy.value if self.initial_entropy else None
-        completions = Completions(batch["response_mask"], index)
-        group_advantages = compute_group_advantages(
-            token_level_rewards.sum(-1), completions, self.norm_adv_by_std_in_grpo
-        )
-        result = weigh_tokens(
-            group_advantages,
-            completions,
-            batch["responses"],
-            batch["response_mask"],
-            batch["entropy"],
-            self.config,
-            initial_entropy,
-        )
-        truncated = batch["row_len"] >= self.max_response_length
-        self._metrics = compute_gtpo_metrics(result, self.config, initial_entropy, truncated)
-        advantages = result.advantages
+        entropy, row = batch.pop(ENTROPY), batch.pop(ROW)
+        responses = batch.pop(RESPONSES) if RESPONSES in batch.keys() else batch["responses"]
         # verl's rollout correction may have rejected tokens: they get no advantage, but keep their position and group.
-        if not torch.equal(response_mask, batch["response_mask"]):
+        own_mask = batch.pop(RESPONSE_MASK) if RESPONSE_MASK in batch.keys() else response_mask
+        _check_log_probs(batch, own_mask, index)
+        final, session_of_row = final_outputs(row)
+        if len(final) == len(row):
+            result = self._weigh(token_level_rewards, own_mask, responses, entropy, row, index)
+            advantages = result.advantages
+        else:
+            self._tell_of_sessions(len(row), len(final))
+            own = token_level_rewards[final], own_mask[final], responses[final], entropy[final], row[final]
+            result = self._weigh(*own, index=np.asarray(index, dtype=object)[final.numpy()])
+            advantages = result.unweighted_advantages[session_of_row].unsqueeze(-1) * own_mask
+            advantages[final] = result.advantages
+        if own_mask is not response_mask:
             advantages = advantages * response_mask
         self._metrics["timing_s/gtpo"] = time.perf_counter() - start
         return advantages, advantages
+
+    def _weigh(
+        self,
+        token_level_rewards: torch.Tensor,
+        response_mask: torch.Tensor,
+        responses: torch.Tensor,
+        entropy: torch.Tensor,
+        row: torch.Tensor,
+        index: Any,
+    ) -> GTPOAdvantage:
+        """GTPO on one output per session, and its metrics."""
+        response_len, prompt, _, _ = row.unbind(-1)
+        completions = Completions(response_mask, index)
+        if self.initial_entropy is None and not self._resumed:
+            trajectory_entropy = compute_trajectory_entropy(entropy, response_mask)
+            self._settle(InitialEntropy.measure(trajectory_entropy, completions.lengths, index))
+        initial_entropy = self.initial_entropy.value if self.initial_entropy else None
+        group_advantages = compute_group_advantages(
+            token_level_rewards.sum(-1), completions, self.norm_adv_by_std_in_grpo
+        )
+        if prompt.any():  # positions are compared between answers to the same prompt only
+            completions.positions_by(list(zip(index, prompt.tolist(), strict=True)))
+        result = weigh_tokens(
+            group_advantages, completions, responses, response_mask, entropy, self.config, initial_entropy
+        )
+        truncated = response_len >= self.max_response_length
+        self._metrics = compute_gtpo_metrics(result, self.config, initial_entropy, truncated)
+        return result
 
     def take_metrics(self) -> dict[str, float]:
         """The metrics of the last batch, once."""
         metrics, self._metrics = self._metrics, {}
         return metrics
 
-    @property
-    def has_batch(self) -> bool:
-        """Whether a batch was collected that no estimate was made of yet."""
-        return bool(self._batch)
-
     def _settle(self, initial_entropy: InitialEntropy) -> None:
         self.initial_entropy = initial_entropy
         path = initial_entropy.save(self.checkpoints)
         logger.info("GTPO %s; written to %s", initial_entropy.decision(self.config), path)
 
+    def _tell_of_sessions(self, rows: int, sessions: int) -> None:
+        if not self._told_of_sessions:
+            logger.warning(
+                "GTPO: the agent loop made %d outputs in %d sessions; the last output of a session stands for it. verl "
+                "counts its mini-batches in outputs, so it may update more often than once per rollout, where the "
+                "gtpo loss does not clip",
+                rows,
+                sessions,
+            )
+        self._told_of_sessions = True
+
+
+def _check_log_probs(batch: Any, response_mask: torch.Tensor, index: Any) -> None:
+    for name in ("old_log_probs", "rollout_log_probs"):
+        if name in batch.keys() and not batch[name].sum().isfinite():
+            per_row = torch.where(response_mask.bool(), batch[name], 0).sum(-1)
+            check_finite(name, per_row, index)
+
 
 def estimate_gtpo_advantage(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, config: Any = None, index: Any = None, **kwargs: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """verl's advantage estimator `gtpo`: `compute_gtpo_outcome_advantage` on what the trainer's hook collected.
+    """verl's advantage estimator `gtpo`: `compute_gtpo_outcome_advantage` on the trainer's batch.
 
     Raises:
         RuntimeError: it was called by a trainer of which GTPO has no hook.
     """
     raise_problems()
-    stage = _current.get()
-    if stage is None or not stage.has_batch:
+    stage, batch = _current.get(), _batch.get()
+    if stage is None or batch is None or ENTROPY not in batch.keys():
         raise RuntimeError(
             "algorithm.adv_estimator=gtpo was called without token ids and entropy, by a trainer that gtpo_verl does "
             "not know; use verl's own trainers, through verl.trainer.main_ppo"
         )
-    return stage.estimate(token_level_rewards, response_mask, index)
+    return stage.estimate(batch, token_level_rewards, response_mask, index)

@@ -6,8 +6,8 @@ Loading it only leaves post-import hooks, so a process that never trains pays ne
 - `core_algos`: registers the advantage estimator and the policy loss, as `gtpo` and as `gtpo_trajectory`.
 - `verl.utils.config`: `validate_config`, which verl calls before any worker is up, runs GTPO's preflight.
 - `tracking` and the trainers' `fit`: the watch for collapse, under any estimator that asks for it.
-- the trainers: what the estimator needs is collected on the driver just before verl calls it (`gtpo_verl.stage`), and
-  its metrics are logged after that. Where a token dump is asked for, the step's batch is handed to `gtpo_verl.dump`.
+- the trainers: each row of the batch gets the fields that the estimator needs (`gtpo_verl.rows`), and the metrics are
+  logged. Where a token dump is asked for, the step's batch is handed to `gtpo_verl.dump`.
 
 A verl that has GTPO of its own serves `gtpo` itself; this plugin then serves `gtpo_trajectory` only.
 
@@ -32,7 +32,7 @@ import wrapt
 from omegaconf import OmegaConf
 from packaging.version import InvalidVersion, Version
 
-from gtpo_verl import collapse, preflight, stage
+from gtpo_verl import collapse, preflight, rows, stage
 from gtpo_verl.collapse import TrainerWatch
 from gtpo_verl.dump import TokenDump
 from gtpo_verl.loss import compute_policy_loss_gtpo
@@ -140,28 +140,28 @@ def _check_trainer(config: Any) -> None:
         )
 
 
-def _hook_v1_trainer(module: ModuleType) -> None:
-    fields = ["responses", "entropy", "response_mask"]
-
+def _hook_v1_trainer(module: Any) -> None:
     def compute_advantage(wrapped: Callable, trainer: Any, args: tuple, kwargs: dict) -> Any:
         if not _serves(trainer.config):
             return wrapped(*args, **kwargs)
         batch, metrics = _batch_and_metrics(*args, **kwargs)
         gtpo = GTPOStage.of(trainer)
-        start = time.perf_counter()
-        data = _fetch(module.tq, batch, fields)
-        row_len = data["responses"].offsets().diff()
-        padded = data.select(*fields).to_padded_tensor()
-        gtpo.collect(padded["responses"], padded["entropy"], padded["response_mask"], row_len)
-        fetched = time.perf_counter() - start
-        batch = wrapped(*args, **kwargs)
+        tq, module.tq = module.tq, rows.QueueWithGTPO(module.tq, batch.keys, _rejects(trainer.config))
+        try:
+            batch = wrapped(*args, **kwargs)
+        finally:
+            module.tq = tq
         metrics.update(gtpo.take_metrics())
-        metrics["timing_s/gtpo"] += fetched
         return batch
 
     _wrap(module, "PPOTrainer._compute_advantage", compute_advantage, "batch", "metrics")
     _hook_v1_dump(module)
     _hook_fit(module, "PPOTrainer")
+
+
+def _rejects(config: Any) -> bool:
+    """Whether verl may take tokens out of `response_mask` before it computes advantages."""
+    return OmegaConf.select(config, "algorithm.rollout_correction.rollout_rs") is not None
 
 
 def _hook_v1_dump(module: ModuleType) -> None:
@@ -201,13 +201,17 @@ def _hook_legacy_trainer(module: ModuleType) -> None:
     def compute_old_log_prob(wrapped: Callable, trainer: Any, args: tuple, kwargs: dict) -> Any:
         result = wrapped(*args, **kwargs)
         if _serves(trainer.config):
-            batch = (kwargs["batch"] if "batch" in kwargs else args[0]).batch
-            responses, response_mask = batch["responses"], batch["response_mask"]
-            row_len = batch["attention_mask"][:, -responses.shape[1] :].sum(-1)
-            GTPOStage.of(trainer).collect(responses, result[0].batch["entropys"], response_mask, row_len)
+            GTPOStage.of(trainer)
+            data = kwargs["batch"] if "batch" in kwargs else args[0]
+            rows.add_to(result[0].batch, data, _rejects(trainer.config))
         return result
 
+    def compute_advantage(wrapped: Callable, instance: None, args: tuple, kwargs: dict) -> Any:
+        with stage.estimating((kwargs["data"] if "data" in kwargs else args[0]).batch):
+            return wrapped(*args, **kwargs)
+
     _wrap(module, "RayPPOTrainer._compute_old_log_prob", compute_old_log_prob, "batch")
+    _wrap(module, "compute_advantage", compute_advantage, "data")
     _hook_legacy_dump(module)
     _hook_fit(module, "RayPPOTrainer")
 

@@ -95,6 +95,7 @@ def v1_step(trainer: Any, rows: dict[str, Any]) -> torch.Tensor:
 
     size = len(rows["uid"])
     stored = {name: _nested(values) for name, values in rows.items() if name != "uid"}
+    stored["prompts"] = _nested([torch.ones(1, dtype=torch.int64)] * size)
     stored["uid"] = NonTensorStack(*rows["uid"])
     put: dict[str, Any] = {}
     trainer_base.tq = SimpleNamespace(
@@ -103,7 +104,8 @@ def v1_step(trainer: Any, rows: dict[str, Any]) -> torch.Tensor:
         ),
         kv_batch_put=lambda keys, partition_id, fields: put.update(fields),
     )
-    batch = KVBatchMeta(keys=[f"{i}_0_0" for i in range(size)], partition_id="train", tags=[{}] * size)
+    keys = [f"{uid}_{i}_0" for i, uid in enumerate(rows["uid"])]
+    batch = KVBatchMeta(keys=keys, partition_id="train", tags=[{}] * size)
     trainer_base.PPOTrainer._compute_advantage.__get__(trainer)(batch, {})
     return put["advantages"].values()
 
@@ -135,7 +137,9 @@ def legacy_step(trainer: Any, rows: dict[str, Any]) -> torch.Tensor:
     trainer.actor_rollout_wg = SimpleNamespace(
         compute_log_prob=lambda batch: output_0_7 if isinstance(batch, DataProto) else output
     )
-    ray_trainer.RayPPOTrainer._compute_old_log_prob.__get__(trainer)(data)
+    old_log_prob, _ = ray_trainer.RayPPOTrainer._compute_old_log_prob.__get__(trainer)(data)
+    old_log_prob.batch.pop("entropys")
+    data = data.union(old_log_prob)
     data.batch["token_level_rewards"] = padded["rm_scores"]
     data = ray_trainer.compute_advantage(data, adv_estimator="gtpo", config=trainer.config.algorithm)
     return data.batch["advantages"][real.bool()]

@@ -20,6 +20,7 @@ def make_rows():
         score[-1] = reward
     return {
         "uid": UIDS,
+        "prompts": [torch.full((3,), ord(uid[0])) for uid in UIDS],
         "responses": [torch.randint(1, 4, (n,), generator=generator) for n in LENGTHS],
         "response_mask": masks,
         "rm_scores": scores,

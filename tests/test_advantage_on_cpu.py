@@ -15,6 +15,7 @@ from gtpo_verl import (
     compute_gtpo_token_advantages,
     compute_trajectory_entropy,
 )
+from gtpo_verl.metrics import compute_gtpo_metrics
 
 LN2 = math.log(2)
 ALL_OFF = GTPOConfig(entropy_coeff=0, completion_filter="never", conflict_span="none")
@@ -101,6 +102,86 @@ def test_equal_rewards_give_exactly_zero_and_no_conflict(two_completions):
     assert (advantages == 0).all()
     advantages, _ = compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3)
     torch.testing.assert_close(advantages, -0.1 * torch.tensor([[0.25] * 4, [0.5] * 4]))
+
+
+def test_three_equal_rewards_whose_mean_is_rounded_give_no_sign():
+    """The mean of three float64 0.1 is not 0.1: the residue over a std of 0 must not become an advantage."""
+    batch = {
+        "response_mask": torch.ones(3, 2, dtype=torch.int64),
+        "index": ["p"] * 3,
+        "responses": torch.tensor([[5, 9]] * 3),
+        "entropy": torch.zeros(3, 2),
+    }
+    rewards = torch.tensor([[0.0, 0.1]] * 3, dtype=torch.float64)
+    assert rewards.sum() / 3 != 0.1
+    for norm in (True, False):
+        advantages, _ = compute_gtpo_outcome_advantage(
+            rewards, **batch, initial_entropy=0.3, norm_adv_by_std_in_grpo=norm
+        )
+        assert (advantages == 0).all()
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e-6, 1e6, 1e20])
+@pytest.mark.parametrize("norm", [True, False])
+def test_rewards_of_any_size_keep_their_signs_and_the_papers_advantage(two_completions, scale, norm):
+    two_completions["token_level_rewards"] *= scale
+    advantages, _ = compute_gtpo_outcome_advantage(
+        **two_completions,
+        config=GTPOConfig(entropy_coeff=0, completion_filter="never"),
+        norm_adv_by_std_in_grpo=norm,
+    )
+    a = 5 * scale / (math.sqrt(50) * scale + 1e-6) if norm else 5 * scale
+    torch.testing.assert_close(advantages, torch.tensor([[2 * a, a, a, 2 * a], [0, -a, -a, 0]]), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("size", [2, 512])
+def test_groups_of_any_size_equal_the_slow_reference(size):
+    generator = torch.Generator().manual_seed(size)
+    rewards = torch.randint(0, 3, (size,), generator=generator).tolist()
+    lengths = torch.randint(0, 5, (size,), generator=generator)
+    batch = {
+        "response_mask": (torch.arange(4) < lengths.unsqueeze(-1)).long(),
+        "index": ["p"] * size,
+        "responses": torch.randint(0, 3, (size, 4), generator=generator),
+        "entropy": torch.rand(size, 4, generator=generator),
+    }
+    rewards = [float(r) if n else 0.0 for r, n in zip(rewards, lengths, strict=True)]
+    token_level_rewards = at_last_token(rewards, batch["response_mask"])
+    fast, _ = compute_gtpo_outcome_advantage(token_level_rewards, **batch, initial_entropy=0.3)
+    columns = (batch["response_mask"].tolist(), batch["index"], batch["responses"].tolist(), batch["entropy"].tolist())
+    slow = slow_advantages(rewards, *columns, GTPOConfig(), 0.3, True, 1e-6)
+    torch.testing.assert_close(fast, torch.tensor(slow), rtol=1e-5, atol=1e-5)
+
+
+def test_responses_of_no_token_one_and_32768_share_a_group():
+    """Two completions of 32,768 equal tokens conflict everywhere, one of a single token on its only one."""
+    long = 32_768
+    response_mask = (torch.arange(long) < torch.tensor([[long], [long], [1], [0]])).long()
+    responses = torch.full((4, long), 7)
+    entropy = torch.full((4, long), 0.25, dtype=torch.bfloat16)
+    rewards = at_last_token([1.0, 0.0, 0.0, 0.0], response_mask)
+    advantages, _ = compute_gtpo_outcome_advantage(
+        rewards, response_mask, ["p"] * 4, responses, entropy, initial_entropy=0.3
+    )
+    a = 2 / 3 / (math.sqrt(1 / 3) + 1e-6)
+    torch.testing.assert_close(advantages[0], torch.full((long,), 2 * (a - 0.025)))
+    assert (advantages[1:] == 0).all()
+    responses[0] += 1
+    advantages, _ = compute_gtpo_outcome_advantage(
+        rewards, response_mask, ["p"] * 4, responses, entropy, initial_entropy=0.3
+    )
+    torch.testing.assert_close(advantages[1], torch.full((long,), -a / 2 - 0.025))
+    torch.testing.assert_close(advantages[2, 0], advantages[1, 0])
+
+
+def test_a_batch_of_which_all_is_filtered_gives_zeros_and_is_counted(two_completions):
+    config = GTPOConfig(completion_filter="always", entropy_threshold=0.01)
+    advantages, _ = compute_gtpo_outcome_advantage(**two_completions, config=config)
+    assert (advantages == 0).all()
+    del two_completions["token_level_rewards"]
+    result = compute_gtpo_token_advantages(torch.tensor([1.0, -1.0]), **two_completions, config=config)
+    metrics = compute_gtpo_metrics(result, config, None, torch.tensor([False, False]))
+    assert metrics["gtpo/filter/dropped_frac"] == metrics["gtpo/filter/dropped_groups"] == 1
 
 
 def test_group_of_one_has_no_relative_advantage(two_completions):
@@ -231,12 +312,15 @@ def test_settings_may_come_as_verls_algorithm_config(two_completions):
 
 def test_values_that_are_not_finite_are_an_error(two_completions):
     two_completions["entropy"][1, 2] = torch.nan
-    with pytest.raises(ValueError, match="entropy of row 1"):
+    with pytest.raises(ValueError, match=r"entropy of row 1 \(uid p\) is nan"):
         compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3)
     two_completions["entropy"][1, 2] = 0.1
     two_completions["token_level_rewards"][0, 3] = torch.inf
-    with pytest.raises(ValueError, match="reward of row 0"):
+    with pytest.raises(ValueError, match=r"reward of row 0 \(uid p\) is inf"):
         compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3)
+    del two_completions["token_level_rewards"]
+    with pytest.raises(ValueError, match=r"advantage of row 1 \(uid p\) is nan"):
+        compute_gtpo_token_advantages(torch.tensor([1.0, torch.nan]), **two_completions, initial_entropy=0.3)
 
 
 def test_shapes_that_do_not_fit_are_an_error(two_completions):

@@ -132,9 +132,9 @@ def test_the_v1_trainer_dumps_what_the_loss_gets(compose_config, rows, monkeypat
         "data.max_response_length=6", f"algorithm.adv_estimator={estimator}", f"+algorithm.gtpo.dump_dir={folder}"
     )
     for trainer.global_steps in (1, 2):
-        queue = Queue(rows)
-        monkeypatch.setattr(v1.trainer_base, "tq", queue)
         keys = [f"{uid}_{i}_0" for i, uid in enumerate(UIDS)]
+        queue = Queue(rows, keys)
+        monkeypatch.setattr(v1.trainer_base, "tq", queue)
         metrics = {}
         trainer._compute_advantage(v1.KVBatchMeta(partition_id="train", keys=keys, tags=[{}] * 6), metrics=metrics)
         assert ("timing_s/gtpo_dump" in metrics) == (trainer.global_steps == 1)
@@ -151,7 +151,9 @@ def test_the_legacy_trainer_dumps_what_the_loss_gets(legacy_trainer, legacy_batc
     with open_dict(trainer.config):
         trainer.config.algorithm.adv_estimator = estimator
         trainer.config.algorithm.gtpo.dump_dir = str(folder)
-    trainer._compute_old_log_prob(batch)
+    old_log_prob, _ = trainer._compute_old_log_prob(batch)
+    old_log_prob.batch.pop("entropys")
+    batch = batch.union(old_log_prob)
     batch.batch["token_level_rewards"] = padded(rows, "rm_scores")
     batch.batch["old_log_probs"] = padded(rows, "old_log_probs")
     batch = compute_advantage(batch, adv_estimator=estimator, config=trainer.config.algorithm)

@@ -12,7 +12,7 @@ from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.utils.tensordict_utils import get_tensordict
 
-from gtpo_verl import stage
+from gtpo_verl import GTPOConfig, stage
 
 
 @pytest.fixture
@@ -46,13 +46,21 @@ def batch(rows):
     return DataProto.from_dict(tensors, non_tensors={"uid": np.array(UIDS, dtype=object)})
 
 
-def test_advantages_are_those_of_the_bare_function_and_the_metrics_are_logged(trainer, batch, rows):
-    """The three calls that `fit` makes, in its order."""
-    trainer._compute_old_log_prob(batch)
+def old_log_prob_pass(trainer, batch, rows):
+    """What `fit` does before it computes advantages, in its order."""
+    old_log_prob, _ = trainer._compute_old_log_prob(batch)
+    old_log_prob.batch.pop("entropys")
+    batch = batch.union(old_log_prob)
     batch.batch["token_level_rewards"] = batch.batch["token_level_scores"] = padded(rows, "rm_scores")
+    return batch
+
+
+def test_advantages_are_those_of_the_bare_function_and_the_metrics_are_logged(trainer, batch, rows):
+    batch = old_log_prob_pass(trainer, batch, rows)
     batch = compute_advantage(batch, adv_estimator="gtpo", config=trainer.config.algorithm)
     initial_entropy = real_mean_entropy(rows)
     torch.testing.assert_close(batch.batch["advantages"], expected(rows, initial_entropy=initial_entropy))
+    assert not any(key.startswith("gtpo_") for key in batch.batch.keys())
 
     metrics = ray_trainer.compute_data_metrics(batch=batch, use_critic=False)
     assert metrics["gtpo/entropy/initial"] == pytest.approx(initial_entropy)
@@ -61,37 +69,68 @@ def test_advantages_are_those_of_the_bare_function_and_the_metrics_are_logged(tr
     assert "gtpo/entropy/initial" not in ray_trainer.compute_data_metrics(batch=batch, use_critic=False)
 
 
-def test_what_was_collected_serves_one_call_of_the_estimator(trainer, batch, rows):
-    trainer._compute_old_log_prob(batch)
-    batch.batch["token_level_rewards"] = padded(rows, "rm_scores")
+def test_the_alias_computes_the_same(trainer, batch, rows):
+    trainer.config.algorithm.adv_estimator = "gtpo_trajectory"
+    batch = old_log_prob_pass(trainer, batch, rows)
+    batch = compute_advantage(batch, adv_estimator="gtpo_trajectory", config=trainer.config.algorithm)
+    torch.testing.assert_close(batch.batch["advantages"], expected(rows, initial_entropy=real_mean_entropy(rows)))
+
+
+def test_rows_without_entropy_are_an_error(trainer, batch, rows):
+    batch = old_log_prob_pass(trainer, batch, rows)
     compute_advantage(batch, adv_estimator="gtpo", config=trainer.config.algorithm)
-    with pytest.raises(RuntimeError, match="without token ids and entropy"):
+    with pytest.raises(RuntimeError, match="without token ids and entropy"):  # it served once
         compute_advantage(batch, adv_estimator="gtpo", config=trainer.config.algorithm)
 
 
-def test_rows_that_are_not_those_collected_are_an_error(trainer, batch, rows):
-    trainer._compute_old_log_prob(batch)
-    batch.batch["token_level_rewards"] = padded(rows, "rm_scores")
-    batch.reorder(torch.tensor([5, 1, 2, 3, 4, 0]))
-    with pytest.raises(RuntimeError, match="changed the rows"):
-        compute_advantage(batch, adv_estimator="gtpo", config=trainer.config.algorithm)
+def test_entropy_moves_with_the_rows(trainer, batch, rows):
+    """A trainer may reorder, drop and join rows between its old-log-prob pass and the estimator, as DAPO's does."""
+    trainer.config.algorithm.gtpo.initial_entropy = 0.3
+    batch = old_log_prob_pass(trainer, batch, rows)
+    whole = expected(rows, initial_entropy=0.3)
+    reordered = batch[[5, 1, 2, 3, 4, 0]]
+    joined = DataProto.concat([batch[[1, 0, 3]], batch[[5, 2, 4]]])
+    for changed, order in ((reordered, [5, 1, 2, 3, 4, 0]), (joined, [1, 0, 3, 5, 2, 4]), (batch[[5, 2]], [5, 2])):
+        compute_advantage(changed, adv_estimator="gtpo", config=trainer.config.algorithm)
+        torch.testing.assert_close(changed.batch["advantages"], whole[order])
 
 
 def test_grpo_in_the_same_process_is_verls(trainer, batch, rows):
     trainer.config.algorithm.adv_estimator = "grpo"
-    trainer._compute_old_log_prob(batch)
-    batch.batch["token_level_rewards"] = batch.batch["token_level_scores"] = padded(rows, "rm_scores")
+    batch = old_log_prob_pass(trainer, batch, rows)
     batch = compute_advantage(batch, adv_estimator="grpo", config=trainer.config.algorithm)
     assert not any(key.startswith("gtpo/") for key in ray_trainer.compute_data_metrics(batch=batch, use_critic=False))
-    assert not hasattr(trainer, "_gtpo_stage")
+    assert not hasattr(trainer, "_gtpo_stage") and not any(key.startswith("gtpo_") for key in batch.batch.keys())
 
 
-def test_rejected_tokens_keep_their_position_and_get_no_advantage(compose_config, rows):
-    """verl's rollout correction zeroes the mask of rejected tokens after the batch was collected."""
-    gtpo = stage.GTPOStage(compose_config("algorithm.gtpo.initial_entropy=0.3"), global_steps=1)
-    fields = {k: padded(rows, k) for k in ("responses", "entropy", "response_mask")}
-    gtpo.collect(**fields, row_len=torch.tensor(LENGTHS))
-    kept = fields["response_mask"].clone()
+def test_rejected_tokens_keep_their_position_and_get_no_advantage(trainer, batch, rows):
+    """verl's rollout correction takes them out of the mask after the old-log-prob pass."""
+    trainer.config.algorithm.gtpo.initial_entropy = 0.3
+    trainer.config.algorithm.rollout_correction.rollout_rs = "token_k1"
+    batch = old_log_prob_pass(trainer, batch, rows)
+    kept = batch.batch["response_mask"].clone()
     kept[0, 0] = 0
-    advantages, _ = gtpo.estimate(padded(rows, "rm_scores"), kept, np.array(UIDS))
-    torch.testing.assert_close(advantages, expected(rows, initial_entropy=0.3) * kept)
+    batch.batch["response_mask"] = kept
+    compute_advantage(batch, adv_estimator="gtpo", config=trainer.config.algorithm)
+    torch.testing.assert_close(batch.batch["advantages"], expected(rows, initial_entropy=0.3) * kept)
+
+
+def test_prompts_that_differ_within_a_group_share_no_positions(trainer, batch, rows):
+    trainer.config.algorithm.gtpo.initial_entropy = 0.3
+    rows["responses"][2][0] = rows["responses"][5][0] = 7
+    batch.batch["responses"] = padded(rows, "responses")
+    batch.batch["prompts"][5] = 2
+    batch = old_log_prob_pass(trainer, batch, rows)
+    compute_advantage(batch, adv_estimator="gtpo", config=trainer.config.algorithm)
+    plain = expected(rows, config=GTPOConfig(conflict_span="none"), initial_entropy=0.3)
+    torch.testing.assert_close(batch.batch["advantages"][[2, 5]], plain[[2, 5]])
+    assert not torch.equal(expected(rows, initial_entropy=0.3)[[2, 5]], plain[[2, 5]])
+
+
+@pytest.mark.parametrize(("field", "name"), [("token_level_rewards", "reward"), ("old_log_probs", "old_log_probs")])
+def test_a_value_that_is_not_finite_is_an_error_that_names_uid_and_row(trainer, batch, rows, field, name):
+    trainer.config.algorithm.gtpo.initial_entropy = 0.3
+    batch = old_log_prob_pass(trainer, batch, rows)
+    batch.batch[field][2, 1] = torch.nan
+    with pytest.raises(ValueError, match=rf"the {name} of row 2 \(uid q\) is nan"):
+        compute_advantage(batch, adv_estimator="gtpo", config=trainer.config.algorithm)

@@ -11,7 +11,7 @@ import pytest
 import ray.cloudpickle
 import verl
 from omegaconf import open_dict
-from verl.trainer.ppo import core_algos, metric_utils
+from verl.trainer.ppo import core_algos, metric_utils, ray_trainer
 from verl.utils import config as verl_config
 
 from gtpo_verl import stage, verl_plugin
@@ -175,6 +175,8 @@ def test_a_function_that_takes_other_arguments_is_not_hooked(fresh_problems):
     class PPOTrainer:
         def _compute_advantage(self, batch): ...
 
+        def fit(self): ...
+
     module = SimpleNamespace(__name__="verl.trainer.ppo.v1.trainer_base", PPOTrainer=PPOTrainer)
     before = PPOTrainer._compute_advantage
     verl_plugin._hook_v1_trainer(module)
@@ -228,7 +230,9 @@ def test_report_says_that_verl_did_not_load_the_plugin():
     assert "set VERL_USE_EXTERNAL_MODULES=gtpo_verl.verl_plugin" in run_python(code, **NOT_LOADED)
 
 
-@pytest.mark.parametrize("hook", [verl_config.validate_config, metric_utils.compute_data_metrics])
+@pytest.mark.parametrize(
+    "hook", [verl_config.validate_config, metric_utils.compute_data_metrics, ray_trainer.compute_advantage]
+)
 def test_hook_can_be_sent_to_a_ray_worker(hook):
     """Up to verl 0.8.0 `main_ppo` pickles its TaskRunner with the functions that it calls."""
     assert hasattr(hook, "__wrapped__")
