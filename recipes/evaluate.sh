@@ -4,8 +4,8 @@
 #   bash recipes/evaluate.sh CHECKPOINT [override…]
 #   LABEL=Qwen/GSM8K/GTPO bash recipes/evaluate.sh outputs/NAME/checkpoints/global_step_7473
 #
-# CHECKPOINT is a folder global_step_N of run_gtpo_*.sh (FSDP) or run_sft.sh, or a model in Hugging Face format: a folder
-# or its name on the Hub.
+# CHECKPOINT is a folder global_step_N of run_*.sh, or a model in Hugging Face format: a folder or its name on the Hub.
+# An evaluation that was interrupted goes on with the batches that it lacks.
 set -xeuo pipefail
 checkpoint=${1:?usage: bash recipes/evaluate.sh CHECKPOINT [override…]}
 shift
@@ -15,65 +15,91 @@ source recipes/common.sh
 
 # ---- user-adjustable ----
 datasets=${DATASETS:-gsm8k math aime2024 aime2025 amc2023}
-samples=${SAMPLES:-64}                  # completions of every question
+data_root=${DATA_ROOT:-data}
+samples=${SAMPLES:-64}                                  # completions of every question
+batch=${BATCH:-256}                                     # questions sampled at once; lost if it is interrupted
 name=$(basename "$checkpoint")
 case $name in global_step_*) name=$(basename "$(dirname "$(dirname "$checkpoint")")")_$name ;; esac
-label=${LABEL:-model/data/$name}        # MODEL/TRAINING SET/METHOD, as in the paper's Table 1
-data_root=${DATA_ROOT:-data}
-INFER_BACKEND=${INFER_BACKEND:-vllm}
+label=${LABEL:-model/data/$name}                        # MODEL/TRAINING SET/METHOD, as in the paper's Table 1
+OUT=$(realpath -m "${OUT:-outputs/evaluation/${label//\//_}${DATASETS:+_${DATASETS// /_}}}")
+seed=${SEED:-3407}
+max_prompt_length=${MAX_PROMPT_LENGTH:-4000}
+max_response_length=${MAX_RESPONSE_LENGTH:-1500}
+INFER_BACKEND=${INFER_BACKEND:-vllm}                    # vllm | sglang
 NGPUS_PER_NODE=${NGPUS_PER_NODE:-$gpus}
-out=$(realpath -m "${OUT:-outputs/evaluation/${label//\//_}${DATASETS:+_${DATASETS// /_}}}")
 # ---- end user-adjustable ----
 
-# verl's shards become a model in Hugging Face format once, with the LoRA adapter beside it.
-MODEL=(actor_rollout_ref.model.path="$checkpoint")
-shards=$checkpoint
-if [ -d "$checkpoint/actor" ]; then shards=$checkpoint/actor; fi
-if [ -e "$shards/fsdp_config.json" ]; then
-    merged=$checkpoint/merged
-    if [ ! -d "$merged" ]; then
-        python3 -m verl.model_merger merge --backend fsdp --local_dir "$shards" --target_dir "$merged.partial"
-        mv "$merged.partial" "$merged"
-    fi
-    MODEL=(actor_rollout_ref.model.path="$merged")
-    if [ -d "$merged/lora_adapter" ]; then
-        MODEL+=(
-            actor_rollout_ref.model.lora_rank="$(sed -n 's/^ *"r": *\([0-9]*\),*$/\1/p' "$merged/lora_adapter/adapter_config.json")"
-            actor_rollout_ref.model.lora_adapter_path="$merged/lora_adapter"
-            actor_rollout_ref.rollout.load_format=safetensors
-        )
-    fi
-fi
-MODEL+=(++actor_rollout_ref.model.override_config.attn_implementation="$attn_implementation")
-
-dumps=()
+test_files=()
 for dataset in $datasets; do
-    data_dir=$data_root/$dataset
-    train_file=$(realpath -m "$data_dir/test.parquet") val_file=$(realpath -m "$data_dir/test.parquet")
-    make_data
-    python3 -m verl.trainer.main_ppo --config-path "$PWD/recipes/config" --config-name gtpo \
-        seed="${SEED:-3407}" \
-        algorithm.adv_estimator=grpo \
-        data.train_files="$train_file" \
-        data.val_files="$val_file" \
-        data.max_prompt_length="${MAX_PROMPT_LENGTH:-4000}" \
-        data.max_response_length="${MAX_RESPONSE_LENGTH:-1500}" \
-        "${MODEL[@]}" \
-        actor_rollout_ref.actor.strategy=fsdp2 \
-        actor_rollout_ref.actor.ppo_max_token_len_per_gpu="${PPO_MAX_TOKEN_LEN_PER_GPU:-11000}" \
-        actor_rollout_ref.actor.use_kl_loss=False \
-        actor_rollout_ref.rollout.name="$INFER_BACKEND" \
-        actor_rollout_ref.rollout.n=1 \
-        actor_rollout_ref.rollout.tensor_model_parallel_size="${ROLLOUT_TP:-1}" \
-        actor_rollout_ref.rollout.val_kwargs.n="$samples" \
-        trainer.n_gpus_per_node="$NGPUS_PER_NODE" \
-        trainer.val_only=True \
-        trainer.val_before_train=True \
-        trainer.resume_mode=disable \
-        trainer.validation_data_dir="$out/$dataset" \
-        trainer.logger='[console]' \
-        "${EXTRA[@]}" \
-        "$@"
-    dumps+=("$label/${dataset^^}=$out/$dataset/0.jsonl")
+    test_files+=("$(realpath -m "$data_root/$dataset/test.parquet")")
+    [ -e "${test_files[-1]}" ] ||
+        python3 -m gtpo_verl data --dataset "$dataset" --split test --out "$data_root/$dataset"
 done
-python3 -m gtpo_verl evaluate "${dumps[@]}" --out "$out"
+val_files=$(IFS=, && echo "${test_files[*]}")
+
+# A checkpoint of verl becomes a model, or an adapter and the base that it belongs to.
+model_path=$checkpoint adapter=()
+if [ -d "$checkpoint/actor" ] || [ -e "$checkpoint/fsdp_config.json" ]; then
+    model_path=$checkpoint/exported
+    python3 -m gtpo_verl export "$checkpoint" "$model_path"
+fi
+if [ -e "$model_path/adapter_config.json" ]; then
+    of_adapter() { sed -nE 's/^ *"'"$1"'": "?([^",]+)"?,?$/\1/p' "$model_path/adapter_config.json"; }
+    adapter=(
+        actor_rollout_ref.model.lora_adapter_path="$model_path"
+        actor_rollout_ref.model.lora_rank="$(of_adapter r)"
+        actor_rollout_ref.rollout.load_format=safetensors
+        actor_rollout_ref.rollout.layered_summon=True
+    )
+    model_path=$(of_adapter base_model_name_or_path)
+fi
+
+DATA=(
+    data.train_files="${test_files[0]}"       # verl reads it; nothing is trained
+    data.val_files="[$val_files]"
+    data.val_batch_size="$batch"
+    data.max_prompt_length="$max_prompt_length"
+    data.max_response_length="$max_response_length"
+)
+
+MODEL=(
+    actor_rollout_ref.model.path="$model_path"
+    "${adapter[@]}"
+    ++actor_rollout_ref.model.override_config.attn_implementation="$attn_implementation"
+    actor_rollout_ref.actor.strategy=fsdp2
+    actor_rollout_ref.actor.fsdp_config.param_offload=True
+    actor_rollout_ref.actor.fsdp_config.optimizer_offload=True
+    actor_rollout_ref.actor.ppo_max_token_len_per_gpu=$((max_prompt_length + max_response_length))
+)
+
+ROLLOUT=(
+    actor_rollout_ref.rollout.name="$INFER_BACKEND"
+    actor_rollout_ref.rollout.n=1
+    actor_rollout_ref.rollout.val_kwargs.n="$samples"
+    actor_rollout_ref.rollout.tensor_model_parallel_size="${ROLLOUT_TP:-1}"
+    # The GPUs have nothing else to hold.
+    actor_rollout_ref.rollout.gpu_memory_utilization="${ROLLOUT_GPU_MEM_UTIL:-0.8}"
+    actor_rollout_ref.rollout.max_num_seqs=1024
+    actor_rollout_ref.rollout.calculate_log_probs=False
+    transfer_queue.backend.SimpleStorage.total_storage_size=$((2 * batch * samples))
+)
+
+# gtpo_verl.paper.sampler samples in batches. Ray gets the variable too, for a cluster that runs already.
+export VERL_USE_EXTERNAL_MODULES=${VERL_USE_EXTERNAL_MODULES:+$VERL_USE_EXTERNAL_MODULES,}gtpo_verl.paper.sampler
+TRAINER=(
+    seed="$seed"
+    trainer.n_gpus_per_node="$NGPUS_PER_NODE"
+    trainer.v1.trainer_mode=sample_batches
+    trainer.val_only=True
+    trainer.val_before_train=True
+    trainer.resume_mode=disable
+    trainer.validation_data_dir="$OUT"
+    trainer.logger='[console]'
+    +ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES="'$VERL_USE_EXTERNAL_MODULES'"
+)
+
+python3 -m verl.trainer.main_ppo --config-path "$PWD/recipes/config" --config-name gtpo \
+    algorithm.adv_estimator=grpo "${DATA[@]}" "${MODEL[@]}" "${ROLLOUT[@]}" "${TRAINER[@]}" "${EXTRA[@]}" "$@"
+
+dumps=("$OUT"/*.jsonl)
+python3 -m gtpo_verl evaluate "${dumps[@]/#/$label=}" --samples "$samples" --out "$OUT"

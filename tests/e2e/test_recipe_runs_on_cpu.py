@@ -105,13 +105,12 @@ def test_a_lora_run_trains_and_its_checkpoint_is_evaluated(recipe, task, tmp_pat
         SAMPLES="4",
         LABEL="tiny/sums/GTPO",
     )
-    adapter = checkpoint / "merged/lora_adapter"
-    assert json.loads((adapter / "adapter_config.json").read_text())["r"] == 4
-    assert (
-        max(w.abs().max() for name, w in load_file(adapter / "adapter_model.safetensors").items() if "lora_B" in name)
-        > 0.1
-    )
-    rows = [json.loads(line) for line in (tmp_path / "evaluate/arithmetic/0.jsonl").read_text().splitlines()]
+    adapter = checkpoint / "exported"
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    assert (config["r"], config["base_model_name_or_path"]) == (4, str(task / "model"))
+    weights = load_file(adapter / "adapter_model.safetensors")
+    assert max(weight.abs().max() for name, weight in weights.items() if "lora_B" in name) > 0.1
+    rows = [json.loads(line) for line in (tmp_path / "evaluate/arithmetic.jsonl").read_text().splitlines()]
     assert len(rows) == 24 and len({row["input"] for row in rows}) == 6
     evaluation = json.loads((tmp_path / "evaluate/evaluation.json").read_text())
     assert {(record["metric"], record["k"]) for record in evaluation["records"]} >= {("pass", 1), ("maj", 4)}

@@ -36,10 +36,11 @@ with open(os.environ["CALLS"], "a") as file:
     file.write(json.dumps(sys.argv[1:]) + chr(10))
 if "initial-entropy" in sys.argv:
     print("initial_entropy=0.412300")
-if "verl.model_merger" in sys.argv:
-    adapter = pathlib.Path(sys.argv[sys.argv.index("--target_dir") + 1]) / "lora_adapter"
-    adapter.mkdir(parents=True)
-    (adapter / "adapter_config.json").write_text(json.dumps({{"r": 16, "lora_alpha": 16}}, indent=4))
+if "export" in sys.argv:
+    adapter = pathlib.Path(sys.argv[-1])
+    adapter.mkdir(exist_ok=True)
+    config = {{"base_model_name_or_path": "the/base", "bias": "none", "r": 16, "lora_alpha": 32}}
+    (adapter / "adapter_config.json").write_text(json.dumps(config, indent=1))
 """
 
 
@@ -400,34 +401,36 @@ def test_a_set_of_answers_has_no_sft_texts():
         make_sft_rows(DATASETS["aime2024"], "test", [])
 
 
-def test_evaluation_draws_64_completions_of_every_question_and_trains_nothing(call, tmp_path):
-    *sampled, evaluated = call("evaluate", "a/model", DATA_ROOT=str(tmp_path), LABEL="Qwen/GSM8K/GTPO")
-    configs = [compose_call(arguments) for arguments in sampled if "verl.trainer.main_ppo" in arguments]
-    assert len(configs) == 5
-    for config in configs:
-        assert config.trainer.val_only and config.trainer.val_before_train
-        assert config.actor_rollout_ref.model.path == "a/model"
-        assert config.actor_rollout_ref.rollout.val_kwargs.n == 64
-        assert config.actor_rollout_ref.rollout.val_kwargs.do_sample
-        check_against_verl(config)
-    dumps = [parse_dump_argument(argument) for argument in evaluated[3:8]]
-    assert [data_set for _, data_set, _ in dumps] == ["GSM8K", "MATH", "AIME2024", "AIME2025", "AMC2023"]
-    assert [path.parent for *_, path in dumps] == [Path(config.trainer.validation_data_dir) for config in configs]
-    assert {label.method for label, *_ in dumps} == {"GTPO"}
+def test_evaluation_draws_64_completions_of_every_question_in_one_start_of_verl(call, tmp_path):
+    *made, sampled, evaluated = call("evaluate", "a/model", DATA_ROOT=str(tmp_path), LABEL="Qwen/GSM8K/GTPO")
+    names = ["gsm8k", "math", "aime2024", "aime2025", "amc2023"]
+    assert [arguments[arguments.index("--dataset") + 1] for arguments in made] == names
+    config = compose_call(sampled)
+    assert config.trainer.val_only and config.trainer.val_before_train
+    assert config.trainer.v1.trainer_mode == "sample_batches"
+    assert config.data.val_files == [str(tmp_path / name / "test.parquet") for name in names]
+    rollout = config.actor_rollout_ref.rollout
+    assert (config.actor_rollout_ref.model.path, rollout.val_kwargs.n, rollout.val_kwargs.do_sample) == (
+        "a/model",
+        64,
+        True,
+    )
+    assert config.data.val_batch_size * 64 <= config.transfer_queue.backend.SimpleStorage.total_storage_size
+    assert config.ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES == "gtpo_verl.paper.sampler"
+    check_against_verl(config)
+    assert evaluated[1:3] == ["gtpo_verl", "evaluate"] and evaluated[evaluated.index("--samples") + 1] == "64"
+    label, _, dump = parse_dump_argument(evaluated[3])
+    assert (label.method, dump.parent) == ("GTPO", Path(config.trainer.validation_data_dir))
 
 
-def test_a_sharded_checkpoint_is_merged_once_and_its_adapter_used(call, tmp_path):
-    shards = tmp_path / "global_step_5" / "actor"
-    shards.mkdir(parents=True)
-    (shards / "fsdp_config.json").touch()
+def test_a_checkpoint_of_verl_is_exported_and_its_adapter_sampled_on_its_base(call, tmp_path):
+    (tmp_path / "global_step_5/actor").mkdir(parents=True)
     variables = {"DATASETS": "gsm8k", "DATA_ROOT": str(tmp_path)}
-    merged, *_, sampled, _ = call("evaluate", str(tmp_path / "global_step_5"), **variables)
-    assert merged[merged.index("--local_dir") + 1] == str(shards)
+    _, exported, sampled, _ = call("evaluate", str(tmp_path / "global_step_5"), **variables)
+    out = tmp_path / "global_step_5/exported"
+    assert exported == ["-m", "gtpo_verl", "export", str(tmp_path / "global_step_5"), str(out)]
     model = compose_call(sampled).actor_rollout_ref.model
-    assert Path(model.path) == tmp_path / "global_step_5" / "merged"
-    assert (Path(model.lora_adapter_path), model.lora_rank) == (Path(model.path) / "lora_adapter", 16)
-    again = call("evaluate", str(tmp_path / "global_step_5"), **variables)
-    assert not any("verl.model_merger" in arguments for arguments in again)
+    assert (model.path, Path(model.lora_adapter_path), model.lora_rank) == ("the/base", out, 16)
 
 
 # ---------------------------------------------------------------- the initial entropy as the paper measures it
