@@ -1,20 +1,110 @@
-"""`gtpo-verl check`: which verl this is, whether GTPO is registered and hooked there."""
+"""`gtpo-verl check`: whether GTPO is registered and hooked in this verl, and whether this machine can do a run.
+
+The run is given as its command. What it needs is read from the config that verl would get, before Ray is started:
+Ray waits without a word for CPUs that a machine does not have, and much of verl is imported minutes into a run.
+"""
 
 import argparse
+import json
+import os
+import shutil
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from pkgutil import resolve_name
+from typing import Any
+
+GB = 10**9
+_TASK_RUNNER_CPUS = 1
+_CPUS_PER_GPU = 3  # of the placement group that verl makes for a training worker
+_SMALLEST_SHARED_MEMORY = GB
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report; `remedy` is empty where all is well."""
+
+    subject: str
+    says: str
+    remedy: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the subcommand."""
-    parser.description = "Say what is registered where. Exit status 1 if GTPO cannot run here."
-    parser.epilog = "example: gtpo-verl check"
+    """Arguments of `gtpo-verl check`."""
+    parser.description = "Say whether GTPO can run here, and with a command of verl, whether this machine can run it."
+    parser.epilog = (
+        "example: gtpo-verl check\n"
+        "         gtpo-verl check -- python3 -m verl.trainer.main_ppo --config-path DIR --config-name NAME …\n\n"
+        "Exit status 1 if not; each problem names its remedy. The recipes check their own command first."
+    )
+    parser.add_argument("--json", action="store_true", help="the findings as JSON")
+    parser.add_argument("command", nargs="*", help="after --: a command of verl's trainer, or its overrides alone")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what is registered where; exit status 1 if GTPO cannot run."""
+    """Print the findings; exit status 1 if one is a problem."""
+    with redirect_stdout(sys.stderr):  # what libraries print is no finding
+        findings = list(check(args.command))
+    problems = [finding for finding in findings if finding.remedy]
+    if args.json:
+        print(json.dumps({"ok": not problems, "findings": [asdict(finding) for finding in findings]}, indent=1))
+        return 1 if problems else 0
+    for finding in findings:
+        print(f"{finding.subject}: {finding.says}")
+    for problem in problems:
+        print(f"problem: {problem.subject}: {problem.says}: {problem.remedy}")
+    return 1 if problems else 0
+
+
+def check(command: Sequence[str] = ()) -> Iterator[Finding]:
+    """The findings about this environment, and about this machine if a command of verl is given.
+
+    Raises:
+        ValueError: the command's config cannot be composed.
+    """
+    if missing := [name for name in ("torch", "verl") if find_spec(name) is None]:
+        yield Finding(
+            "installed", f"no {' and no '.join(missing)}", "install verl as its documentation says, then again"
+        )
+        return
+    yield from _registration()
+    if command:
+        config = compose(command)
+        yield _packages(config)
+        yield from _machine(config)
+
+
+def compose(command: Sequence[str]) -> Any:
+    """The config that verl's trainer gets from this command.
+
+    Raises:
+        ValueError: an override does not fit verl.
+    """
+    import verl.trainer.config
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+
+    words = list(command)
+    options = {"--config-path": list(verl.trainer.config.__path__)[0], "--config-name": "ppo_trainer"}
+    for option in options:
+        if option in words:
+            at = words.index(option)
+            options[option] = words[at + 1]
+            del words[at : at + 2]
+    overrides = [word for word in words if "=" in word.lstrip("-") and not word.startswith("-")]
+    try:
+        with initialize_config_dir(str(Path(options["--config-path"]).resolve()), version_base=None):
+            return hydra_compose(options["--config-name"], overrides=overrides)
+    except HydraException as error:
+        raise ValueError(f"verl would not take this command: {error}") from error
+
+
+def _registration() -> Iterator[Finding]:
     import verl
 
     loaded = "gtpo_verl.verl_plugin" in sys.modules
@@ -22,16 +112,23 @@ def run(args: argparse.Namespace) -> int:
 
     from gtpo_verl import verl_plugin
 
-    print(f"gtpo_verl {version('gtpo-verl')} at {verl_plugin.__file__}")
-    print(f"verl {verl.__version__} at {verl.__file__} (supported: {', '.join(verl_plugin.SUPPORTED_VERL)})")
-    print(f"loaded by verl: {'yes' if loaded else 'no'}")
+    yield Finding("gtpo_verl", f"{version('gtpo-verl')} at {verl_plugin.__file__}")
+    tested = f"tested: {', '.join(verl_plugin.SUPPORTED_VERL)}"
+    yield Finding("verl", f"{verl.__version__} at {verl.__file__} ({tested})")
+    yield Finding(
+        "loaded by verl",
+        "yes" if loaded else "no",
+        ""
+        if loaded
+        else "before 0.9.0 verl reads no entry points: set VERL_USE_EXTERNAL_MODULES=gtpo_verl.verl_plugin; "
+        "docs/versions.md says how, for a running Ray cluster too",
+    )
     for kind, registry in (
         ("advantage estimator gtpo", core_algos.ADV_ESTIMATOR_REGISTRY),
         ("policy loss gtpo", core_algos.POLICY_LOSS_REGISTRY),
     ):
         function = registry.get("gtpo")
-        print(f"{kind}: {f'{function.__module__}.{function.__qualname__}' if function else 'not registered'}")
-    problems = verl_plugin.problems()
+        yield Finding(kind, f"{function.__module__}.{function.__qualname__}" if function else "not registered")
     for name, module, path in (
         ("validate_config", "verl.utils.config", "validate_config"),
         ("V1 trainer", "verl.trainer.ppo.v1.trainer_base", "PPOTrainer._compute_advantage"),
@@ -40,19 +137,11 @@ def run(args: argparse.Namespace) -> int:
         ("metrics", "verl.trainer.ppo.metric_utils", "compute_data_metrics"),
     ):
         hooked = _hooked(module, path)
-        print(f"hook on {name}: {hooked}")
-        if hooked == "no":
-            problems.append(f"{module}.{path} is not hooked")
+        yield Finding(f"hook on {name}", hooked, f"{module}.{path} is not hooked" if hooked == "no" else "")
     if verl_plugin.verl_has_gtpo():
-        print("this verl has GTPO of its own: it serves gtpo, the plugin gtpo_trajectory")
-    if not loaded:
-        problems.append(
-            "verl did not load the plugin (before 0.9.0 it reads no entry points): set "
-            "VERL_USE_EXTERNAL_MODULES=gtpo_verl.verl_plugin; docs/versions.md says how, for a running Ray cluster too"
-        )
-    for problem in problems:
-        print(f"problem: {problem}")
-    return 1 if problems else 0
+        yield Finding("gtpo", "this verl has GTPO of its own: it serves gtpo, the plugin gtpo_trajectory")
+    for problem in verl_plugin.problems():
+        yield Finding("registration", "failed", problem)
 
 
 def _hooked(module: str, path: str) -> str:
@@ -60,3 +149,127 @@ def _hooked(module: str, path: str) -> str:
     if not (find_spec(package) and find_spec(module)):
         return "this verl has none"
     return "yes" if hasattr(resolve_name(f"{module}:{path}"), "__wrapped__") else "no"
+
+
+def _select(config: Any) -> Callable[..., Any]:
+    from omegaconf import OmegaConf
+
+    return lambda key, default=None: OmegaConf.select(config, key, default=default, throw_on_missing=False)
+
+
+def _packages(config: Any) -> Finding:
+    """What verl imports in a run with this config, minutes after its start."""
+    get = _select(config)
+    ppo = get("actor_rollout_ref") is not None
+    model = "actor_rollout_ref.model" if ppo else "model"
+    loggers = get("trainer.logger", [])
+    loggers = [loggers] if isinstance(loggers, str) else list(loggers)
+    attention = get(f"{model}.override_config.attn_implementation", "flash_attention_2")
+    reward = str(get("reward.custom_reward_function.path", ""))
+    rollout = get("actor_rollout_ref.rollout.name")
+    needed = {  # module -> (what pip calls it, whether this run needs it)
+        "transfer_queue": ("TransferQueue", ppo and bool(get("trainer.use_v1"))),
+        "vllm": ("vllm", rollout == "vllm"),
+        "sglang": ("sglang", rollout == "sglang"),
+        "math_verify": ("math-verify", reward.startswith("pkg://gtpo_verl.paper.reward")),
+        "datasets": ("datasets", True),
+        "peft": ("peft", bool(get(f"{model}.lora_rank") or get(f"{model}.lora_adapter_path"))),
+        "megatron": ("megatron-bridge", get("actor_rollout_ref.actor.strategy") == "megatron"),
+        **{logger: (logger, logger in loggers) for logger in ("wandb", "swanlab", "tensorboard")},
+    }
+    missing = [pip for module, (pip, wanted) in needed.items() if wanted and find_spec(module) is None]
+    remedies = [f"pip install {' '.join(missing)}"] if missing else []
+    if attention == "flash_attention_2" and find_spec("flash_attn") is None and get("trainer.device") != "cpu":
+        missing.append("flash-attn")
+        remedies.append(f"do without flash-attn: +{model}.override_config.attn_implementation=sdpa")
+    return Finding("packages", f"no {', '.join(missing)}" if missing else "all there", "; ".join(remedies))
+
+
+def _machine(config: Any) -> Iterator[Finding]:
+    get = _select(config)
+    nodes, gpus = int(get("trainer.nnodes", 1)), int(get("trainer.n_gpus_per_node", 1))
+    yield from _split(get, nodes * gpus)
+    if nodes > 1 or os.environ.get("RAY_ADDRESS"):
+        yield Finding("machine", "the run is on a Ray cluster, whose GPUs and CPUs `ray status` counts")
+    else:
+        yield from _gpus(get, gpus)
+        yield from _cpus(get, gpus)
+    yield from _disk(get)
+
+
+def _split(get: Callable, workers: int) -> Iterator[Finding]:
+    """Whether the GPUs divide among copies of the model, and the batch among the GPUs."""
+    tp = int(get("actor_rollout_ref.rollout.tensor_model_parallel_size", 1))
+    if workers % tp:
+        key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+        yield Finding("tensor parallel", f"{workers} GPUs, {key}={tp}", f"set {key} to a divisor of {workers}")
+    if get("actor_rollout_ref") is None or get("trainer.val_only"):
+        return
+    shared = 1
+    if get("actor_rollout_ref.actor.strategy") == "megatron":
+        for kind in ("tensor", "pipeline", "context"):
+            shared *= int(get(f"actor_rollout_ref.actor.megatron.{kind}_model_parallel_size", 1))
+    else:
+        shared = int(get("actor_rollout_ref.actor.ulysses_sequence_parallel_size", 1))
+    prompts, n = int(get("data.train_batch_size")), int(get("actor_rollout_ref.rollout.n"))
+    says = f"{prompts} prompts x {n} completions over {workers} GPUs, {shared} to a copy of the model"
+    fits = workers % shared == 0 and prompts * n % (workers // shared) == 0
+    remedy = "make data.train_batch_size x actor_rollout_ref.rollout.n a multiple of the copies, or use fewer GPUs"
+    yield Finding("batch", says, "" if fits else remedy)
+
+
+def _gpus(get: Callable, gpus: int) -> Iterator[Finding]:
+    import torch
+
+    if get("trainer.device") != "cpu":
+        found = torch.cuda.device_count()
+        remedy = f"set trainer.n_gpus_per_node to at most {found}" if found else "run on a machine with GPUs"
+        yield Finding("GPUs", f"{found} here, {gpus} asked for", remedy if found < gpus else "")
+        if gpus > 1 and Path("/dev/shm").is_dir():
+            size = shutil.disk_usage("/dev/shm").total
+            remedy = (
+                "give the container more, as docker run --shm-size=16g: NCCL and Ray share memory between processes"
+            )
+            yield Finding("shared memory", f"{size / GB:.1f} GB", remedy if size < _SMALLEST_SHARED_MEMORY else "")
+
+
+def _cpus(get: Callable, gpus: int) -> Iterator[Finding]:
+    if get("actor_rollout_ref") is None:
+        return
+    machine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    key, units_key = "ray_kwargs.ray_init.num_cpus", "transfer_queue.backend.SimpleStorage.num_data_storage_units"
+    cpus = int(get(key) or machine)
+    units = int(get(units_key) or 0) if get("trainer.use_v1") else 0
+    needed = _TASK_RUNNER_CPUS + _CPUS_PER_GPU * gpus + (units + 1 if units else 0)
+    says = f"Ray has {cpus} (the machine {machine}), verl asks for {needed}"
+    remedy = f"set {key}={needed}, which Ray only counts with"
+    remedy += f", or {units_key}=1" if units > 1 else ""
+    yield Finding("CPUs", says, remedy if cpus < needed else "")
+
+
+def _disk(get: Callable) -> Iterator[Finding]:
+    """Free space against the checkpoints that are there at once."""
+    save_freq, folder = int(get("trainer.save_freq", -1)), get("trainer.default_local_dir")
+    if save_freq < 1 or not folder or get("trainer.val_only"):
+        return
+    kept = get("trainer.max_actor_ckpt_to_keep")
+    steps = get("trainer.total_training_steps")
+    count = kept + 1 if kept else max(1, int(steps) // save_freq) if steps else 2
+    model = "actor_rollout_ref.model" if get("actor_rollout_ref") is not None else "model"
+    size = count * _checkpoint_bytes(str(get(f"{model}.path")), bool(get(f"{model}.lora_rank")))
+    existing = next(path for path in (Path(folder).absolute(), *Path(folder).absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    says = f"{free / GB:.1f} GB free at {existing}, {count} checkpoints take {size / GB:.1f} GB"
+    remedy = "give another trainer.default_local_dir, or keep fewer with trainer.max_actor_ckpt_to_keep"
+    yield Finding("disk", says, remedy if free < size else "")
+
+
+def _checkpoint_bytes(model_path: str, lora: bool) -> int:
+    """Bytes of one checkpoint: float32 weights, and Adam's two moments of those that are trained."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(model_path)
+    with torch.device("meta"):
+        parameters = AutoModelForCausalLM.from_config(config).num_parameters()
+    return parameters * (4 if lora else 12)

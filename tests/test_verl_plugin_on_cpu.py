@@ -216,13 +216,13 @@ def test_report_says_what_is_registered_where(capsys, monkeypatch):
     assert "loaded by verl: yes" in out and "hook on legacy trainer: yes" in out and f"hook on V1 trainer: {v1}" in out
     monkeypatch.setattr(stage, "problems", ["the sky has fallen"])
     assert main(["check"]) == 1
-    assert "problem: the sky has fallen" in capsys.readouterr().out
+    assert "the sky has fallen" in capsys.readouterr().out
 
 
 def test_report_says_what_is_not_hooked(capsys, monkeypatch):
     monkeypatch.setattr(metric_utils, "compute_data_metrics", metric_utils.compute_data_metrics.__wrapped__)
     assert main(["check"]) == 1
-    assert "problem: verl.trainer.ppo.metric_utils.compute_data_metrics is not hooked" in capsys.readouterr().out
+    assert "verl.trainer.ppo.metric_utils.compute_data_metrics is not hooked" in capsys.readouterr().out
 
 
 def test_report_says_that_verl_did_not_load_the_plugin():

@@ -1,0 +1,135 @@
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gtpo_verl import check
+from gtpo_verl.cli import main
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def findings(monkeypatch, tmp_path):
+    """The findings about a run of the paper's config on a made-up machine, by subject."""
+
+    def found(
+        *overrides, gpus=2, cpus=64, missing=("flash_attn",), free_gb=1000, shared_gb=16, size_gb=1, attention="sdpa"
+    ):
+        real = shutil.disk_usage(tmp_path)._replace(free=int(free_gb * 1e9))
+        shared = real._replace(total=int(shared_gb * 1e9))
+        monkeypatch.setattr(check.shutil, "disk_usage", lambda path: shared if str(path) == "/dev/shm" else real)
+        monkeypatch.setattr(check.os, "sched_getaffinity", lambda pid: range(cpus))
+        monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+        monkeypatch.setattr(check, "find_spec", lambda name: None if name in missing else SimpleNamespace(name=name))
+        monkeypatch.setattr(check, "_checkpoint_bytes", lambda path, lora: int(size_gb * 1e9))
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        command = ["python3", "-m", "verl.trainer.main_ppo", "--config-path", str(ROOT / "recipes/config")]
+        command += ["--config-name", "gtpo", "trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.n=8"]
+        command += [f"+actor_rollout_ref.model.override_config.attn_implementation={attention}"]
+        command += [f"trainer.default_local_dir={tmp_path}/new/checkpoints", *overrides]
+        config = check.compose(command)
+        return {finding.subject: finding for finding in [check._packages(config), *check._machine(config)]}
+
+    return found
+
+
+def test_a_machine_with_all_that_a_run_needs_has_no_problem(findings):
+    found = findings()
+    assert [finding.remedy for finding in found.values()] == [""] * len(found)
+    assert set(found) == {"packages", "batch", "GPUs", "shared memory", "CPUs", "disk"}
+
+
+def test_all_missing_packages_are_installed_by_one_line(findings):
+    found = findings(
+        "actor_rollout_ref.model.lora_rank=8",
+        "trainer.logger=[console,swanlab]",
+        missing=("transfer_queue", "vllm", "math_verify", "peft", "swanlab", "wandb"),
+    )
+    assert found["packages"].remedy == "pip install TransferQueue vllm math-verify peft swanlab"
+
+
+def test_without_flash_attn_verls_default_is_replaced_by_sdpa(findings):
+    remedy = findings(attention="flash_attention_2", missing=("flash_attn",))["packages"].remedy
+    assert "+actor_rollout_ref.model.override_config.attn_implementation=sdpa" in remedy
+    assert findings(attention="flash_attention_2", missing=())["packages"].remedy == ""
+
+
+@pytest.mark.parametrize(("gpus", "units", "needed"), [(1, 8, 13), (2, 8, 16), (2, 2, 10)])
+def test_cpus_are_counted_as_ray_will_count_them(findings, gpus, units, needed):
+    settings = (
+        f"trainer.n_gpus_per_node={gpus}",
+        f"transfer_queue.backend.SimpleStorage.num_data_storage_units={units}",
+    )
+    assert findings(*settings, cpus=needed)["CPUs"].remedy == ""
+    finding = findings(*settings, cpus=needed - 1)["CPUs"]
+    assert f"set ray_kwargs.ray_init.num_cpus={needed}" in finding.remedy
+    assert findings(*settings, f"+ray_kwargs.ray_init.num_cpus={needed}", cpus=1)["CPUs"].remedy == ""
+
+
+def test_more_gpus_than_the_machine_has_are_a_problem(findings):
+    assert findings(gpus=1)["GPUs"].remedy == "set trainer.n_gpus_per_node to at most 1"
+    assert findings(gpus=0)["GPUs"].remedy == "run on a machine with GPUs"
+    assert "GPUs" not in findings("trainer.device=cpu", gpus=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "subject"),
+    [
+        (["trainer.n_gpus_per_node=3"], "batch"),
+        (["actor_rollout_ref.rollout.n=9"], "batch"),
+        (["actor_rollout_ref.rollout.tensor_model_parallel_size=3"], "tensor parallel"),
+    ],
+)
+def test_what_cannot_be_split_evenly_is_a_problem(findings, settings, subject):
+    assert findings(*settings, gpus=4)[subject].remedy
+    assert findings(gpus=4).get(subject, check.Finding("", "")).remedy == ""
+
+
+def test_disk_space_is_held_against_the_checkpoints_that_are_kept(findings):
+    settings = ("trainer.save_freq=20", "trainer.max_actor_ckpt_to_keep=2")
+    assert findings(*settings, free_gb=42, size_gb=14)["disk"].remedy == ""
+    assert "3 checkpoints take 42.0 GB" in findings(*settings, free_gb=41, size_gb=14)["disk"].says
+    assert "default_local_dir" in findings(*settings, free_gb=41, size_gb=14)["disk"].remedy
+    assert "disk" not in findings("trainer.save_freq=-1")
+
+
+def test_a_containers_64_mb_of_shared_memory_are_a_problem_for_two_gpus(findings):
+    assert "--shm-size" in findings(shared_gb=0.064)["shared memory"].remedy
+    assert "shared memory" not in findings("trainer.n_gpus_per_node=1", shared_gb=0.064)
+
+
+def test_the_machines_of_a_cluster_are_left_to_ray(findings):
+    found = findings("trainer.nnodes=2", gpus=0, cpus=1)
+    assert "ray status" in found["machine"].says and not {"GPUs", "CPUs"} & set(found)
+
+
+def test_an_override_that_verl_does_not_know_is_one_line(capsys):
+    assert main(["check", "--", "trainer.no_such_key=1"]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("gtpo-verl")]
+    assert "verl would not take this command" in line and "no_such_key" in line
+
+
+def test_a_model_that_is_not_there_is_one_line(capsys, tmp_path):
+    model = f"actor_rollout_ref.model.path={tmp_path}/none"
+    assert main(["check", "--", model, "trainer.save_freq=1"]) == 2
+    assert "gtpo-verl check: " in capsys.readouterr().err
+
+
+def test_the_findings_as_json(capsys):
+    assert main(["check", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] and {"verl", "loaded by verl", "hook on V1 trainer"} <= {
+        x["subject"] for x in report["findings"]
+    }
+
+
+def test_without_verl_or_torch_there_is_a_sentence_and_no_traceback():
+    code = "import sys; sys.modules.update(torch=None, verl=None)\nfrom gtpo_verl.cli import main; sys.exit(main([]))"
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert finished.returncode == 1 and "no torch and no verl" in finished.stdout
+    assert "Traceback" not in finished.stderr
