@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
 
 from gtpo_verl import check
 from gtpo_verl.cli import main
@@ -13,13 +14,18 @@ from gtpo_verl.cli import main
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture
-def findings(monkeypatch, tmp_path):
-    """The findings about a run of the paper's config on a made-up machine, by subject."""
+@pytest.fixture(scope="module")
+def paper_config():
+    command = ["python3", "-m", "verl.trainer.main_ppo", "--config-path", str(ROOT / "recipes/config")]
+    command += ["--config-name", "gtpo", "trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.n=8"]
+    return check.compose([*command, "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"])
 
-    def found(
-        *overrides, gpus=2, cpus=64, missing=("flash_attn",), free_gb=1000, shared_gb=16, size_gb=1, attention="sdpa"
-    ):
+
+@pytest.fixture
+def findings(monkeypatch, tmp_path, paper_config):
+    """The findings about a run with these settings on a made-up machine, by subject."""
+
+    def found(*settings, gpus=2, cpus=64, missing=(), free_gb=999, shared_gb=16, size_gb=1):
         real = shutil.disk_usage(tmp_path)._replace(free=int(free_gb * 1e9))
         shared = real._replace(total=int(shared_gb * 1e9))
         monkeypatch.setattr(check.shutil, "disk_usage", lambda path: shared if str(path) == "/dev/shm" else real)
@@ -28,11 +34,11 @@ def findings(monkeypatch, tmp_path):
         monkeypatch.setattr(check, "find_spec", lambda name: None if name in missing else SimpleNamespace(name=name))
         monkeypatch.setattr(check, "_checkpoint_bytes", lambda path, lora: int(size_gb * 1e9))
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
-        command = ["python3", "-m", "verl.trainer.main_ppo", "--config-path", str(ROOT / "recipes/config")]
-        command += ["--config-name", "gtpo", "trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.n=8"]
-        command += [f"+actor_rollout_ref.model.override_config.attn_implementation={attention}"]
-        command += [f"trainer.default_local_dir={tmp_path}/new/checkpoints", *overrides]
-        config = check.compose(command)
+        config = paper_config.copy()
+        for key, value in OmegaConf.from_dotlist(
+            [f"trainer.default_local_dir={tmp_path}/new/checkpoints", *settings]
+        ).items():
+            OmegaConf.update(config, key, value, merge=True, force_add=True)
         return {finding.subject: finding for finding in [check._packages(config), *check._machine(config)]}
 
     return found
@@ -54,9 +60,10 @@ def test_all_missing_packages_are_installed_by_one_line(findings):
 
 
 def test_without_flash_attn_verls_default_is_replaced_by_sdpa(findings):
-    remedy = findings(attention="flash_attention_2", missing=("flash_attn",))["packages"].remedy
+    default = "actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2"
+    remedy = findings(default, missing=("flash_attn",))["packages"].remedy
     assert "+actor_rollout_ref.model.override_config.attn_implementation=sdpa" in remedy
-    assert findings(attention="flash_attention_2", missing=())["packages"].remedy == ""
+    assert findings(default)["packages"].remedy == ""
 
 
 @pytest.mark.parametrize(("gpus", "units", "needed"), [(1, 8, 13), (2, 8, 16), (2, 2, 10)])
@@ -68,7 +75,7 @@ def test_cpus_are_counted_as_ray_will_count_them(findings, gpus, units, needed):
     assert findings(*settings, cpus=needed)["CPUs"].remedy == ""
     finding = findings(*settings, cpus=needed - 1)["CPUs"]
     assert f"set ray_kwargs.ray_init.num_cpus={needed}" in finding.remedy
-    assert findings(*settings, f"+ray_kwargs.ray_init.num_cpus={needed}", cpus=1)["CPUs"].remedy == ""
+    assert findings(*settings, f"ray_kwargs.ray_init.num_cpus={needed}", cpus=1)["CPUs"].remedy == ""
 
 
 def test_more_gpus_than_the_machine_has_are_a_problem(findings):
