@@ -10,7 +10,6 @@ done; the advantages are the estimator's own.
 
 import json
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -170,14 +169,18 @@ def dump_lines(
     result: GTPOAdvantage,
 ) -> Iterator[str]:
     """One line of JSON per row; the arguments are those of `TokenDump.write`."""
-    weights = result.token_weights
+    columns = {
+        "token_ids": batch["responses"][rows].tolist(),
+        "response_mask": batch["response_mask"][rows].int().tolist(),
+        "loss_mask": batch["loss_mask"][rows].int().tolist(),
+        "lambda": _short(result.token_weights[rows]),
+        "advantages": _short(batch["advantages"][rows]),
+        "entropy": _short(batch["entropy"][rows]),
+        "trainer_logprobs": _short(batch["old_log_probs"][rows]),
+    }
     rewards = batch["token_level_rewards"].sum(-1)
-    for row in rows:
+    for at, row in enumerate(rows):
         length = int(row_len[row])
-
-        def tokens(name: str, row: int = row, length: int = length) -> list[float | None]:
-            return _short(batch[name][row, :length])
-
         yield json.dumps(
             {
                 "schema_version": SCHEMA_VERSION,
@@ -190,23 +193,21 @@ def dump_lines(
                 "prefix_len": int(result.conflicts.prefix_len[row]),
                 "suffix_len": int(result.conflicts.suffix_len[row]),
                 "prompt_ids": prompts[row].tolist(),
-                "token_ids": batch["responses"][row, :length].tolist(),
-                "response_mask": batch["response_mask"][row, :length].int().tolist(),
-                "loss_mask": batch["loss_mask"][row, :length].int().tolist(),
-                "lambda": _short(weights[row, :length]),
-                "advantages": tokens("advantages"),
-                "entropy": tokens("entropy"),
-                "trainer_logprobs": tokens("old_log_probs"),
+                **{name: column[at][:length] for name, column in columns.items()},
             },
             separators=(",", ":"),
             allow_nan=False,
         )
 
 
-def _short(values: torch.Tensor) -> list[float | None]:
-    """As floats of four decimals, which JSON writes short; None where a value is not finite, which JSON cannot say."""
-    floats = np.round(values.double().numpy(), 4).tolist()
-    return floats if values.isfinite().all() else [x if math.isfinite(x) else None for x in floats]
+def _short(values: torch.Tensor) -> list[list[float | None]]:
+    """Floats of four decimals, which JSON writes short; None where one is not finite, which JSON cannot say."""
+    rounded: Any = np.round(values.double().numpy(), 4)
+    finite = np.isfinite(rounded)
+    if not finite.all():
+        rounded = rounded.astype(object)
+        rounded[~finite] = None
+    return rounded.tolist()
 
 
 def _replace(path: Path, lines: Iterator[str] | list[str]) -> int:

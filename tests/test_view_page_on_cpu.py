@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 
 import pytest
 from token_dump import GOOD, HOSTILE, STEPS, save_tokenizer, write_dump
@@ -10,7 +9,7 @@ from token_dump import GOOD, HOSTILE, STEPS, save_tokenizer, write_dump
 from gtpo_verl import cli
 
 pytest.importorskip("selenium", reason="selenium is not installed: bash scripts/setup_browser.sh")
-from selenium import webdriver  # noqa: E402
+import chromium  # noqa: E402
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
@@ -29,18 +28,9 @@ def dump(tmp_path_factory, tokenizer):
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
-    binary = shutil.which("chromium") or shutil.which("google-chrome")
-    if not binary or not shutil.which("chromedriver"):
+    if not chromium.BINARY or not chromium.DRIVER:
         pytest.skip("there is no Chromium with its driver: bash scripts/setup_browser.sh")
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    for flag in (
-        *("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking"),
-        *("disable-component-update", "disable-sync", f"user-data-dir={tmp_path_factory.mktemp('profile')}"),
-    ):
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+    driver = chromium.open_chromium(tmp_path_factory.mktemp("profile"))
     yield driver
     driver.quit()
 
@@ -201,7 +191,7 @@ def test_under_grpo_it_says_that_nothing_was_applied(show, tmp_path, tokenizer):
     driver = show(tmp_path / "dump")
     assert "This run trains with grpo, not with GTPO" in text(driver, "#notice")
     find(driver, "article:nth-child(2) .token")[2].click()
-    assert "GTPO would make it less likely with 0 times the weight" in text(driver, "#token")
+    assert "GTPO would leave it alone" in text(driver, "#token")
     assert "advantage\n−7.00" in text(driver, "#token") and "λ\n0" in text(driver, "#token")
     move_slider(driver, "threshold", 0.1)
     assert "The filter would take 3" in text(driver, "#summary")

@@ -169,12 +169,14 @@ function loadStep() {
   groups = readData(`step-${step}`).map((group) => ({
     ...group, completions: group.completions.map((record, number) => new Completion(record, number)),
   }));
-  state.group = Math.min(state.group, groups.length - 1);
+  const shared = groups.map(({ completions }) => completions.some((c) => c.prefix_len || c.suffix_len || c.lambda.some((x) => x !== 1)));
+  state.group = Math.max(0, shared.indexOf(true));
   $("group").replaceChildren(...groups.map((group, number) => {
     const rewards = group.completions.map((c) => c.reward);
     const [low, high] = [Math.min(...rewards), Math.max(...rewards)];
     const range = low === high ? amount(low) : `${amount(low)} to ${amount(high)}`;
-    return make("option", { value: number }, `${number + 1} of ${groups.length}: ${rewards.length} completions, reward ${range}`);
+    const note = shared[number] ? "" : ", no conflict";
+    return make("option", { value: number }, `${number + 1} of ${groups.length}: ${rewards.length} completions, reward ${range}${note}`);
   }));
   $("group").value = state.group;
 }
@@ -213,6 +215,8 @@ class Chunk {
       paint(span, completion, t);
       spans.push(span);
     }
+    const last = spans.at(-1)?.lastChild;
+    if (last?.data === "\n") last.remove(); // the chunk itself ends the line
     this.element.style.minHeight = "";
     this.element.replaceChildren(...spans);
   }
@@ -449,9 +453,10 @@ function sentence(c, t, conflicts) {
       `${number(state.threshold)}, so no token of it ${applied ? "is" : "would be"} trained on.`;
   }
   if (fate === "protected") {
-    return `Protected: this completion is worse than the group's average, and better ones have the same token at the ` +
-      `same place. ${applied ? "It is made" : "GTPO would make it"} less likely with ${amount(c.lambda[t])} times the weight` +
-      `${c.lambda[t] === 0 ? ", which is not at all" : ""}.`;
+    const weight = c.lambda[t] === 0 ? "" : ` with ${amount(c.lambda[t])} times the weight`;
+    const course = applied ? ["It is left alone", "It is made less likely"] : ["GTPO would leave it alone", "GTPO would make it less likely"];
+    return "Protected: this completion is worse than the group's average, and better ones have the same token at the " +
+      `same place. ${course[weight ? 1 : 0]}${weight}.`;
   }
   if (fate === "doubled") {
     return `Doubled: this completion is better than the group's average, and worse ones have the same token at the ` +
@@ -462,6 +467,10 @@ function sentence(c, t, conflicts) {
   if (conflicts.length) return `Plain: completions of the other sign share it, but their weight is 1 in this run. ${course}.`;
   const others = c.partners(t).length;
   if (others) return `Plain: completions of the other sign have this token here, but after the shared run ended. ${course}.`;
+  if (c.A === 0) {
+    return "Plain: the reward of this completion is the group's average, so it has no signal of its own. " +
+      `${course}${advantage ? ", by the entropy term alone" : ""}.`;
+  }
   return `Plain: no completion of the other sign has this token at this place. ${course}, like its whole completion.`;
 }
 
