@@ -249,8 +249,8 @@ def _cpus(get: Callable, gpus: int) -> Iterator[Finding]:
 
 def _disk(get: Callable) -> Iterator[Finding]:
     """Free space against the checkpoints that are there at once."""
-    save_freq, folder = int(get("trainer.save_freq", -1)), get("trainer.default_local_dir")
-    if save_freq < 1 or not folder or get("trainer.val_only"):
+    save_freq, folder = get("trainer.save_freq"), get("trainer.default_local_dir")
+    if not isinstance(save_freq, int) or save_freq < 1 or not folder or get("trainer.val_only"):
         return
     kept = get("trainer.max_actor_ckpt_to_keep")
     steps = get("trainer.total_training_steps")

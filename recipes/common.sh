@@ -95,10 +95,11 @@ make_data() {
 }
 
 # STRICT_INITIAL_ENTROPY=1: ⟨H⟩_ini as the paper measures it, on 100 training prompts before the run.
+INITIAL_ENTROPY=()
 measure_initial_entropy() {
     local measured
     [ "$ALGO-${STRICT_INITIAL_ENTROPY:-0}" = gtpo-1 ] || return 0
     measured=$(python3 -m gtpo_verl initial-entropy --model "$MODEL_PATH" --data "$train_file" --samples 100 \
         --max-response-length "$max_response_length" --seed "$seed" | tee /dev/stderr | sed -n 's/^initial_entropy=//p')
-    ALGORITHM+=(algorithm.gtpo.initial_entropy="$measured")
+    INITIAL_ENTROPY=(algorithm.gtpo.initial_entropy="$measured")
 }

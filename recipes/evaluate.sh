@@ -41,7 +41,7 @@ val_files=$(IFS=, && echo "${test_files[*]}")
 model_path=$checkpoint adapter=()
 if [ -d "$checkpoint/actor" ] || [ -e "$checkpoint/fsdp_config.json" ]; then
     model_path=$checkpoint/exported
-    python3 -m gtpo_verl export "$checkpoint" "$model_path"
+    bash recipes/export.sh "$checkpoint" "$model_path"
 fi
 if [ -e "$model_path/adapter_config.json" ]; then
     of_adapter() { sed -nE 's/^ *"'"$1"'": "?([^",]+)"?,?$/\1/p' "$model_path/adapter_config.json"; }
@@ -98,8 +98,12 @@ TRAINER=(
     +ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES="'$VERL_USE_EXTERNAL_MODULES'"
 )
 
-python3 -m verl.trainer.main_ppo --config-path "$PWD/recipes/config" --config-name gtpo \
+COMMAND=(
+    python3 -m verl.trainer.main_ppo --config-path "$PWD/recipes/config" --config-name gtpo
     algorithm.adv_estimator=grpo "${DATA[@]}" "${MODEL[@]}" "${ROLLOUT[@]}" "${TRAINER[@]}" "${EXTRA[@]}" "$@"
+)
+python3 -m gtpo_verl check -- "${COMMAND[@]}"
+"${COMMAND[@]}"
 
 dumps=("$OUT"/*.jsonl)
 python3 -m gtpo_verl evaluate "${dumps[@]/#/$label=}" --samples "$samples" --out "$OUT"

@@ -106,9 +106,11 @@ TRAINER=(
 
 ########################### launch ###########################
 
-python3 -m gtpo_verl check
+COMMAND=(
+    python3 -m verl.trainer.main_ppo --config-path "$PWD/recipes/config" --config-name gtpo
+    "${ALGORITHM[@]}" "${DATA[@]}" "${MODEL[@]}" "${ACTOR[@]}" "${ROLLOUT[@]}" "${TRAINER[@]}" "${EXTRA[@]}" "$@"
+)
+python3 -m gtpo_verl check -- "${COMMAND[@]}"
 make_data
 measure_initial_entropy
-python3 -m gtpo_verl run --out "$OUT" -- \
-    python3 -m verl.trainer.main_ppo --config-path "$PWD/recipes/config" --config-name gtpo \
-    "${ALGORITHM[@]}" "${DATA[@]}" "${MODEL[@]}" "${ACTOR[@]}" "${ROLLOUT[@]}" "${TRAINER[@]}" "${EXTRA[@]}" "$@"
+python3 -m gtpo_verl run --out "$OUT" -- "${COMMAND[@]}" "${INITIAL_ENTROPY[@]}"

@@ -94,9 +94,11 @@ TRAINER=(
 
 ########################### launch ###########################
 
-python3 -m gtpo_verl check
-make_data --sft
-python3 -m gtpo_verl run --out "$OUT" -- \
-    python3 -m torch.distributed.run --standalone --nproc_per_node="$NGPUS_PER_NODE" \
-    -m verl.trainer.sft_trainer --config-path "$PWD/recipes/config" --config-name sft \
+COMMAND=(
+    python3 -m torch.distributed.run --standalone --nproc_per_node="$NGPUS_PER_NODE"
+    -m verl.trainer.sft_trainer --config-path "$PWD/recipes/config" --config-name sft
     "${DATA[@]}" "${MODEL[@]}" "${ENGINE[@]}" "${TRAINER[@]}" "$@"
+)
+python3 -m gtpo_verl check -- "${COMMAND[@]}"
+make_data --sft
+python3 -m gtpo_verl run --out "$OUT" -- "${COMMAND[@]}"

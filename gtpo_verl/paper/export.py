@@ -27,14 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "vLLM, LoRA    vllm serve BASE --enable-lora --max-lora-rank 64 --lora-modules gtpo=my-model"
     )
     parser.add_argument("checkpoint", type=Path, help="folder global_step_N of a run")
-    parser.add_argument("out", type=Path, help="folder to write; kept if it holds this checkpoint already")
+    parser.add_argument(
+        "out", type=Path, nargs="?", help="folder to write (default: CHECKPOINT/exported); kept if it is up to date"
+    )
     parser.add_argument("--merge", action="store_true", help="with LoRA: a whole model, not an adapter")
     parser.add_argument("--base", help="with LoRA: the model that was trained (default: as the checkpoint names it)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Export, and say what is there."""
-    print(f"{args.out}: {export(args.checkpoint, args.out, args.merge, args.base)}")
+    out = args.out or args.checkpoint / "exported"
+    print(f"{out}: {export(args.checkpoint, out, args.merge, args.base)}")
     return 0
 
 

@@ -229,8 +229,8 @@ def test_missing_data_is_made_and_present_data_is_not(call, tmp_path):
 @pytest.mark.parametrize("script", [*TRAINING, "run_sft"])
 def test_a_recipe_checks_the_machine_first_and_trains_through_the_launcher_last(call, tmp_path, script):
     check, *_, launched = call(script)
-    assert check[:3] == ["-m", "gtpo_verl", "check"]
     assert launched[:6] == ["-m", "gtpo_verl", "run", "--out", str(tmp_path / "out"), "--"]
+    assert check == ["-m", "gtpo_verl", "check", *launched[5:]]
 
 
 @pytest.mark.parametrize(("rollout_n", "gpus"), [("8", 4), ("12", 6), ("9", 3)])
@@ -402,9 +402,10 @@ def test_a_set_of_answers_has_no_sft_texts():
 
 
 def test_evaluation_draws_64_completions_of_every_question_in_one_start_of_verl(call, tmp_path):
-    *made, sampled, evaluated = call("evaluate", "a/model", DATA_ROOT=str(tmp_path), LABEL="Qwen/GSM8K/GTPO")
+    *made, checked, sampled, evaluated = call("evaluate", "a/model", DATA_ROOT=str(tmp_path), LABEL="Qwen/GSM8K/GTPO")
     names = ["gsm8k", "math", "aime2024", "aime2025", "amc2023"]
     assert [arguments[arguments.index("--dataset") + 1] for arguments in made] == names
+    assert checked == ["-m", "gtpo_verl", "check", "--", "python3", *sampled]
     config = compose_call(sampled)
     assert config.trainer.val_only and config.trainer.val_before_train
     assert config.trainer.v1.trainer_mode == "sample_batches"
@@ -426,7 +427,7 @@ def test_evaluation_draws_64_completions_of_every_question_in_one_start_of_verl(
 def test_a_checkpoint_of_verl_is_exported_and_its_adapter_sampled_on_its_base(call, tmp_path):
     (tmp_path / "global_step_5/actor").mkdir(parents=True)
     variables = {"DATASETS": "gsm8k", "DATA_ROOT": str(tmp_path)}
-    _, exported, sampled, _ = call("evaluate", str(tmp_path / "global_step_5"), **variables)
+    _, exported, _, sampled, _ = call("evaluate", str(tmp_path / "global_step_5"), **variables)
     out = tmp_path / "global_step_5/exported"
     assert exported == ["-m", "gtpo_verl", "export", str(tmp_path / "global_step_5"), str(out)]
     model = compose_call(sampled).actor_rollout_ref.model
