@@ -172,11 +172,12 @@ def _hook_v1_dump(module: ModuleType) -> None:
         if dump is None:
             return wrapped(*args, **kwargs)
         batch, metrics = _batch_and_metrics(*args, **kwargs)
-        own_tokens = _fetch(module.tq, batch, ["response_mask"]).to_padded_tensor()["response_mask"]
+        where = {"keys": _last_outputs(batch.keys), "partition_id": batch.partition_id}
+        own_tokens = _fetch(module.tq, ["response_mask"], **where).to_padded_tensor()["response_mask"]
         batch = wrapped(*args, **kwargs)
         start = time.perf_counter()
         rewards = "token_level_rewards" if trainer.config.algorithm.use_kl_in_reward else "rm_scores"
-        data = _fetch(module.tq, batch, [*fields, rewards, "prompts", "uid"])
+        data = _fetch(module.tq, [*fields, rewards, "prompts", "uid"], **where)
         padded = data.select(*fields, rewards).to_padded_tensor()
         tokens = {name: padded[name] for name in fields} | {"token_level_rewards": padded[rewards]}
         tokens |= {"response_mask": own_tokens, "loss_mask": padded["response_mask"]}
@@ -189,8 +190,14 @@ def _hook_v1_dump(module: ModuleType) -> None:
     _wrap(module, "PPOTrainer._compute_advantage", compute_advantage, "batch", "metrics")
 
 
-def _fetch(tq: Any, batch: Any, fields: list[str]) -> Any:
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+def _last_outputs(keys: list[str]) -> list[str]:
+    """Of keys `{uid}_{session}_{output}` those of the last outputs, which stand for their sessions."""
+    in_order = sorted(keys, key=lambda key: int(key.rsplit("_", 1)[1]))
+    return list({key.rsplit("_", 1)[0]: key for key in in_order}.values())
+
+
+def _fetch(tq: Any, fields: list[str], **where: Any) -> Any:
+    data = tq.kv_batch_get(select_fields=fields, **where)
     missing = set(fields) - set(data.keys())
     if missing:
         raise RuntimeError(f"GTPO needs {', '.join(sorted(missing))} of every row, which TransferQueue does not hold")

@@ -108,14 +108,15 @@ def test_initial_entropy_without_gtpo_is_that_of_the_first_dump(tmp_path):
     assert header["gtpo_applied"] is False
 
 
-def check_header(folder, estimator, rows):
+def check_header(folder, estimator, initial_entropy):
     header = json.loads((folder / "gtpo_dump.json").read_text())
     assert (header["adv_estimator"], header["gtpo_applied"]) == (estimator, estimator == "gtpo")
-    assert header["initial_entropy"] == pytest.approx(real_mean_entropy(rows))
+    assert header["initial_entropy"] == pytest.approx(initial_entropy)
 
 
-@pytest.mark.parametrize("estimator", ["gtpo", "grpo"])
-def test_the_v1_trainer_dumps_what_the_loss_gets(compose_config, rows, monkeypatch, tmp_path, estimator):
+@pytest.fixture
+def v1_step(compose_config, rows, monkeypatch, tmp_path):
+    """The advantage stage of verl's V1 trainer at a step, on the rows under the given keys."""
     v1 = pytest.importorskip("test_v1_trainer_on_cpu")
 
     class Queue(v1.InMemoryQueue):
@@ -125,23 +126,40 @@ def test_the_v1_trainer_dumps_what_the_loss_gets(compose_config, rows, monkeypat
             self.rows = self.rows | {field: list(fields[field].unbind()) for field in fields.keys()}
             return super().kv_batch_put(keys, partition_id, fields)
 
-    rows["prompts"] = [torch.tensor([7] * (i + 1)) for i in range(6)]
-    trainer = v1.PPOTrainerSync.__new__(v1.PPOTrainerSync)
-    folder = tmp_path / "dump"
-    trainer.config = compose_config(
-        "data.max_response_length=6", f"algorithm.adv_estimator={estimator}", f"+algorithm.gtpo.dump_dir={folder}"
-    )
-    for trainer.global_steps in (1, 2):
-        keys = [f"{uid}_{i}_0" for i, uid in enumerate(UIDS)]
-        queue = Queue(rows, keys)
+    def step(estimator, global_steps, keys):
+        trainer = v1.PPOTrainerSync.__new__(v1.PPOTrainerSync)
+        trainer.config = compose_config(
+            *("data.max_response_length=6", "algorithm.gtpo.initial_entropy=0.3"),
+            *(f"algorithm.adv_estimator={estimator}", f"+algorithm.gtpo.dump_dir={tmp_path / 'dump'}"),
+        )
+        trainer.global_steps = global_steps
+        queue, metrics = Queue(rows, keys), {}
         monkeypatch.setattr(v1.trainer_base, "tq", queue)
-        metrics = {}
         trainer._compute_advantage(v1.KVBatchMeta(partition_id="train", keys=keys, tags=[{}] * 6), metrics=metrics)
-        assert ("timing_s/gtpo_dump" in metrics) == (trainer.global_steps == 1)
-    assert [path.name for path in folder.glob("step_*")] == ["step_000001.jsonl"]
-    check_lines(lines(folder), rows, queue.put["advantages"])
-    assert [line["prompt_ids"] for line in lines(folder)] == [[7] * (i + 1) for i in GROUPED]
-    check_header(folder, estimator, rows)
+        return queue.put["advantages"], metrics
+
+    return step
+
+
+@pytest.mark.parametrize("estimator", ["gtpo", "grpo"])
+def test_the_v1_trainer_dumps_what_the_loss_gets(v1_step, rows, tmp_path, estimator):
+    rows["prompts"] = [torch.tensor([7] * (i + 1)) for i in range(6)]
+    keys = [f"{uid}_{i}_0" for i, uid in enumerate(UIDS)]
+    _, metrics = v1_step(estimator, 2, keys)
+    assert "timing_s/gtpo_dump" not in metrics and not (tmp_path / "dump").exists()
+    advantages, metrics = v1_step(estimator, 1, keys)
+    assert metrics["timing_s/gtpo_dump"] > 0
+    found = lines(tmp_path / "dump")
+    check_lines(found, rows, advantages)
+    assert [line["prompt_ids"] for line in found] == [[7] * (i + 1) for i in GROUPED]
+    check_header(tmp_path / "dump", estimator, 0.3)
+
+
+def test_of_a_session_with_several_outputs_the_last_one_is_dumped(v1_step, rows, tmp_path):
+    rows["prompts"] = [torch.tensor([7])] * 6
+    v1_step("gtpo", 1, ["p_0_0", "p_0_1", "q_0_0", "p_1_0", "pad0f_0_0", "q_1_0"])
+    found = [line["token_ids"] for line in lines(tmp_path / "dump")]
+    assert found == [rows["responses"][i].tolist() for i in (1, 3, 2, 5)]
 
 
 @pytest.mark.parametrize("estimator", ["gtpo", "grpo"])
@@ -166,7 +184,7 @@ def test_the_legacy_trainer_dumps_what_the_loss_gets(legacy_trainer, legacy_batc
     found[0]["loss_mask"] = [1] * 5
     check_lines(found, rows, batch.batch["advantages"])
     assert [line["prompt_ids"] for line in found] == [[1]] * 5
-    check_header(folder, estimator, rows)
+    check_header(folder, estimator, real_mean_entropy(rows))
 
 
 def test_a_dump_that_cannot_be_written_is_refused_before_the_run(compose_config, tmp_path):

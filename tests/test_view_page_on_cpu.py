@@ -4,9 +4,10 @@ import json
 import re
 
 import pytest
-from token_dump import GOOD, HOSTILE, STEPS, save_tokenizer, write_dump
+from token_dump import END, GOOD, HOSTILE, STEPS, batch_of, save_tokenizer, write_dump
 
-from gtpo_verl import cli
+from gtpo_verl import GTPOConfig, cli
+from gtpo_verl.dump import TokenDump
 
 pytest.importorskip("selenium", reason="selenium is not installed: bash scripts/setup_browser.sh")
 import chromium  # noqa: E402
@@ -195,6 +196,25 @@ def test_under_grpo_it_says_that_nothing_was_applied(show, tmp_path, tokenizer):
     assert "advantage\n−7.00" in text(driver, "#token") and "λ\n0" in text(driver, "#token")
     move_slider(driver, "threshold", 0.1)
     assert "The filter would take 3" in text(driver, "#summary")
+
+
+def test_tool_output_is_not_trained_and_shifts_no_place(show, tmp_path, tokenizer):
+    batch, row_len = batch_of([[*b"abTOOLcd", END], [*b"abcx", END]], [1.0, 0.0])
+    for mask in ("response_mask", "loss_mask"):
+        batch[mask] = batch[mask].clone()
+        batch[mask][0, 2:6] = 0
+    batch["loss_mask"][1, 3] = 0  # a token that the trainer rejected
+    TokenDump(GTPOConfig(dump_dir=str(tmp_path / "dump")), "gtpo", tokenizer).write(
+        1, batch, "uu", batch["responses"][:, :0], row_len, 0.3
+    )
+    driver = show(tmp_path / "dump")
+    fates = [[classes.split()[1][0] for _, classes in tokens(driver, row)] for row in (0, 1)]
+    assert "".join(fates[0]) == "ddoooodpd" and "".join(fates[1]) == "pppop"
+    find(driver, "article .token")[6].click()
+    assert "c of #1" in text(driver, "#token h3") and "3 from the start, 3 from the end" in text(driver, "#token")
+    assert [x.text for x in find(driver, "#rows .partner")] == ["c"]
+    find(driver, "article .token")[3].click()
+    assert "Not trained" in text(driver, "#token") and not find(driver, "#rows .partner")
 
 
 def test_64_completions_of_8192_tokens_are_drawn_only_where_they_are_seen(show, tmp_path, tokenizer):

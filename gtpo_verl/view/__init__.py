@@ -214,8 +214,11 @@ def summarize(step: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _groups(step: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    for _, members in groupby(step, key=lambda completion: completion["uid"]):
-        completions = list(members)
+    """Completions of the same prompt: one uid may have several prompts, which share no token positions."""
+    groups: dict[tuple[str, tuple[int, ...]], list[dict[str, Any]]] = {}
+    for completion in step:
+        groups.setdefault((completion["uid"], tuple(completion["prompt_ids"])), []).append(completion)
+    for completions in groups.values():
         yield {"prompt": completions[0]["prompt_ids"], "completions": [_shown(x) for x in completions]}
 
 
