@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import re
+import subprocess
 import time
 
 import psutil
@@ -41,7 +42,7 @@ def test_gtpo_trains_without_a_reference_worker(train):
     assert record.value == train.records()[0]["gtpo/entropy/initial"]
 
 
-def test_killed_run_resumes_with_its_initial_entropy(train):
+def test_killed_run_is_resumed_by_its_command_with_its_initial_entropy(train):
     process = train("trainer.save_freq=1", steps=5, wait=False)
     metrics, deadline = train.out / "metrics.jsonl", time.monotonic() + 300
     while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 2):
@@ -57,7 +58,8 @@ def test_killed_run_resumes_with_its_initial_entropy(train):
     before = InitialEntropy.load(train.out / "checkpoints")
     done = max(int(x.name.removeprefix("global_step_")) for x in (train.out / "checkpoints").glob("global_step_*"))
 
-    result = train("trainer.save_freq=1", steps=5)
+    command = ["bash", str(train.out / "command.sh")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"step {done}/" not in result.stdout and "step 5/5" in result.stdout
     check_gtpo_records(train.records(), 5)
@@ -71,7 +73,9 @@ def test_two_data_parallel_ranks_train(train):
     check_gtpo_records(train.records(), 2)
 
 
-def test_grpo_twin_trains_from_the_same_config(train):
+def test_grpo_twin_trains_from_the_same_config_after_a_launch_that_failed(train):
+    failed = train("algorithm.adv_estimater=grpo")
+    assert failed.returncode != 0 and "algorithm.adv_estimater" in failed.stderr.replace("'", "")
     result = train("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla")
     assert result.returncode == 0, result.stdout + result.stderr
     for record in train.records():

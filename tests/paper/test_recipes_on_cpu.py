@@ -22,6 +22,7 @@ from gtpo_verl.cli import main
 from gtpo_verl.paper.data import DATASETS, load_splits, make_rows, make_sft_rows, write_parquet
 from gtpo_verl.paper.evaluation import parse_dump_argument
 from gtpo_verl.paper.reward import compute_score
+from gtpo_verl.paper.run_folder import overrides
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINING = ("run_gtpo_qwen", "run_gtpo_llama", "run_gtpo_qwen_fsdp2_multinode", "run_gtpo_qwen_megatron")
@@ -83,9 +84,8 @@ def composed(call):
 
 def compose_call(arguments: list[str]) -> DictConfig:
     folder, name = (arguments[arguments.index(option) + 1] for option in ("--config-path", "--config-name"))
-    overrides = arguments[arguments.index("--config-name") + 2 :]
     with initialize_config_dir(folder, version_base=None):
-        return compose(name, overrides=overrides)
+        return compose(name, overrides=arguments[arguments.index("--config-name") + 2 :])
 
 
 def check_against_verl(config: DictConfig) -> None:
@@ -233,27 +233,28 @@ def test_a_recipe_checks_the_machine_first_and_trains_through_the_launcher_last(
     assert check == ["-m", "gtpo_verl", "check", *launched[5:]]
 
 
-@pytest.mark.parametrize(("rollout_n", "gpus"), [("8", 4), ("12", 6), ("9", 3)])
-def test_a_recipe_takes_the_most_gpus_over_which_its_completions_split_evenly(composed, rollout_n, gpus):
-    machine = {"FAKE_MACHINE": "7 flash_attention_2"}
-    assert composed("run_gtpo_qwen", ROLLOUT_N=rollout_n, **machine).trainer.n_gpus_per_node == gpus
-    assert composed("run_gtpo_qwen", ROLLOUT_N=rollout_n, NGPUS_PER_NODE="1", **machine).trainer.n_gpus_per_node == 1
+@pytest.mark.parametrize(("rollout_n", "gpus"), [("8", "4"), ("12", "6"), ("9", "3")])
+def test_a_recipe_takes_the_most_gpus_over_which_its_completions_split_evenly(call, rollout_n, gpus):
+    machine = {"ROLLOUT_N": rollout_n, "FAKE_MACHINE": "7 flash_attention_2"}
+    assert overrides(call("run_gtpo_qwen", **machine)[-1])["trainer.n_gpus_per_node"] == gpus
+    assert overrides(call("run_gtpo_qwen", **machine, NGPUS_PER_NODE="1")[-1])["trainer.n_gpus_per_node"] == "1"
 
 
 @pytest.mark.parametrize("attention", ["flash_attention_2", "sdpa"])
-def test_a_recipe_takes_the_attention_that_is_installed(composed, attention):
-    config = composed("run_gtpo_qwen", FAKE_MACHINE=f"2 {attention}")
-    assert config.actor_rollout_ref.model.override_config.attn_implementation == attention
+def test_a_recipe_takes_the_attention_that_is_installed(call, attention):
+    given = overrides(call("run_gtpo_qwen", FAKE_MACHINE=f"2 {attention}")[-1])
+    assert given["actor_rollout_ref.model.override_config.attn_implementation"] == attention
 
 
-def test_the_earlier_names_of_variables_still_hold(composed):
+def test_the_earlier_names_of_variables_still_hold(call):
     shared = {"ALGO": "grpo", "SEED": "1"}
     earlier = {"G": "12", "N_GPUS": "4", "MAX_TOKENS_PER_GPU": "6000", "NAME": "mine", "KL_BETA": "0.04", "WANDB": "1"}
     now = {"ROLLOUT_N": "12", "NGPUS_PER_NODE": "4", "PPO_MAX_TOKEN_LEN_PER_GPU": "6000", "EXPERIMENT_NAME": "mine"}
-    config = composed("run_gtpo_qwen", **shared, **earlier)
-    assert config == composed("run_gtpo_qwen", **shared, **now, KL_LOSS_COEF="0.04", LOGGER="console,wandb")
-    assert (config.actor_rollout_ref.rollout.n, config.trainer.n_gpus_per_node) == (12, 4)
-    assert config.trainer.logger == ["file", "console", "wandb"]
+    called = call("run_gtpo_qwen", **shared, **earlier)
+    assert called == call("run_gtpo_qwen", **shared, **now, KL_LOSS_COEF="0.04", LOGGER="console,wandb")
+    given = overrides(called[-1])
+    assert (given["actor_rollout_ref.rollout.n"], given["trainer.n_gpus_per_node"]) == ("12", "4")
+    assert given["trainer.logger"] == "[file,console,wandb]"
 
 
 def test_verls_variables_reach_their_keys(composed):

@@ -1,0 +1,60 @@
+"""`SMOKE=1` on CPU: a recipe as it is, LoRA adapters sent to vLLM unmerged, saved, resumed, evaluated, exported."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from gtpo_verl.paper.launch import end_process
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="bash scripts/setup_cpu.sh vllm installs vLLM")
+def test_a_smoke_run_trains_an_adapter_and_finds_that_everything_works(task, tmp_path):
+    variables = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "SMOKE": "1",
+        "SMOKE_MODEL": str(task / "model"),
+        "DATA_DIR": str(task),
+        "OUT": str(tmp_path / "run"),
+        "LORA_RANK": "8",
+        # Rollouts from the base would differ from the actor at once.
+        "ACTOR_LR": "0.1",
+        "MAX_PROMPT_LENGTH": "16",
+        "PPO_MAX_TOKEN_LEN_PER_GPU": "512",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    log = tmp_path / "log"
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            ["bash", str(ROOT / "recipes/run_gtpo_llama.sh")],
+            env={**os.environ, **variables},
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            status = process.wait(timeout=800)
+        finally:
+            end_process(process)
+    output, out = log.read_text(), tmp_path / "run_smoke"
+    assert status == 0, output[-6000:]
+    assert output.count("| ok |") == 6 and "at this rate the whole run of" in output
+
+    steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    assert all(step["actor/grad_norm"] > 0 for step in steps)
+    assert max(step["training/rollout_probs_diff_mean"] for step in steps) < 1e-3
+    adapter = out / "exported"
+    assert json.loads((adapter / "adapter_config.json").read_text())["r"] == 8
+    weights = load_file(adapter / "adapter_model.safetensors")
+    assert max(weight.abs().max() for name, weight in weights.items() if "lora_B" in name) > 0.1
