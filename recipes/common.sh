@@ -81,12 +81,6 @@ gpus_for() {
     echo "$n"
 }
 
-# check_batch COMPLETIONS WORKERS
-check_batch() {
-    [ $(($1 % $2)) = 0 ] || fail "TRAIN_BATCH_SIZE x ROLLOUT_N = $1 completions cannot be split evenly over $2 \
-data-parallel workers: change one of them"
-}
-
 # The data of the run, unless it is there already; "$@": options of `gtpo-verl data`.
 make_data() {
     if [ ! -e "$train_file" ] || [ ! -e "$val_file" ]; then
@@ -98,6 +92,7 @@ make_data() {
 INITIAL_ENTROPY=()
 measure_initial_entropy() {
     local measured
+    INITIAL_ENTROPY=()
     [ "$ALGO-${STRICT_INITIAL_ENTROPY:-0}" = gtpo-1 ] || return 0
     measured=$(python3 -m gtpo_verl initial-entropy --model "$MODEL_PATH" --data "$train_file" --samples 100 \
         --max-response-length "$max_response_length" --seed "$seed" | tee /dev/stderr | sed -n 's/^initial_entropy=//p')

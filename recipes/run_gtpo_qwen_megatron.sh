@@ -47,7 +47,6 @@ OUT=$(realpath -m "${OUT:-outputs/$experiment_name}")
 if [ -d "$MODEL_PATH" ]; then MODEL_PATH=$(realpath "$MODEL_PATH"); fi
 train_file=$(realpath -m "${TRAIN_FILE:-$data_dir/train.parquet}")
 val_file=$(realpath -m "${VAL_FILE:-$data_dir/test.parquet}")
-check_batch $((train_batch_size * rollout_n)) $((NNODES * NGPUS_PER_NODE / (actor_tp * actor_pp)))
 
 ########################### parameter arrays ###########################
 

@@ -303,7 +303,6 @@ def test_the_strict_initial_entropy_is_measured_on_the_untrained_model_and_given
         ({"KL_BETA": "0.04"}, "KL_LOSS_COEF=0.04: GTPO has no KL term"),
         ({"FINETUNE": "some"}, "FINETUNE=some: must be lora or full"),
         ({"BETAS": "0.9"}, "BETAS=0.9: must be default or paper"),
-        ({"G": "9", "N_GPUS": "2"}, "9 completions cannot be split evenly over 2"),
     ],
 )
 def test_a_wrong_variable_is_named_before_anything_starts(call, tmp_path, variables, message):
