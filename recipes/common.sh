@@ -92,7 +92,6 @@ make_data() {
 INITIAL_ENTROPY=()
 measure_initial_entropy() {
     local measured
-    INITIAL_ENTROPY=()
     [ "$ALGO-${STRICT_INITIAL_ENTROPY:-0}" = gtpo-1 ] || return 0
     measured=$(python3 -m gtpo_verl initial-entropy --model "$MODEL_PATH" --data "$train_file" --samples 100 \
         --max-response-length "$max_response_length" --seed "$seed" | tee /dev/stderr | sed -n 's/^initial_entropy=//p')
