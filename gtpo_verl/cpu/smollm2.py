@@ -9,7 +9,7 @@
 - `DIR/sft_train.parquet`, `DIR/sft_test.parquet`: the same questions with a worked solution, for recipes/run_sft.sh.
   The task has right answers but no solutions; `solve` writes them.
 
-A question needs one fact and one product for each of two animals, and a sum. The packages are those of
+A question is about one kind of animal: it needs a fact and a product. The packages are those of
 scripts/requirements-smollm2-cpu.txt.
 """
 
@@ -35,14 +35,14 @@ class Config:
         train_size: questions to train on.
         test_size: questions held out.
         sft_size: questions with a solution, all of them from the training set.
-        max_instances: most animals of one kind in a question.
+        max_instances: most animals in a question. There are 37 kinds.
     """
 
     seed: int = 0
-    train_size: int = 2000
+    train_size: int = 400
     test_size: int = 64
-    sft_size: int = 512
-    max_instances: int = 9
+    sft_size: int = 64
+    max_instances: int = 20
 
 
 def prepare(out: str | Path, config: Config) -> dict[str, Any]:
@@ -121,8 +121,8 @@ def make_questions(config: Config) -> dict[str, list[Row]]:
         "leg_counting",
         seed=config.seed * 2 * size,  # item i is drawn from seed + i
         size=2 * size,
-        min_animals=2,
-        max_animals=2,
+        min_animals=1,
+        max_animals=1,
         max_instances=config.max_instances,
     )
     rows = list({row["question"]: row for row in generated}.values())[:size]
@@ -130,15 +130,12 @@ def make_questions(config: Config) -> dict[str, list[Row]]:
 
 
 def solve(animals: dict[str, int]) -> str:
-    """A worked solution: `3 ants: 3*6=18. 1 dog: 1*4=4. 18+4=22.`"""
+    """A worked solution for one kind of animal: `one ant has 6 legs. 3*6=18.`"""
     from reasoning_gym.arithmetic.leg_counting import ANIMALS
 
-    legs = [count * ANIMALS[animal] for animal, count in animals.items()]
-    terms = [
-        f"{count} {animal}{'s' * (count > 1)}: {count}*{ANIMALS[animal]}={total}."
-        for (animal, count), total in zip(animals.items(), legs, strict=True)
-    ]
-    return " ".join([*terms, f"{'+'.join(map(str, legs))}={sum(legs)}."])
+    ((animal, count),) = animals.items()
+    legs = ANIMALS[animal]
+    return f"one {animal} has {legs} legs. {count}*{legs}={count * legs}."
 
 
 def _parse(row: Row) -> tuple[str, str, Row]:

@@ -47,7 +47,7 @@ def test_the_prompt_is_the_papers_and_the_question(questions):
         assert "how many legs" in user["content"]
 
 
-def test_a_solution_has_the_full_reward_and_every_equation_in_it_holds(questions):
+def test_a_solution_has_the_full_reward_and_its_equation_holds(questions):
     rows = zip(
         make_rows(smollm2.LEG_COUNTING, "train", questions["train"]),
         make_sft_rows(smollm2.LEG_COUNTING, "train", questions["train"]),
@@ -57,14 +57,9 @@ def test_a_solution_has_the_full_reward_and_every_equation_in_it_holds(questions
         completion = sft_row["messages"][-1]["content"]
         score = compute_score("LegCounting", completion, row["reward_model"]["ground_truth"])
         assert (score["score"], score["strict"]) == (20, 1)
-        equations = re.findall(r"([0-9]+)([*+])([0-9]+)=([0-9]+)\.", completion)
-        assert [operation for _, operation, _, _ in equations] == ["*", "*", "+"]
-        for a, operation, b, result in equations:
-            assert int(result) == (int(a) * int(b) if operation == "*" else int(a) + int(b))
-
-
-def test_one_animal_is_in_the_singular(questions):
-    assert smollm2.solve({"ant": 3, "dog": 1}) == "3 ants: 3*6=18. 1 dog: 1*4=4. 18+4=22."
+        legs, count, factor, product = re.search(r"has (\d+) legs\. (\d+)\*(\d+)=(\d+)\.", completion).groups()
+        assert f"have {count} " in row["prompt"][1]["content"]
+        assert legs == factor and int(product) == int(count) * int(legs)
 
 
 def test_the_tokenizer_ends_a_turn_as_its_chat_template_does(tokenizer):
