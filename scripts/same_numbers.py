@@ -4,8 +4,8 @@
     python scripts/same_numbers.py compare A.pt B.pt …
 
 `compute` sends random batches through that trainer's own functions, with TransferQueue or the workers replaced by what
-they would return, and through the registered policy loss, all of the verl that is first on sys.path. Nothing here knows
-which verl or which GTPO it calls. The third trainer is the legacy one of verl 0.7.1 with the workers of later versions.
+they would return, and through the policy loss, all of the verl that is first on sys.path. Nothing here knows which verl
+or which GTPO it calls. The third trainer is the legacy one of verl 0.7.1 with the workers of later versions.
 """
 
 import itertools
@@ -18,16 +18,17 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 ROWS, LENGTH, PADDING = 40, 48, 3
+# All of these batches start below ln 2. So the defaults filter, whether GTPO measures that or takes it for granted.
 SETTINGS: list[dict[str, Any]] = [
     {},
     {
-        "completion_filter": "on",
+        "completion_filter": "always",
         "entropy_coeff": 0.37,
         "conflict_weight_positive": 1.7,
         "conflict_weight_negative": 0.3,
     },
-    {"completion_filter": "off", "entropy_coeff": 0.0},
-    {"initial_entropy": 0.5, "entropy_threshold": 0.6},
+    {"completion_filter": "never", "entropy_coeff": 0.0},
+    {"completion_filter": "auto", "initial_entropy": 0.5, "entropy_threshold": 0.6},
     {"conflict_weight_positive": 1.0, "conflict_weight_negative": 1.0},
 ]
 BATCHES = 20
@@ -81,7 +82,7 @@ def advantages(trainer: str, gtpo: dict[str, Any], seed: int) -> list[torch.Tens
     step = v1_step if trainer == "v1" else legacy_step
     generator = torch.Generator().manual_seed(seed)
     with tempfile.TemporaryDirectory() as checkpoints:
-        run = SimpleNamespace(config=trainer_config(gtpo, checkpoints), global_steps=1, adv_estimator_state={})
+        run = SimpleNamespace(config=trainer_config(gtpo, checkpoints), global_steps=1)
         run.use_legacy_worker_impl = "disable" if trainer == "legacy_with_engine_workers" else "auto"
         return [step(run, random_batch(generator, number)) for number in range(BATCHES)]
 
@@ -138,8 +139,9 @@ def legacy_step(trainer: Any, rows: dict[str, Any]) -> torch.Tensor:
         compute_log_prob=lambda batch: output_0_7 if isinstance(batch, DataProto) else output
     )
     old_log_prob, _ = ray_trainer.RayPPOTrainer._compute_old_log_prob.__get__(trainer)(data)
-    old_log_prob.batch.pop("entropys")
+    entropys = old_log_prob.batch.pop("entropys")
     data = data.union(old_log_prob)
+    data.batch["entropy"] = entropys  # kept by a patched verl, see patches/
     data.batch["token_level_rewards"] = padded["rm_scores"]
     data = ray_trainer.compute_advantage(data, adv_estimator="gtpo", config=trainer.config.algorithm)
     return data.batch["advantages"][real.bool()]
@@ -149,21 +151,23 @@ def _nested(rows: list[torch.Tensor]) -> torch.Tensor:
     return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
-def losses(seed: int) -> list[torch.Tensor]:
-    """Loss, gradient and metric of the registered policy loss."""
+def losses(loss_mode: str, spread: float, seed: int) -> list[torch.Tensor]:
+    """Loss, gradient and metric of a policy loss, for ratios around 1 with a spread of the log."""
+    from omegaconf import OmegaConf
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
     generator = torch.Generator().manual_seed(seed)
     found = []
     for mode, with_weights in itertools.product(("seq-mean-token-mean", "token-mean", "seq-mean-token-sum"), (0, 1)):
         old_log_prob = torch.randn(ROWS, LENGTH, generator=generator)
-        log_prob = (old_log_prob + 0.5 * torch.randn(ROWS, LENGTH, generator=generator)).requires_grad_()
+        log_prob = (old_log_prob + spread * torch.randn(ROWS, LENGTH, generator=generator)).requires_grad_()
         response_mask = (torch.rand(ROWS, LENGTH, generator=generator) < 0.7).long()
         weights = torch.rand(ROWS, LENGTH, generator=generator) if with_weights else None
         advantage = torch.randn(ROWS, LENGTH, generator=generator)
         info = {"dp_size": 2, "batch_num_tokens": 3 * int(response_mask.sum()), "global_batch_size": 3 * ROWS}
-        config = SimpleNamespace(global_batch_info=info)
-        loss, metrics = get_policy_loss_fn("gtpo")(
+        config = OmegaConf.create({"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2})
+        config.global_batch_info = info
+        loss, metrics = get_policy_loss_fn(loss_mode)(
             old_log_prob, log_prob, advantage, response_mask, mode, config, weights
         )
         loss.backward()
@@ -174,12 +178,16 @@ def losses(seed: int) -> list[torch.Tensor]:
 def compute(path: str, trainer: str) -> None:
     """Write all numbers, and whose they are, to `path`."""
     import verl
-    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_adv_estimator_fn
 
     numbers: dict[str, Any] = {
         f"advantages {gtpo}": advantages(trainer, gtpo, seed) for seed, gtpo in enumerate(SETTINGS)
     }
-    numbers["loss"] = losses(seed=0)
+    # A patched verl trains with vanilla, which is the same at ratio 1, before the first update of a rollout.
+    loss_mode = "gtpo" if "gtpo" in POLICY_LOSS_REGISTRY else "vanilla"
+    numbers["loss at ratio 1"] = losses(loss_mode, spread=0.0, seed=0)
+    if loss_mode == "gtpo":
+        numbers["loss"] = losses(loss_mode, spread=0.5, seed=0)
     server = get_adv_estimator_fn("gtpo").__module__
     numbers["source"] = f"verl {verl.__version__}, {trainer} trainer, gtpo of {server}"
     torch.save(numbers, path)
@@ -190,18 +198,20 @@ def compare(paths: list[str]) -> int:
     files = [torch.load(path) for path in paths]
     sources = [file.pop("source") for file in files]
     print("\n".join(sources))
+    common = [name for name in files[0] if all(name in file for file in files)]
     different = [
         f"{source}: {name}, tensor {i}"
         for source, file in zip(sources, files, strict=True)
-        for name, tensors in files[0].items()
-        for i, (a, b) in enumerate(zip(tensors, file[name], strict=True))
+        for name in common
+        for i, (a, b) in enumerate(zip(files[0][name], file[name], strict=True))
         if a.dtype != b.dtype or a.shape != b.shape or not torch.equal(a.view(torch.int32), b.view(torch.int32))
     ]
     print("\n".join(different))
-    batches = [tensor for name, tensors in files[0].items() if name != "loss" for tensor in tensors]
+    batches = [tensor for name in common if name.startswith("advantages") for tensor in files[0][name]]
+    loss_count = sum(len(files[0][name]) // 3 for name in common if name.startswith("loss"))
     print(
         f"{len(set(sources))} sources, {len(batches)} batches with {sum(x.numel() for x in batches)} "
-        f"advantages, {len(files[0]['loss']) // 3} losses with gradients: {len(different)} differ in any bit"
+        f"advantages, {loss_count} losses with gradients: {len(different)} differ in any bit"
     )
     return 1 if different or len(set(sources)) < len(paths) or len(paths) < 2 else 0
 
