@@ -10,6 +10,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export VERL_PLATFORM=cpu
+export SMOKE=0                                      # it is small itself; STEPS=3 makes it shorter
 source recipes/common.sh                            # ALGO (gtpo | grpo)
 
 # ---- user-adjustable ----

@@ -188,7 +188,11 @@ def reaches_hub() -> bool:
 
 
 def environment_of(recipe: Path, out: Path, has_gpu: bool) -> dict[str, str]:
-    """The variables with which the recipe runs: small model, its data, and on a CPU short completions."""
+    """The variables with which the recipe runs: small model, its data, and on a CPU short completions.
+
+    Raises:
+        ValueError: there is no small model to be had.
+    """
     given = {**({} if has_gpu else _CPU), **os.environ}
     given.pop("SMOKE", None)
     model = os.environ.get("SMOKE_MODEL")
@@ -196,8 +200,13 @@ def environment_of(recipe: Path, out: Path, has_gpu: bool) -> dict[str, str]:
     if not model and reaches_hub():
         model = SMALL_MODEL
     elif not model:
-        task = Path(".cache/smollm2").absolute()
-        subprocess.run([sys.executable, "-m", "gtpo_verl", "task", "smollm2", "--out", str(task)], check=True)
+        task = Path(".cache/smollm2-seed1").absolute()  # that of recipes/run_gtpo_cpu.sh
+        make = [sys.executable, "-m", "gtpo_verl", "task", "smollm2", "--out", str(task), "--seed", "1"]
+        if subprocess.run(make, check=False).returncode:
+            raise ValueError(
+                "the Hugging Face Hub is not reached, and SmolLM2 could not be made (see above): set SMOKE_MODEL to "
+                "the folder of a small model, and DATA_DIR to a folder with train.parquet and test.parquet"
+            )
         model, data = str(task / "model"), str(task)
         given["HF_HUB_OFFLINE"] = "1"
     # Few heads: a model of this size cannot be split over four GPUs.
