@@ -54,3 +54,66 @@ def test_what_a_user_gave_wrongly_is_one_line_and_status_2(tmp_path, capsys):
     assert main(["evaluate", str(tmp_path / "missing.jsonl")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("gtpo-verl evaluate: ") and "missing.jsonl" in line
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch):
+    """A folder of files that are none of what the commands read."""
+    import datasets
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "half.jsonl").write_text('{"a": 1}\n{"b')
+    (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "list.jsonl").write_text('{"step": 1, "data": [1]}\n')
+    (tmp_path / "text.parquet").write_text("no parquet")
+    (tmp_path / "records.json").write_text('{"records": [{"a": 1}]}')
+    pq.write_table(pa.table({"prompt": ["plain text"] * 3}), tmp_path / "plain.parquet")
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures/kept").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "data --dataset gsm8k --out figures --split train --source half.jsonl",
+        "data --dataset gsm8k --out figures --split train --source bytes.jsonl",
+        "data --dataset gsm8k --out figures --split train --source empty.jsonl",
+        "data --dataset gsm8k --out figures --split train --source text.parquet",
+        "data --dataset gsm8k --out figures --source none",
+        "initial-entropy --model none --data plain.parquet --samples 3",
+        "initial-entropy --model none --data text.parquet",
+        "initial-entropy --model none --data plain.parquet --samples 0",
+        "initial-entropy --model none --data plain.parquet --batch-size 0",
+        "evaluate half.jsonl --out figures",
+        "evaluate bytes.jsonl --out figures",
+        "evaluate empty.jsonl --out figures",
+        "evaluate text.parquet --out figures",
+        "plot half.jsonl --out figures",
+        "plot bytes.jsonl --out figures",
+        "plot list.jsonl --out figures",
+        "plot --evaluation records.json --out figures",
+        "plot --evaluation half.jsonl --out figures",
+        "export none figures",
+        "export plain.parquet figures",
+    ],
+)
+def test_hostile_input_is_one_line_and_writes_nothing(broken, command, capsys):
+    name, *arguments = command.split()
+    assert main([name, *arguments]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("gtpo-verl")]
+    assert len(lines) == 1 and lines[0].startswith(f"gtpo-verl {name}: ")
+    assert [path.name for path in (broken / "figures").iterdir()] == ["kept"]
+
+
+def test_a_wrong_model_is_named(broken, capsys):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"prompt": [[{"role": "user", "content": "1+1="}]]}), broken / "prompts.parquet")
+    assert main(["initial-entropy", "--model", "./none", "--data", "prompts.parquet", "--samples", "1"]) == 2
+    assert "--model ./none cannot be loaded" in capsys.readouterr().err

@@ -152,7 +152,23 @@ DATASETS = {
 
 
 def load_splits(dataset: MathDataset, source: str | None = None, split: str | None = None) -> dict[str, list[Row]]:
-    """The raw rows of each wanted split.
+    """The raw rows of each wanted split; see :func:`_load`.
+
+    Raises:
+        ValueError: if the source cannot be read, lacks a wanted split or configuration, or does not say which split it
+            is.
+    """
+    from datasets.exceptions import DatasetsError
+
+    try:
+        return _load(dataset, source, split)
+    except (DatasetsError, StopIteration) as error:  # StopIteration: a JSON file without a row
+        reason = error.__cause__ or error
+        raise ValueError(f"--source {source or dataset.source} cannot be read: {reason or 'it has no rows'}") from error
+
+
+def _load(dataset: MathDataset, source: str | None, split: str | None) -> dict[str, list[Row]]:
+    """The rows of a Hub name, a folder or a file.
 
     Args:
         dataset: What to load.
@@ -160,9 +176,6 @@ def load_splits(dataset: MathDataset, source: str | None = None, split: str | No
         split: The one split wanted. None for "train" and "test" of a set that is trained on, and for the only split of
             one that is not. A single file without ``split`` is the split its name says (``train.jsonl``), or for a set
             that is only tested on, "test".
-
-    Raises:
-        ValueError: if the source lacks a wanted split or configuration, or does not say which split it is.
     """
     import datasets
 
@@ -289,7 +302,9 @@ def write_parquet(
             written[out / file] = make_rows(dataset, split, rows)
     out.mkdir(parents=True, exist_ok=True)
     for path, rows in written.items():
-        datasets.Dataset.from_list(rows).to_parquet(path)
+        partial = path.with_suffix(".partial")
+        datasets.Dataset.from_list(rows).to_parquet(partial)
+        partial.replace(path)
     return written
 
 

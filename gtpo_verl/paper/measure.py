@@ -32,13 +32,15 @@ def read_prompts(data: str | Path, samples: int) -> list[list[dict[str, str]]]:
     """The chat messages of the first `samples` rows of a parquet file of `gtpo-verl data`.
 
     Raises:
-        ValueError: the file has fewer rows.
+        ValueError: the file has fewer rows, or its prompts are no chat messages.
     """
     import pyarrow.parquet as pq
 
     prompts = pq.read_table(data, columns=["prompt"]).column("prompt").slice(0, samples).to_pylist()
     if len(prompts) < samples:
         raise ValueError(f"--samples {samples}: {data} has {len(prompts)} rows; give at most that many")
+    if not all(isinstance(prompt, list) and all("role" in message for message in prompt) for prompt in prompts):
+        raise ValueError(f"--data {data}: the column prompt does not hold chat messages; make it with gtpo-verl data")
     return prompts
 
 
@@ -75,10 +77,13 @@ def measure_initial_entropy(
         ValueError: the data has fewer than `samples` rows.
     """
     prompts = read_prompts(data, samples)
-    tokenizer = AutoTokenizer.from_pretrained(model_path, padding_side="left")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model_path, padding_side="left")
+        model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype="auto").eval()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--model {model_path} cannot be loaded: {error}") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype="auto").eval()
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     # The model's own settings would sample from a narrower distribution: Qwen2.5's have temperature 0.7 and top-k 20.
     model.generation_config = GenerationConfig(
@@ -126,6 +131,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the value, its spread and the decision it leads to."""
+    for name in ("samples", "max_response_length", "batch_size"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
     measured = measure_initial_entropy(
         args.model, args.data, args.samples, args.max_response_length, args.batch_size, args.seed
     )

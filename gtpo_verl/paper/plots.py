@@ -131,6 +131,8 @@ def read_run(path: str | Path) -> Run:
             if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
                 raise ValueError(f'{path}:{number} has no integer "step": is this verl\'s file logger?')
             data = entry.get("data", entry)
+            if not isinstance(data, dict):
+                raise ValueError(f'{path}:{number}: "data" holds no metrics: is this verl\'s file logger?')
             found = {k: float(v) for k, v in data.items() if k != "step" and isinstance(v, int | float)}
             if found:
                 steps.setdefault(entry["step"], {}).update(found)
@@ -353,6 +355,23 @@ def save(figure: Figure, path: str | Path) -> list[Path]:
 # --- figures over k --------------------------------------------------------------------------------------------------
 
 
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """``records`` of the evaluation.json that ``gtpo-verl evaluate --out`` writes.
+
+    Raises:
+        ValueError: If the file is none, or has no records.
+    """
+    needed = {"model", "training_set", "method", "data_set", "metric", "k", "estimate", "low", "high"}
+    try:
+        records = json.loads(path.read_text(encoding="utf-8"))["records"]
+        complete = all(needed <= record.keys() for record in records)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no evaluation.json of gtpo-verl evaluate --out") from error
+    if not records or not complete:
+        raise ValueError(f"{path} is no evaluation.json of gtpo-verl evaluate --out")
+    return records
+
+
 def evaluation_figure(records: Sequence[Mapping[str, Any]], title: str | None = None) -> Figure:
     """Unbiased pass@k and maj@k over k with their 95% intervals, one column per data set, one colour per run.
 
@@ -429,6 +448,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("name a RUN, or an evaluation with --evaluation")
     if args.window is not None and args.window < 1:
         raise ValueError(f"--window must be at least 1, got {args.window}")
+    records = read_records(args.evaluation) if args.evaluation else []
     written: list[Path] = []
     if args.runs:
         runs = read_runs(args.runs)
@@ -439,11 +459,8 @@ def run(args: argparse.Namespace) -> int:
                 written += save(training_figure(runs, [panels], args.title, args.window), args.out / name)
             else:
                 _say(f"no {name} figure: no run logged {' or '.join(keys)}")
-    if args.evaluation:
-        document = json.loads(args.evaluation.read_text(encoding="utf-8"))
-        if not isinstance(document, dict) or "records" not in document:
-            raise ValueError(f"{args.evaluation} is no evaluation.json of gtpo-verl evaluate --out")
-        written += save(evaluation_figure(document["records"], args.title), args.out / "evaluation")
+    if records:
+        written += save(evaluation_figure(records, args.title), args.out / "evaluation")
     for path in written:
         print(path)
     return 0

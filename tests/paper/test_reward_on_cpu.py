@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gtpo_verl.paper import reward
+from gtpo_verl.paper import math_verify_process, reward
 from gtpo_verl.paper.prompt import SYSTEM_PROMPT
 from gtpo_verl.paper.reward import (
     MAX_ANSWER_CHARS,
@@ -270,7 +270,7 @@ def test_a_hostile_completion_is_wrong_at_once(solution_str):
 @pytest.mark.parametrize("answer", ["9^{9^{9^{9}}}", r"\binom{10000000}{5000000}"])
 def test_a_runaway_comparison_is_a_timeout_and_the_next_one_works(answer, monkeypatch):
     assert is_equal("x+y", "y+x")  # the child has loaded what it needs before its time is cut
-    monkeypatch.setattr(reward, "TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(math_verify_process, "TIMEOUT_SECONDS", 1.0)
     result = score(completion(answer), "7")
     assert (result["acc"], result["timeout"], result["score"]) == (0.0, 1.0, 10.0)
     monkeypatch.undo()
@@ -378,8 +378,8 @@ import ray
 @ray.remote(max_concurrency=4)
 class Scorer:
     def score(self, answer, seconds=60.0):
-        from gtpo_verl.paper import reward
-        reward.TIMEOUT_SECONDS = seconds
+        from gtpo_verl.paper import math_verify_process, reward
+        math_verify_process.TIMEOUT_SECONDS = seconds
         result = reward.compute_score("test", f"<answer>{answer}</answer>", "7")
         return result["acc"], result["timeout"]
 ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
