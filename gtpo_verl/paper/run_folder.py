@@ -79,7 +79,7 @@ def hold_settings(command: list[str], out: Path) -> None:
         ValueError: the folder has a checkpoint of a run with other settings.
     """
     record, new = out / "settings.json", settings(command)
-    if has_checkpoint(command, out) and record.exists():
+    if would_resume(command, out) and record.exists():
         old = json.loads(record.read_text())
         keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
         if keys:
@@ -91,10 +91,11 @@ def hold_settings(command: list[str], out: Path) -> None:
     record.write_text(json.dumps(new, indent=1) + "\n")
 
 
-def has_checkpoint(command: list[str], out: Path) -> bool:
-    """Whether verl would resume: the file in which it notes its last complete checkpoint is there."""
-    folder = overrides(command).get("trainer.default_local_dir", out / "checkpoints")
-    return Path(folder, "latest_checkpointed_iteration.txt").exists()
+def would_resume(command: list[str], out: Path) -> bool:
+    """Whether verl would go on from a checkpoint: the file in which it notes the last complete one is there."""
+    given = overrides(command)
+    folder = given.get("trainer.default_local_dir", out / "checkpoints")
+    return given.get("trainer.resume_mode") != "disable" and Path(folder, "latest_checkpointed_iteration.txt").exists()
 
 
 def write_command(command: list[str], out: Path, options: list[str]) -> None:

@@ -81,10 +81,11 @@ def test_a_folder_whose_record_was_removed_goes_on_with_new_settings(tmp_path, s
 
 def test_the_checkpoints_are_sought_where_verl_writes_them(tmp_path):
     command = [*COMMAND, f"trainer.default_local_dir={tmp_path / 'elsewhere'}"]
-    assert not run_folder.has_checkpoint(command, tmp_path)
+    assert not run_folder.would_resume(command, tmp_path)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/latest_checkpointed_iteration.txt").write_text("3")
-    assert run_folder.has_checkpoint(command, tmp_path)
+    assert run_folder.would_resume(command, tmp_path)
+    assert not run_folder.would_resume([*command, "trainer.resume_mode=disable"], tmp_path)
 
 
 def test_the_written_command_runs_again_with_the_variables_it_needs_and_no_secret(tmp_path, monkeypatch):
