@@ -54,13 +54,14 @@ class Watch:
     """Why a run should be ended, if it should.
 
     Args:
-        stall_s (float): seconds without a step after which a run is ended; a quarter of it once its log tells of a
-            failure. Its start, with all imports and the loading of models, may take three times as long.
+        stall_s (float, optional): seconds without a step after which a run is ended; a quarter of it once its log tells
+            of a failure. Its start, with all imports and the loading of models, may take three times as long. None ends
+            no run.
     """
 
-    def __init__(self, stall_s: float):
-        self._stall_s, self._limit, self._fatal = stall_s, 3 * stall_s, ""
-        self._last = time.monotonic()
+    def __init__(self, stall_s: float | None):
+        self._ends, self._stall_s = stall_s is not None, stall_s or float("inf")
+        self._last, self._limit, self._fatal = time.monotonic(), 3 * self._stall_s, ""
 
     def step(self) -> None:
         """A step was made."""
@@ -71,15 +72,20 @@ class Watch:
         """A line of the log."""
         if _FAILURE.search(line):
             self._limit = min(self._limit, self._stall_s / 4)
-        if not self._fatal and (found := _FATAL.search(line)):
+        if self._fatal or not (found := _FATAL.search(line)):
+            return
+        self._fatal = found[0]
+        if self._ends:
             # The error that follows has a moment to reach the log.
-            self._fatal, self._last, self._limit = found[0], time.monotonic(), _GRACE_S
+            self._last, self._limit = time.monotonic(), _GRACE_S
+        else:
+            print(f"verl says {found[0]!r}: it may hang, or go on with fewer completions", flush=True)
 
     def reason(self, exited: bool) -> str:
         """Empty while all is well."""
-        if exited or time.monotonic() - self._last <= self._limit:
-            return self._fatal if exited else ""
-        return self._fatal or f"no step for {self._limit:.0f} s"
+        if self._ends and (exited or time.monotonic() - self._last > self._limit):
+            return self._fatal or ("" if exited else f"no step for {self._limit:.0f} s")
+        return ""
 
 
 def progress_line(record: dict[str, Any], total: str) -> str:
@@ -147,44 +153,17 @@ def train(command: list[str], out: Path, stall_s: float | None) -> int:
     Args:
         command: the trainer and its overrides.
         out (Path): the run's folder.
-        stall_s (float, optional): see `Watch`; None ends no run.
+        stall_s (float, optional): see `Watch`.
     """
     log = out / "train.log"
     said_before = log.stat().st_size if log.exists() else 0
     tail = run_folder.Tail(log)
     metrics = run_folder.MetricsFile(verl_metrics(out), out / "metrics.jsonl")
     total = run_folder.overrides(command).get("trainer.total_training_steps", "?")
-    steps, reason = 0, ""
-    warned: set[str] = set()
     process = start_trainer(command, out, log)
     print(f"training; everything verl prints is in {log}", flush=True)
-    watch = Watch(stall_s or float("inf"))
     try:
-        while True:
-            exited = process.poll() is not None
-            for record in metrics.poll():
-                print(progress_line(record, total), flush=True)
-                steps += 1
-                watch.step()
-            # What workers say while they are shut down, after the last step, is no failure.
-            finished = bool(steps) and str(metrics.records[-1]["step"]) == total
-            for line in tail.lines():
-                if found := _STEPS.search(line):
-                    total = found[1]
-                if said := _SAID_BY_GTPO.search(line):
-                    print(said[0], flush=True)
-                if finished:
-                    continue
-                if stall_s:
-                    watch.line(line)
-                elif (found := _FATAL.search(line)) and found[0] not in warned:
-                    warned.add(found[0])
-                    print(
-                        f"verl says {found[0]!r}: it may hang, or go on with fewer completions; see {log}", flush=True
-                    )
-            if (reason := watch.reason(exited)) or exited:
-                break
-            time.sleep(_POLL_S)
+        steps, reason = follow(process, tail, metrics, Watch(stall_s), total)
     finally:
         end_process(process)
     status = process.wait()
@@ -199,6 +178,30 @@ def train(command: list[str], out: Path, stall_s: float | None) -> int:
         return 0 if metrics.records else 1
     report(metrics.records, out)
     return 0
+
+
+def follow(
+    process: subprocess.Popen, log: run_folder.Tail, metrics: run_folder.MetricsFile, watch: Watch, total: str
+) -> tuple[int, str]:
+    """Print progress until the process ends or should be ended; returns the steps seen and why it should be ended."""
+    steps = 0
+    while True:
+        exited = process.poll() is not None
+        for record in metrics.poll():
+            print(progress_line(record, total), flush=True)
+            steps += 1
+            watch.step()
+        finished = bool(steps) and str(metrics.records[-1]["step"]) == total
+        for line in log.lines():
+            if found := _STEPS.search(line):
+                total = found[1]
+            if said := _SAID_BY_GTPO.search(line):
+                print(said[0], flush=True)
+            if not finished:  # what workers say while they are shut down is no failure
+                watch.line(line)
+        if (reason := watch.reason(exited)) or exited:
+            return steps, reason
+        time.sleep(_POLL_S)
 
 
 def report(records: list[dict[str, Any]], out: Path) -> None:
