@@ -54,14 +54,14 @@ def export(checkpoint: Path, out: Path, merge: bool = False, base: str | None = 
         ValueError: `checkpoint` is none, lacks shards, or needs `base`; `out` holds something else.
     """
     shards, backend = find_shards(checkpoint)
-    made_from = {"checkpoint": str(checkpoint.resolve()), "merge": merge, "base": base, "files": _files(shards)}
+    partial = out.with_name(f"{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    made_from = {"checkpoint": str(checkpoint.resolve()), "merge": merge, "base": base, "files": _files(shards, out)}
     if out.exists():
         record = out / RECORD
         if not record.is_file() or (kept := json.loads(record.read_text()))["made_from"] != made_from:
             raise ValueError(f"{out} exists and is not the export of {checkpoint} as it is now: give another folder")
         return kept["is"]
-    partial = out.with_name(f"{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     _merge_shards(shards, backend, partial)
     what = "a model in Hugging Face format"
@@ -96,8 +96,9 @@ def find_shards(checkpoint: Path) -> tuple[Path, str]:
     )
 
 
-def _files(shards: Path) -> list[list]:
-    paths = sorted(path for path in shards.rglob("*") if path.is_file())
+def _files(shards: Path, out: Path) -> list[list]:
+    """Name, size and time of the checkpoint's files, among which the export itself may lie."""
+    paths = sorted(path for path in shards.rglob("*") if path.is_file() and out not in path.parents)
     return [[str(path.relative_to(shards)), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
 
 

@@ -120,6 +120,13 @@ def test_an_export_is_kept_for_its_checkpoint_and_never_overwritten_by_another(s
     assert "is not the export of" in capsys.readouterr().err
 
 
+def test_an_export_within_its_checkpoint_is_kept(save, capsys):
+    checkpoint, _ = save()
+    shards = str(checkpoint / "actor")  # as verl's SFT trainer lays a checkpoint out
+    assert main(["export", shards]) == main(["export", shards]) == 0
+    assert (checkpoint / "actor/exported/model.safetensors").exists()
+
+
 def test_a_checkpoint_that_lacks_a_shard_is_an_error(save, tmp_path, capsys):
     checkpoint, _ = save()
     (checkpoint / "actor/model_world_size_1_rank_0.pt").unlink()
