@@ -19,7 +19,7 @@ rollout=${ROLLOUT:-hf}                              # hf | vllm
 seed=${SEED:-1}
 case $model in
     tiny) name=cpu task=arithmetic steps=80 save_freq=80 stall=120 threads=1 ;;
-    smollm2) name=smollm2 task=smollm2 steps=80 save_freq=20 stall=900 threads=$(nproc) ;;
+    smollm2) name=smollm2 task=smollm2 steps=40 save_freq=20 stall=900 threads=$(nproc) ;;
     *) fail "MODEL=$model: must be tiny or smollm2" ;;
 esac
 steps=${STEPS:-$steps}
@@ -29,7 +29,7 @@ task_dir=$(realpath -m "${TASK:-.cache/${task}-seed${seed}}")   # data and model
 stall=${STALL_SECONDS:-$stall}                      # a run without a step for this long is ended
 # ---- end user-adjustable ----
 
-[ "$model" = tiny ] || echo "SmolLM2-135M: about 30 minutes on two idle cores, 2 GB of disk; longer on a busy machine
+[ "$model" = tiny ] || echo "SmolLM2-135M: 20 to 30 minutes on two idle cores, much longer on busy ones; 4 GB of disk
   1. once: 100 MB of packages, the model's folder and the questions, 2 minutes
   2. once: its entropy before any training, and a supervised start of 5 steps, 3 minutes
   3. $steps steps of $ALGO in verl's trainer, each with a line; the questions held out before and after them"
