@@ -64,7 +64,7 @@ warm_start() {
         optim.lr_scheduler_type=constant optim.lr_warmup_steps_ratio=0 optim.weight_decay=0.0 optim.clip_grad=1.0 \
         checkpoint.save_contents=[hf_model] \
         trainer.total_training_steps=$sft_steps |
-        grep --line-buffered -v '^+ '
+        grep --line-buffered -vE '^[+]+ |UserWarning|warnings.warn'
 }
 
 MODEL_SETTINGS=()
