@@ -16,9 +16,10 @@ import torch
 
 from gtpo_verl.group import Completions
 
-# Token positions, and rows of whole groups, looked at together.
+# Token positions, and rows of whole groups, looked at together: below the 32,768 elements from which on torch divides
+# an operation among threads, since many short operations would each wait for the slowest thread.
 _POSITIONS = 32
-_ROWS = 4096
+_ROWS = 1000
 
 
 class Conflicts(NamedTuple):

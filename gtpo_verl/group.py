@@ -5,15 +5,6 @@ from collections.abc import Hashable, Iterable, Sequence
 import numpy as np
 import torch
 
-# Elements of a block of rows: temporaries stay near the processor, and threads meet seldom.
-_BLOCK_ELEMENTS = 1 << 20
-
-
-def row_blocks(tensor: torch.Tensor) -> list[slice]:
-    """Blocks of rows in which a (bs, response_length) tensor is worked through without large temporaries."""
-    rows = max(1, _BLOCK_ELEMENTS // max(1, tensor.shape[1]))
-    return [slice(start, start + rows) for start in range(0, tensor.shape[0], rows)]
-
 
 class Completions:
     """The completions of a batch: how many own tokens each has, where its k-th token stands, who shares its prompt.
@@ -22,6 +13,8 @@ class Completions:
         response_mask (torch.Tensor): (bs, response_length), 1 on the completion's own tokens. Zeros may stand anywhere:
             padding behind a response, tool output inside it.
         index: (bs,) uids; completions with equal uids are one group.
+        response_len (torch.Tensor | None): (bs,), length of each response where it is known, tool output included:
+            a row with as many own tokens has no zeros to look for.
 
     Attributes:
         lengths (torch.Tensor): (bs,) int64, own tokens of each completion; 0 marks padding rows, which are in no group.
@@ -34,7 +27,9 @@ class Completions:
         ValueError: not one uid per row.
     """
 
-    def __init__(self, response_mask: torch.Tensor, index: Iterable[Hashable]):
+    def __init__(
+        self, response_mask: torch.Tensor, index: Iterable[Hashable], response_len: torch.Tensor | None = None
+    ):
         if response_mask.dtype == torch.bool:
             response_mask = response_mask.view(torch.uint8)
         self._response_length = response_mask.shape[1]
@@ -42,10 +37,11 @@ class Completions:
         self.lengths = response_mask.sum(-1, dtype=torch.int64)
         self.uids = index.tolist() if isinstance(index, np.ndarray | torch.Tensor) else list(index)
         self.groups = self.same_prompt = group_rows(self.uids, self.lengths > 0)
-        if response_mask.numel():
-            first_gap = response_mask.argmin(-1)
-            has_holes = (first_gap != self.lengths) & (self.lengths != self._response_length)
-            if has_holes.any():
+        shorter = self.lengths < (self._response_length if response_len is None else response_len)
+        rows = (shorter & (self.lengths > 0)).nonzero().squeeze(-1)
+        if len(rows):
+            masks = response_mask if len(rows) == len(response_mask) else response_mask[rows]
+            if (masks.argmin(-1) != self.lengths[rows]).any():
                 self._flat = response_mask.reshape(-1).nonzero().squeeze(-1)
                 self._starts = self.lengths.cumsum(0) - self.lengths
 

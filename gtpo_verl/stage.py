@@ -175,7 +175,7 @@ class GTPOStage:
     ) -> GTPOAdvantage:
         """GTPO on one output per session, and its metrics."""
         response_len, prompt, _, _ = row.unbind(-1)
-        completions = Completions(response_mask, index)
+        completions = Completions(response_mask, index, response_len)
         if self.initial_entropy is None and not self._resumed:
             trajectory_entropy = compute_trajectory_entropy(entropy, response_mask)
             self._settle(InitialEntropy.measure(trajectory_entropy, completions.lengths, index))
