@@ -51,7 +51,7 @@ def test_a_smoke_run_trains_an_adapter_and_finds_that_everything_works(task, tmp
     assert output.count("| ok |") == 6 and "at this rate the whole run of" in output
 
     steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert [step["step"] for step in steps] == [1, 2, 3]
+    assert [step["step"] for step in steps] == [1, 2, 3, 4]
     assert all(step["actor/grad_norm"] > 0 for step in steps)
     assert max(step["training/rollout_probs_diff_max"] for step in steps) < 0.01
     assert all(step["gtpo/group/size_min"] == 8 and 0 <= step["gtpo/conflict/token_frac"] <= 1 for step in steps)
