@@ -145,14 +145,18 @@ def in_transfer_queue(batch: dict[str, Any]) -> dict[str, Any]:
     real = batch["response_mask"].bool()
 
     def jagged(padded: torch.Tensor) -> torch.Tensor:
-        return torch.nested.nested_tensor_from_jagged(padded[real], offsets)
+        return torch.nested.nested_tensor_from_jagged(
+            padded[real], offsets, min_seqlen=int(lengths.min()), max_seqlen=int(lengths.max())
+        )
 
     rows = len(lengths)
     prompts = torch.ones(rows, PROMPT_LENGTH, dtype=torch.int64)
     ends = torch.arange(0, rows * PROMPT_LENGTH + 1, PROMPT_LENGTH)
     return {
         "uid": NonTensorStack(*batch["index"]),
-        "prompts": torch.nested.nested_tensor_from_jagged(prompts.flatten(), ends),
+        "prompts": torch.nested.nested_tensor_from_jagged(
+            prompts.flatten(), ends, min_seqlen=PROMPT_LENGTH, max_seqlen=PROMPT_LENGTH
+        ),
         "rm_scores": jagged(batch["token_level_rewards"]),
         "old_log_probs": jagged(-batch["entropy"]),
         **{name: jagged(batch[name]) for name in ("responses", "response_mask", "entropy")},
