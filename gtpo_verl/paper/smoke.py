@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -239,6 +240,7 @@ def run(args: argparse.Namespace) -> int:
     out = Path(os.environ.get("OUT", f"outputs/{args.recipe.stem}")).absolute()
     out = out.with_name(f"{out.name}_smoke")
     shutil.rmtree(out, ignore_errors=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what it started ends with it
     smoke = Smoke(args.recipe, args.overrides, out, environment_of(args.recipe, out, has_gpu))
     passed = smoke.run()
     print(f"\n{smoke.report()}")
