@@ -27,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Write one HTML file that shows, for every token of a dumped run, whether GTPO protects, doubles or filters it."
     )
     parser.epilog = (
-        "example:\n"
-        "  bash recipes/run_gtpo_cpu.sh +algorithm.gtpo.dump_dir=$PWD/dump +algorithm.gtpo.dump_freq=10\n"
-        "  gtpo-verl view dump -o view.html"
+        "example: gtpo-verl view dump -o view.html\n\n"
+        "a run that leaves a dump:\n"
+        "  bash recipes/run_gtpo_cpu.sh +algorithm.gtpo.dump_dir=$PWD/dump +algorithm.gtpo.dump_freq=10"
     )
     parser.add_argument(
         "path", metavar="RUN_OR_FILE", type=Path, help="a run's dump_dir, a folder above it, or one step_*.jsonl of it"
