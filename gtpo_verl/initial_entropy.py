@@ -8,6 +8,7 @@ on its first rollouts; the paper's stricter procedure is a command of its own, w
 """
 
 import json
+import math
 from collections.abc import Hashable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -91,13 +92,19 @@ class InitialEntropy:
         """Read the record of a run that is resumed.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is none, or it is not as `save` wrote it.
         """
         path = cls.path(folder)
+        remedy = (
+            "set algorithm.gtpo.initial_entropy (nats per token) to the value that the run logged at its first step, "
+            "or algorithm.gtpo.completion_filter to always or never"
+        )
         if not path.is_file():
-            raise ValueError(
-                f"this run is resumed, but {path} with its initial entropy is missing; set "
-                "algorithm.gtpo.initial_entropy (nats per token) to the value that the run logged at its first step, "
-                "or algorithm.gtpo.completion_filter to always or never"
-            )
-        return cls(**json.loads(path.read_text()))
+            raise ValueError(f"this run is resumed, but {path} with its initial entropy is missing; {remedy}")
+        try:
+            record = cls(**json.loads(path.read_text()))
+            if not (math.isfinite(record.value) and record.value >= 0):
+                raise ValueError(f"value={record.value}")
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"this run is resumed, but {path} is no record of it ({error}); {remedy}") from error
+        return record

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -56,6 +58,31 @@ def test_record_survives_a_round_trip(tmp_path):
     assert path == InitialEntropy.path(tmp_path / "checkpoints")
     assert InitialEntropy.load(tmp_path / "checkpoints") == measured
     assert [x.name for x in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    "text", ["", '{"value": 0.1, "st', "[]", "{}", '{"value": NaN}', '{"value": "high"}', '{"value": -1}', '{"v": 0.1}']
+)
+def test_a_truncated_or_edited_record_names_its_file_and_the_key_to_set(tmp_path, text):
+    path = InitialEntropy.path(tmp_path)
+    path.write_text(text)
+    with pytest.raises(ValueError, match=rf"{path.name} is no record of it.*algorithm\.gtpo\.initial_entropy"):
+        InitialEntropy.load(tmp_path)
+
+
+def test_a_full_disk_leaves_the_old_record(tmp_path, monkeypatch):
+    old = InitialEntropy(0.1)
+    old.save(tmp_path)
+
+    def write_text(path, text):
+        with path.open("w") as file:
+            file.write(text[:5])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", write_text)
+    with pytest.raises(OSError, match="No space left"):
+        InitialEntropy(0.2).save(tmp_path)
+    assert InitialEntropy.load(tmp_path) == old
 
 
 def test_missing_record_names_the_key_to_set(tmp_path):
