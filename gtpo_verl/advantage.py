@@ -11,8 +11,8 @@ import torch
 
 from gtpo_verl.config import GTPOConfig
 from gtpo_verl.conflict import Conflicts, find_conflicts, sign_weights
-from gtpo_verl.entropy import compute_completion_filter
-from gtpo_verl.group import Completions
+from gtpo_verl.entropy import compute_completion_filter, total_entropy
+from gtpo_verl.group import Completions, row_blocks
 
 
 class GTPOAdvantage(NamedTuple):
@@ -152,12 +152,7 @@ def weigh_tokens(
     """Like `compute_gtpo_token_advantages`, from `Completions` that the caller already has."""
     _check_shapes(responses.shape, response_mask=response_mask, entropy=entropy)
     filter_active = config.filter_is_active(config.initial_entropy if initial_entropy is None else initial_entropy)
-    # Few passes over whole tensors, and one large tensor for both results: each pass waits for the slowest thread, and
-    # memory that is new to the process costs more than what is computed in it.
-    own, dtype = response_mask.bool(), torch.promote_types(advantages.dtype, torch.float32)
-    token_advantages = torch.empty(own.shape, dtype=dtype, device=own.device)
-    torch.where(own, entropy.to(dtype), token_advantages.new_zeros(()), out=token_advantages)
-    mean_entropy = token_advantages.sum(-1, dtype=torch.float32) / completions.lengths.clamp(min=1)
+    mean_entropy = total_entropy(entropy, response_mask) / completions.lengths.clamp(min=1)
     check_finite("advantage", advantages, completions.uids)
     check_finite("entropy", mean_entropy, completions.uids)
 
@@ -169,8 +164,10 @@ def weigh_tokens(
     conflict_weights = sign_weights(advantages, config.conflict_weight_positive, config.conflict_weight_negative)
 
     regularizer = config.entropy_coeff * mean_entropy
-    regularized = torch.where(keep, advantages - regularizer, 0).to(dtype)
-    torch.where(own, regularized.unsqueeze(-1), (0 * regularized).unsqueeze(-1), out=token_advantages)
+    regularized = torch.where(keep, advantages - regularizer, 0)
+    token_advantages = torch.empty(responses.shape, dtype=regularized.dtype, device=responses.device)
+    for rows in row_blocks(token_advantages):
+        torch.mul(response_mask[rows], regularized[rows].unsqueeze(-1), out=token_advantages[rows])
     row_of_token = conflicts.tokens // responses.shape[1]
     token_advantages.view(-1)[conflicts.tokens] = (regularized * conflict_weights)[row_of_token]
     return GTPOAdvantage(

@@ -2,6 +2,8 @@
 
 import torch
 
+from gtpo_verl.group import row_blocks
+
 
 @torch.no_grad()
 def compute_trajectory_entropy(entropy: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
@@ -15,8 +17,15 @@ def compute_trajectory_entropy(entropy: torch.Tensor, response_mask: torch.Tenso
     Returns:
         (bs,) float32, nats per token; 0 for a row without tokens. Carries no gradient.
     """
-    own = torch.where(response_mask.bool(), entropy, 0)
-    return own.sum(-1, dtype=torch.float32) / response_mask.sum(-1).clamp(min=1)
+    return total_entropy(entropy, response_mask) / response_mask.sum(-1).clamp(min=1)
+
+
+def total_entropy(entropy: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
+    """The sum of which `compute_trajectory_entropy` is the mean, (bs,) float32 in nats."""
+    total = torch.empty(entropy.shape[0], dtype=torch.float32, device=entropy.device)
+    for rows in row_blocks(entropy):
+        total[rows] = torch.where(response_mask[rows].bool(), entropy[rows], 0).sum(-1, dtype=torch.float32)
+    return total
 
 
 def compute_completion_filter(

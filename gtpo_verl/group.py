@@ -5,6 +5,16 @@ from collections.abc import Hashable, Iterable, Sequence
 import numpy as np
 import torch
 
+# From 32,768 elements on torch divides an operation among threads, and many operations would each wait for the slowest.
+# Below it temporaries also stay near the processor.
+_BLOCK_ELEMENTS = 32_000
+
+
+def row_blocks(tensor: torch.Tensor) -> list[slice]:
+    """Blocks of rows in which a (bs, response_length) tensor is worked through by one thread."""
+    rows = max(1, _BLOCK_ELEMENTS // max(1, tensor.shape[1]))
+    return [slice(start, start + rows) for start in range(0, tensor.shape[0], rows)]
+
 
 class Completions:
     """The completions of a batch: how many own tokens each has, where its k-th token stands, who shares its prompt.
@@ -38,12 +48,10 @@ class Completions:
         self.uids = index.tolist() if isinstance(index, np.ndarray | torch.Tensor) else list(index)
         self.groups = self.same_prompt = group_rows(self.uids, self.lengths > 0)
         shorter = self.lengths < (self._response_length if response_len is None else response_len)
-        rows = (shorter & (self.lengths > 0)).nonzero().squeeze(-1)
-        if len(rows):
-            masks = response_mask if len(rows) == len(response_mask) else response_mask[rows]
-            if (masks.argmin(-1) != self.lengths[rows]).any():
-                self._flat = response_mask.reshape(-1).nonzero().squeeze(-1)
-                self._starts = self.lengths.cumsum(0) - self.lengths
+        shorter &= self.lengths > 0
+        if shorter.any() and (shorter & (response_mask.argmin(-1) != self.lengths)).any():
+            self._flat = response_mask.reshape(-1).nonzero().squeeze(-1)
+            self._starts = self.lengths.cumsum(0) - self.lengths
 
     def positions_by(self, prompts: Sequence[Hashable]) -> None:
         """Compare token positions only between rows of equal `prompts`, (bs,), where those of a group may differ."""
