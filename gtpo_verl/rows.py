@@ -27,11 +27,7 @@ class QueueWithGTPO(wrapt.ObjectProxy):
     def kv_batch_get(self, *, select_fields: list[str], **kwargs: Any) -> Any:
         more = [name for name in self._FIELDS if name not in select_fields]
         data = self.__wrapped__.kv_batch_get(select_fields=[*select_fields, *more], **kwargs)
-        missing = {*self._FIELDS, "response_mask"} - set(data.keys())
-        if missing:
-            raise RuntimeError(
-                f"GTPO needs {', '.join(sorted(missing))} of every row, which TransferQueue does not hold"
-            )
+        check_fields(data, [*self._FIELDS, "response_mask"])
         responses, entropy, prompts = (data[name] for name in self._FIELDS)
         offsets = responses.offsets()
         if not torch.equal(offsets, entropy.offsets()):
@@ -49,6 +45,16 @@ class QueueWithGTPO(wrapt.ObjectProxy):
         if self._self_with_rejection:
             data[RESPONSE_MASK] = data["response_mask"]
         return data.exclude(*more)
+
+
+def check_fields(data: Any, fields: Iterable[str]) -> None:
+    """TransferQueue leaves out a field that it does not hold, without a word.
+
+    Raises:
+        RuntimeError: one of `fields` is not in what it gave.
+    """
+    if missing := set(fields) - set(data.keys()):
+        raise RuntimeError(f"GTPO needs {', '.join(sorted(missing))} of every row, which TransferQueue does not hold")
 
 
 def add_to(old_log_prob: Any, data: Any, with_rejection: bool) -> None:

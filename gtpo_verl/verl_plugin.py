@@ -198,9 +198,7 @@ def _last_outputs(keys: list[str]) -> list[str]:
 
 def _fetch(tq: Any, fields: list[str], **where: Any) -> Any:
     data = tq.kv_batch_get(select_fields=fields, **where)
-    missing = set(fields) - set(data.keys())
-    if missing:
-        raise RuntimeError(f"GTPO needs {', '.join(sorted(missing))} of every row, which TransferQueue does not hold")
+    rows.check_fields(data, fields)
     return data
 
 
