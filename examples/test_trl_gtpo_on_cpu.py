@@ -1,0 +1,150 @@
+"""GTPO in TRL, trained on CPU with a random model of two thousand parameters; `bash scripts/check_trl.sh` runs it."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from reference import advantages as slow_advantages
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from trl import GRPOConfig, GRPOTrainer
+from trl_gtpo import GTPOTrainer
+
+from gtpo_verl import GTPOConfig
+
+ROOT = Path(__file__).resolve().parents[1]
+ALL_OFF = GTPOConfig(entropy_coeff=0, completion_filter="never", conflict_span="none")
+PROMPTS = Dataset.from_list([{"prompt": f"{a}+2="} for a in (1, 23, 4, 567)] * 4)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Folder of a model and a tokenizer of single characters."""
+    folder = tmp_path_factory.mktemp("model")
+    vocab = {token: number for number, token in enumerate(["<pad>", "<eos>", *"0123456789+="])}
+    characters = Tokenizer(models.WordLevel(vocab, unk_token="<pad>"))
+    characters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    characters.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=characters, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=len(vocab), initializer_range=0.8, eos_token_id=1, pad_token_id=0, **shape)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
+def small_digits(completions, **kwargs):
+    """A reward that random completions often get, and often not."""
+    return [float(sum(character in "01234" for character in text)) for text in completions]
+
+
+def train(trainer_class, model, output_dir, gtpo=None, **settings):
+    settings = {"num_generations": 4, "per_device_train_batch_size": 8, "learning_rate": 1e-3} | settings
+    common = {"use_cpu": True, "bf16": False, "report_to": "none", "save_strategy": "no", "loss_type": "grpo"}
+    config = GRPOConfig(output_dir, max_steps=3, max_completion_length=5, logging_steps=1, **common, **settings)
+    trainer = trainer_class(model, small_digits, config, PROMPTS, **({} if gtpo is None else {"gtpo": gtpo}))
+    trainer.train()
+    return trainer
+
+
+class Recorder(GTPOTrainer):
+    """Keeps of each completion what an unpadded forward pass of the same policy says of it, and its advantages."""
+
+    def _generate_and_score_completions(self, inputs):
+        batch = super()._generate_and_score_completions(inputs)
+        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
+        for prompt, prompt_mask, response, mask, advantages in zip(*(batch[name] for name in names), strict=True):
+            prompt, response = prompt[prompt_mask.bool()], response[mask.bool()]
+            with torch.no_grad():
+                logits = self.model(torch.cat([prompt, response]).unsqueeze(0)).logits[0, len(prompt) - 1 : -1]
+            entropy = torch.distributions.Categorical(logits=logits / self.args.temperature).entropy()
+            text = self.processing_class.decode(response, skip_special_tokens=True)
+            row = {"response": response.tolist(), "entropy": entropy.tolist(), "reward": small_digits([text])[0]}
+            assert not advantages[len(response) :].any()
+            self.rows = [*getattr(self, "rows", []), row | {"advantages": advantages[: len(response)].tolist()}]
+        return batch
+
+
+def assert_rows_are_gtpo(rows, gtpo, scale_rewards="group"):
+    responses, entropy, rewards, advantages = (
+        [row[name] for row in rows] for name in ("response", "entropy", "reward", "advantages")
+    )
+    masks = [[1] * len(response) for response in responses]
+    prompts = [number // 4 for number in range(len(rows))]
+    norm_by_std = scale_rewards == "group"
+    expected = slow_advantages(rewards, masks, prompts, responses, entropy, gtpo, None, norm_by_std, epsilon=1e-4)
+    torch.testing.assert_close(torch.tensor(sum(advantages, [])), torch.tensor(sum(expected, [])), rtol=1e-4, atol=1e-5)
+    return expected
+
+
+@pytest.mark.parametrize("temperature, threshold, scale_rewards", [(1.0, 0.9, "group"), (0.6, 0.6, "none")])
+def test_every_token_gets_the_advantage_of_a_slow_reference(model, tmp_path, temperature, threshold, scale_rewards):
+    gtpo = GTPOConfig(completion_filter="always", entropy_threshold=threshold)
+    trainer = train(Recorder, model, tmp_path, gtpo, temperature=temperature, scale_rewards=scale_rewards)
+    assert len(trainer.rows) == 3 * 8
+    assert_rows_are_gtpo(trainer.rows, gtpo, scale_rewards)
+    log = trainer.state.log_history
+    assert any(step.get("gtpo/conflict/token_frac", 0) > 0 for step in log)
+    assert any(0 < step.get("gtpo/filter/dropped_frac", 0) < 1 for step in log)
+
+
+def test_conflict_tokens_of_bad_completions_get_nothing_and_of_good_ones_twice_the_advantage(model, tmp_path):
+    gtpo = GTPOConfig(entropy_coeff=0, completion_filter="never")
+    rows = train(Recorder, model, tmp_path, gtpo, scale_rewards="none").rows
+    weights = {1: set(), -1: set()}
+    for start in range(0, len(rows), 4):
+        group = rows[start : start + 4]
+        mean = sum(row["reward"] for row in group) / 4
+        for row in group:
+            deviation = row["reward"] - mean
+            if deviation:
+                weights[1 if deviation > 0 else -1] |= {value / deviation for value in row["advantages"]}
+            else:
+                assert not any(row["advantages"])
+    assert weights == {1: {1, 2}, -1: {0, 1}}
+
+
+def test_with_all_parts_off_the_model_learns_what_trls_own_trainer_teaches_it(model, tmp_path):
+    grpo, off, gtpo = (
+        train(trainer_class, model, tmp_path, config).model.state_dict()
+        for trainer_class, config in ((GRPOTrainer, None), (GTPOTrainer, ALL_OFF), (GTPOTrainer, None))
+    )
+    assert all(torch.equal(grpo[name], off[name]) for name in grpo)
+    assert any(not torch.equal(grpo[name], gtpo[name]) for name in grpo)
+
+
+def test_evaluation_has_groups_of_its_own_size(model, tmp_path):
+    trainer = train(GTPOTrainer, model, tmp_path, num_generations_eval=2)
+    assert trainer.evaluate(PROMPTS)["eval_gtpo/group/size_min"] == 2
+
+
+def test_completions_of_a_prompt_may_be_spread_over_processes(model, tmp_path):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    subprocess.run([*launch, __file__, model, tmp_path], check=True)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    rows = [row for step in range(3) for half in (first, second) for row in half[2 * step : 2 * step + 2]]
+    expected = assert_rows_are_gtpo(rows, GTPOConfig(completion_filter="never"))
+    assert any(0 in row and any(row) for row in expected)
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["paper", "authors"])
+def test_command_of_the_documentation_trains(model, tmp_path, number):
+    page = (ROOT / "docs/other-trainers.md").read_text().replace("\\\n", " ")
+    command = re.findall(r"^python (examples/trl_gtpo\.py .*)$", page, re.MULTILINE)[number]
+    command = command.replace("Qwen/Qwen2.5-0.5B-Instruct", model).replace("outputs/trl", str(tmp_path))
+    small = "--max_steps 2 --max_completion_length 5 --logging_steps 1 --use_cpu --report_to none"
+    run = [sys.executable, *shlex.split(command), *small.split()]
+    log = subprocess.run(run, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert log.count("gtpo/conflict/token_frac") == 2
+    assert (tmp_path / "model.safetensors").exists() or list(tmp_path.glob("checkpoint-*"))
+
+
+if __name__ == "__main__":
+    folder, output = sys.argv[1:]
+    trainer = train(Recorder, folder, output, GTPOConfig(completion_filter="never"), per_device_train_batch_size=2)
+    torch.save(trainer.rows, Path(output) / f"{trainer.accelerator.process_index}.pt")

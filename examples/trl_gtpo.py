@@ -1,0 +1,60 @@
+"""GTPO (arXiv:2508.03772) in TRL's GRPOTrainer; see docs/other-trainers.md.
+
+python examples/trl_gtpo.py --model_name_or_path MODEL --output_dir outputs/trl
+"""
+
+import re
+
+import torch
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, TrlParser
+
+from gtpo_verl import GTPOConfig, compute_gtpo_token_advantages
+from gtpo_verl.metrics import compute_gtpo_metrics
+
+
+class GTPOTrainer(GRPOTrainer):
+    """GRPOTrainer with an advantage per token, (B, T): δ_i (A_i − γ⟨H⟩_i) λ_it in place of TRL's A_i."""
+
+    def __init__(self, *args, gtpo: GTPOConfig | None = None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.gtpo = gtpo or GTPOConfig(completion_filter="always")
+
+    def _generate_and_score_completions(self, inputs):
+        batch = super()._generate_and_score_completions(inputs)
+        responses = batch["completion_ids"]
+        with torch.no_grad():  # the policy that sampled, at the temperature that it sampled at
+            _, entropy, _ = self._get_per_token_logps_and_entropies(
+                self.model,
+                torch.cat([batch["prompt_ids"], responses], dim=1),
+                torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
+                logits_to_keep=responses.shape[1],
+                batch_size=self.args.per_device_train_batch_size,
+                compute_entropy=True,
+            )
+        local = (batch["advantages"], responses, batch["completion_mask"] * batch.get("tool_mask", 1), entropy)
+        # The completions of a prompt may be spread over processes.
+        every = [self.accelerator.gather(self.accelerator.pad_across_processes(x, dim=1)) for x in local]
+        advantages, all_responses, response_mask, all_entropy = every
+        mode = "train" if self.model.training else "eval"
+        group_size = self.num_generations if mode == "train" else self.num_generations_eval
+        prompt = torch.arange(len(advantages)) // group_size
+        result = compute_gtpo_token_advantages(advantages, prompt, all_responses, response_mask, all_entropy, self.gtpo)
+        own = torch.arange(len(responses)) + self.accelerator.process_index * len(responses)
+        batch["advantages"] = result.advantages[own, : responses.shape[1]]
+        truncated = response_mask.sum(-1) >= self.max_completion_length
+        for name, value in compute_gtpo_metrics(result, self.gtpo, self.gtpo.initial_entropy, truncated).items():
+            self._metrics[mode][name].append(value)
+        return batch
+
+
+def right_sum(completions, answer, **kwargs):
+    return [float(re.findall(r"\d+", text)[-1:] == [right]) for text, right in zip(completions, answer, strict=True)]
+
+
+if __name__ == "__main__":
+    parser = TrlParser((GRPOConfig, ModelConfig, GTPOConfig))
+    parser.set_defaults(loss_type="grpo", completion_filter="always")  # Eq. 11: a mean over tokens, then completions
+    config, model, gtpo = parser.parse_args_and_config()
+    sums = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]
+    GTPOTrainer(model.model_name_or_path, right_sum, config, Dataset.from_list(sums), gtpo=gtpo).train()
