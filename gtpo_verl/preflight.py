@@ -70,7 +70,25 @@ def check(config: DictConfig) -> GTPOConfig:
             f"{bypass}=True: it skips verl's old-log-prob pass, from which GTPO takes the entropy of the policy; "
             "set it to False (verl's fully_async trainer ships True)"
         )
+    _check_sequence_parallel(config)
     return gtpo
+
+
+def _check_sequence_parallel(config: DictConfig) -> None:
+    """verl's Ulysses joins a sequence in flash attention only; others attend to each slice alone, without a word."""
+    actor = config.actor_rollout_ref.actor
+    if actor.strategy not in ("fsdp", "fsdp2"):
+        return
+    attention = OmegaConf.select(config, "actor_rollout_ref.model.override_config.attn_implementation")
+    for key in ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"):
+        size = OmegaConf.select(actor, key, default=1)
+        if size > 1 and attention in ("sdpa", "eager", "flex_attention"):
+            raise ValueError(
+                f"actor_rollout_ref.actor.{key}={size} with attn_implementation={attention}: verl's sequence "
+                "parallelism works with flash attention only, and with others each rank would see its slice of a "
+                "completion alone: set the size to 1, or "
+                "actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2"
+            )
 
 
 def departures(config: DictConfig) -> list[Departure]:

@@ -22,6 +22,11 @@ needs_v1 = pytest.mark.skipif(not find_spec("verl.trainer.ppo.v1"), reason="V1 c
     [
         ("actor_rollout_ref.rollout.n=1", r"actor_rollout_ref\.rollout\.n=1.*at least 2"),
         ("algorithm.rollout_correction.bypass_mode=true", r"rollout_correction\.bypass_mode=True.*set it to False"),
+        ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", r"size=2 with attn_implementation=sdpa.*set the"),
+        (
+            "++actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2",
+            r"fsdp_config\.ulysses.*size=2 with attn_implementation=sdpa",
+        ),
         ("+algorithm.gtpo.gamma=0.1", r"algorithm\.gtpo\.gamma=0\.1: there is no such key"),
         ("algorithm.gtpo.entropy_coeff=-1", r"algorithm\.gtpo\.entropy_coeff=-1: must be"),
     ],

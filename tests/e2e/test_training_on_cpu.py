@@ -8,6 +8,8 @@ import time
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from gtpo_verl.initial_entropy import InitialEntropy
 
@@ -67,10 +69,24 @@ def test_killed_run_is_resumed_by_its_command_with_its_initial_entropy(train):
     assert train.records()[-1]["gtpo/entropy/initial"] == before.value
 
 
-def test_two_data_parallel_ranks_train(train):
-    result = train("trainer.n_gpus_per_node=2", "data.train_batch_size=3")
-    assert result.returncode == 0, result.stdout + result.stderr
-    check_gtpo_records(train.records(), 2)
+def test_two_data_parallel_ranks_take_the_step_that_one_takes_on_the_same_rollouts(train, tmp_path):
+    same = ["skip.rollout_tq.enable=true", f"skip.rollout_tq.dump_dir={tmp_path}", "skip.rollout_tq.steps=[1]"]
+    same += ["actor_rollout_ref.actor.optim.optimizer=SGD", "actor_rollout_ref.actor.optim.lr=0.1"]
+    same += ["data.train_batch_size=3", "trainer.save_freq=1"]
+    same += ["actor_rollout_ref.actor.checkpoint.save_contents=[hf_model]"]
+    first, weights = {}, {}
+    for ranks in (1, 2):
+        folder = tmp_path / f"checkpoints{ranks}"
+        result = train(*same, f"trainer.n_gpus_per_node={ranks}", f"trainer.default_local_dir={folder}", steps=ranks)
+        assert result.returncode == 0, result.stdout + result.stderr
+        check_gtpo_records(train.records(), ranks)
+        first[ranks] = train.records()[0]
+        weights[ranks] = load_file(folder / "global_step_1/actor/huggingface/model.safetensors")
+    for key, value in first[1].items():
+        if key.startswith("gtpo/") or key in ("actor/grad_norm", "actor/entropy", "reward/score/mean"):
+            assert first[2][key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
+    for name, weight in weights[1].items():
+        torch.testing.assert_close(weights[2][name], weight, rtol=0, atol=5e-7)
 
 
 def test_grpo_twin_trains_from_the_same_config_after_a_launch_that_failed(train):

@@ -1,0 +1,248 @@
+"""One step of verl's V1 trainer on given rollouts, split in many ways; run by tests/e2e/test_parallelism_on_cpu.py.
+
+Trainer, worker, FSDP engine and loss are verl's, with our hooks in them. Ray and TransferQueue are left out: every
+process runs the same trainer, holds all rows in a dictionary, and is itself one rank of the worker group.
+
+    VERL_PLATFORM=cpu python tests/one_step.py TASK OUT    writes OUT/<split>.pt for every split
+"""
+
+import os
+import random
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from uuid import UUID
+
+import torch
+import torch.distributed as dist
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from tensordict import NonTensorStack, TensorDict
+from transfer_queue import KVBatchMeta
+from transformers import AttentionInterface, AutoTokenizer
+from transformers.integrations.flash_attention import flash_attention_forward
+from verl.models.transformers import monkey_patch
+from verl.trainer.ppo import padding_utils
+from verl.trainer.ppo.v1 import trainer_base
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
+from verl.workers.engine_workers import ActorRolloutRefWorker
+
+from gtpo_verl.cpu import arithmetic
+from gtpo_verl.paper.reward import compute_score
+
+ROOT = Path(__file__).resolve().parents[1]
+PROMPTS, N = 4, 8
+ROWS_IN_UPDATE = PROMPTS * N
+ENTROPY_THRESHOLD = 0.4
+LR, MAX_GRAD_NORM = 1.0, 0.5
+
+# The gradient is what a split may change. AdamW's first step would turn the rounding of tiny ones into whole steps.
+OVERRIDES = [
+    f"data.train_batch_size={PROMPTS}",
+    "data.max_response_length=64",
+    "actor_rollout_ref.rollout.calculate_log_probs=false",
+    "actor_rollout_ref.actor.optim.optimizer=SGD",
+    f"actor_rollout_ref.actor.optim.lr={LR}",
+    f"actor_rollout_ref.actor.optim.clip_grad={MAX_GRAD_NORM}",
+    "algorithm.gtpo.completion_filter=always",
+    f"+algorithm.gtpo.entropy_threshold={ENTROPY_THRESHOLD}",
+]
+
+
+def micro_batches_of(size):
+    return [
+        "actor_rollout_ref.actor.use_dynamic_bsz=false",
+        f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={size}",
+        f"actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu={size}",
+    ]
+
+
+def tokens_per_micro_batch(number):
+    return [f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={number}"]
+
+
+PACKED = ["actor_rollout_ref.model.use_remove_padding=true"]
+ULYSSES = [
+    *PACKED,
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
+    "actor_rollout_ref.model.override_config.attn_implementation=ulysses_on_cpu",
+]
+
+# Of each number of processes: name -> overrides. The order of the rows is another one in each.
+SPLITS = {
+    1: {
+        "one process": [],
+        "micro-batches of 1": micro_batches_of(1),
+        "micro-batches of 2": micro_batches_of(2),
+        "micro-batches of 8": micro_batches_of(8),
+        "dynamic micro-batches": tokens_per_micro_batch(200),
+        "packed rows": PACKED + tokens_per_micro_batch(500),
+    },
+    2: {
+        "dp 2": [],
+        "dp 2, micro-batches of 1": micro_batches_of(1),
+        "dp 2, micro-batches of 8": micro_batches_of(8),
+        "dp 2, dynamic micro-batches": tokens_per_micro_batch(200),
+        "sp 2": ULYSSES + tokens_per_micro_batch(250),
+    },
+    4: {
+        "dp 4": [],
+        "dp 4, micro-batches of 2": micro_batches_of(2),
+        "dp 4, micro-batches of 8": micro_batches_of(8),
+        "dp 4, dynamic micro-batches": tokens_per_micro_batch(150),
+        "dp 2, sp 2": ULYSSES + tokens_per_micro_batch(250),
+    },
+}
+
+
+def rollouts(tokenizer):
+    """{key: fields} as the agent loop puts them: groups of 8, one of 7, and in every third row a tool's tokens."""
+    rng, config = random.Random(0), arithmetic.WarmStartConfig()
+    rows = {}
+    for question in range(PROMPTS):
+        a, b = rng.randrange(10, 100), rng.randrange(10, 100)
+        prompt = arithmetic.encode_prompt(tokenizer, a, b)
+        for session in range(N - (question == 0)):
+            text = arithmetic.completion_text(a, b, rng, config)
+            ids = tokenizer.encode(text)[: rng.choice([64, 64, 64, 9])]
+            mask = [0 if len(rows) % 3 == 0 and 5 <= t < 8 else 1 for t in range(len(ids))]
+            scores = torch.zeros(len(ids))
+            scores[-1] = compute_score("arithmetic", text, str(a + b))["score"]
+            rows[f"question{question}_{session}_0"] = {
+                "uid": f"question{question}",
+                "prompts": torch.tensor(prompt),
+                "responses": torch.tensor(ids),
+                "input_ids": torch.tensor(prompt + ids),
+                "position_ids": torch.arange(len(prompt + ids)),
+                "response_mask": torch.tensor(mask),
+                "loss_mask": torch.tensor(mask),
+                "rm_scores": scores,
+            }
+    return rows
+
+
+class Queue:
+    """What a step asks of TransferQueue."""
+
+    def __init__(self, rows):
+        self.rows = {key: dict(fields) for key, fields in rows.items()}
+
+    def kv_batch_get(self, keys, partition_id, select_fields=None):
+        held = set.intersection(*(set(self.rows[key]) for key in keys))
+        columns = {name: [self.rows[key][name] for key in keys] for name in sorted(held & set(select_fields or held))}
+        fields = {
+            name: torch.nested.as_nested_tensor(values, layout=torch.jagged)
+            if torch.is_tensor(values[0])
+            else NonTensorStack(*values)
+            for name, values in columns.items()
+        }
+        return TensorDict(fields, batch_size=[len(keys)])
+
+    def kv_batch_put(self, keys, partition_id, fields, tags=None):
+        for name in fields.keys():
+            values = fields[name]
+            values = values.unbind() if torch.is_tensor(values) else list(values)
+            for key, value in zip(keys, values, strict=True):
+                self.rows.setdefault(key, {})[name] = value
+        return KVBatchMeta(partition_id=partition_id, keys=keys, tags=tags or [{}] * len(keys))
+
+
+class WorkerGroup:
+    """One rank's part of what verl's worker group does for the trainer."""
+
+    def __init__(self, worker, queue):
+        self.worker, self.queue = worker, queue
+        ranks = [None] * dist.get_world_size()
+        dist.all_gather_object(ranks, worker._query_dispatch_info("actor"))
+        self._dispatch_info = {"actor": ranks}
+        self.dp_rank, self.dp_size = ranks[dist.get_rank()], max(ranks) + 1
+
+    def _own(self, batch):
+        chunk = len(batch.keys) // self.dp_size
+        keys = batch.keys[self.dp_rank * chunk : (self.dp_rank + 1) * chunk]
+        data = self.queue.kv_batch_get(keys, batch.partition_id)
+        tu.assign_non_tensor(data, **batch.extra_info)
+        return keys, data
+
+    def compute_log_prob(self, batch):
+        keys, data = self._own(batch)
+        output = self.worker.compute_log_prob(data)
+        mine = {}  # of the ranks that share their rows, one has the output
+        if output is not None:
+            mine = {key: {name: output[name][i] for name in ("log_probs", "entropy")} for i, key in enumerate(keys)}
+        everyones = [None] * dist.get_world_size()
+        dist.all_gather_object(everyones, mine)
+        for rows in everyones:
+            for key, fields in rows.items():
+                self.queue.rows[key].update(fields)
+        return batch
+
+    def update_actor(self, batch):
+        outputs = [self.worker.update_actor(self._own(batch)[1])]
+        dist.broadcast_object_list(outputs)
+        return outputs[0]
+
+
+def packed_attention(query, key, value, attention_mask, query_length, *args, position_ids, softmax_scale, **kwargs):
+    """Causal attention within each of the rows that are packed into one (1, length, heads, head_dim), on CPU."""
+    row = (position_ids == 0).cumsum(-1)
+    mask = (row.unsqueeze(-1) == row.unsqueeze(-2)).tril().unsqueeze(1)
+    heads_first = (x.transpose(1, 2) for x in (query, key, value))
+    output = torch.nn.functional.scaled_dot_product_attention(*heads_first, attn_mask=mask, scale=softmax_scale)
+    return output.transpose(1, 2)
+
+
+def step(task, out, overrides, seed):
+    """The parameters after one step and its metrics, with the rows in another order by each seed."""
+    with initialize_config_dir(str(ROOT / "recipes/config"), version_base=None):
+        config = compose(
+            "gtpo_cpu", overrides=[f"task_dir={task}", f"trainer.default_local_dir={out}", *OVERRIDES, *overrides]
+        )
+    OmegaConf.resolve(config)
+    tokenizer = AutoTokenizer.from_pretrained(task / "model")
+    worker = ActorRolloutRefWorker(config=config.actor_rollout_ref, role="actor")
+    worker.init_model()
+
+    rows = rollouts(tokenizer)
+    queue = padding_utils.tq = trainer_base.tq = Queue(rows)
+    trainer = PPOTrainerSync.__new__(PPOTrainerSync)
+    trainer.config, trainer.global_steps, trainer.tokenizer, trainer.use_critic = config, 1, tokenizer, False
+    trainer.actor_rollout_wg = WorkerGroup(worker, queue)
+    keys = random.Random(seed).sample(sorted(rows), len(rows))
+    tags = [{"seq_len": len(rows[key]["input_ids"])} for key in keys]
+    batch, metrics = KVBatchMeta(partition_id="train", keys=keys, tags=tags), {}
+    batch.extra_info["temperature"] = config.actor_rollout_ref.rollout.temperature
+
+    batch = trainer._balance_batch(batch, metrics)
+    assert len(batch.keys) == ROWS_IN_UPDATE > len(rows)
+    extra_info = batch.extra_info
+    batch = trainer._compute_old_log_prob(batch, metrics)
+    batch = trainer._compute_advantage(batch, metrics)
+    batch.extra_info = extra_info
+    trainer._update_actor(batch, metrics)
+    parameters = {name: tensor.detach().clone() for name, tensor in worker.actor.engine.get_per_tensor_param()[0]}
+    advantages = {key: queue.rows[key]["advantages"] for key in rows}
+    return {"parameters": parameters, "metrics": metrics, "advantages": advantages}
+
+
+def run(rank, world_size, store, task, out):
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "DIST_INIT_METHOD": f"file://{store}"}
+    torch.set_num_threads(1)
+    AttentionInterface.register("ulysses_on_cpu", flash_attention_forward)
+    padding_utils.uuid = SimpleNamespace(uuid4=lambda: UUID(int=0))  # padding rows have one name in all processes
+    monkey_patch._flash_attention_forward = packed_attention  # what verl's Ulysses calls between its all-to-alls
+    for seed, (name, overrides) in enumerate(SPLITS[world_size].items()):
+        result = step(task, out, overrides, seed + 10 * world_size)
+        if rank == 0:
+            torch.save(result, out / f"{name}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    task, out = Path(sys.argv[1]), Path(sys.argv[2])
+    for world_size in SPLITS:
+        arguments = world_size, out / f"store{world_size}", task, out
+        # Forked, they need not import verl again.
+        torch.multiprocessing.start_processes(run, arguments, nprocs=world_size, start_method="fork")
