@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Check the patch series (GTPO, arXiv:2508.03772); see README.md beside this file.
+# Check the patches (GTPO, arXiv:2508.03772); see README.md beside this file and openrlhf-0.11.2/README.md.
 #
-#   bash patches/check.sh                           on verl 0.9.1 as PyPI has it
+#   bash patches/check.sh                           on verl 0.9.1 and OpenRLHF 0.11.2 as PyPI has them
 #   VERL_MAIN=/path/to/verl bash patches/check.sh   and on what that clone has checked out, with upstream's own checks
 #
 # Nothing is left behind but .venv and .cache.
@@ -138,15 +138,32 @@ PYTHON
 train_v1() { train True; }
 train_legacy() { train False; }
 
+apply_openrlhf() {
+    cd "$work"
+    python -m pip download --quiet --no-deps --only-binary :all: --python-version 3.11 --platform manylinux1_x86_64 \
+        openrlhf==0.11.2
+    python -m zipfile --extract openrlhf-0.11.2-*.whl wheel
+    cd wheel/openrlhf-0.11.2.data/purelib
+    git init --quiet
+    git add --all --force
+    git commit --quiet --message "OpenRLHF 0.11.2"
+    git am "$repo"/patches/openrlhf-0.11.2/*.patch
+    git diff --check HEAD^
+}
+test_openrlhf() {
+    PYTHONPATH=$work/wheel/openrlhf-0.11.2.data/purelib:$repo python -m pytest -q -p no:cacheprovider \
+        "$repo/patches/openrlhf-0.11.2"
+}
+
 check() { # check TREE LIMIT FUNCTION DESCRIPTION
     local start=$SECONDS result=ok log=$work/log-$1-$3
     export tree=$1
     timeout --kill-after=30 "$2" bash -euo pipefail -c "$3" >"$log" 2>&1 || result=FAILED
-    printf '| %-5s | %-62s | %-6s | %4d |\n' "$1" "$4" $result $((SECONDS - start)) | tee -a "$work/rows"
+    printf '| %-8s | %-62s | %-6s | %4d |\n' "$1" "$4" $result $((SECONDS - start)) | tee -a "$work/rows"
     [ $result = ok ] || { echo "--- $4" && tail -n 60 "$log"; }
     [ $result = ok ]
 }
-export -f prepare apply lint upstream_checks example tests numbers plugin_defers train train_v1 train_legacy
+export -f prepare apply_openrlhf test_openrlhf apply lint upstream_checks example tests numbers plugin_defers train train_v1 train_legacy
 
 check_tree() {
     check "$1" 120 apply "git am" || return
@@ -162,10 +179,11 @@ check_tree() {
 
 check "-" 400 prepare "tools, task" || exit 1
 set +e
+check OpenRLHF 120 apply_openrlhf "git am" && check OpenRLHF 200 test_openrlhf "its tests, on CPU" &
 check_tree 0.9.1 &
 [ -z "${VERL_MAIN:-}" ] || check_tree main &
 wait
-printf '\n| %-5s | %-62s | %-6s | %4s |\n|-------|%s|--------|------|\n' verl check result s "$(printf -- '-%.0s' {1..64})"
+printf '\n| %-8s | %-62s | %-6s | %4s |\n|----------|%s|--------|------|\n' tree check result s "$(printf -- '-%.0s' {1..64})"
 sort "$work/rows"
 tail -qn 1 "$work"/numbers-*
 [ -n "${VERL_MAIN:-}" ] || echo "main was not checked: give a clone as VERL_MAIN"
