@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,6 +50,8 @@ def test_equation_11_by_hand(two_completions):
     expected = torch.tensor([[2 * good, good, good, 2 * good], [0, bad, bad, 0]])
     torch.testing.assert_close(advantages, expected)
     assert returns is advantages
+    advantages, _ = compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3, epsilon=1.0)
+    torch.testing.assert_close(advantages[0, 1].item(), 5 / (math.sqrt(50) + 1) - 0.025)
 
 
 def test_equation_10_filters_what_exceeds_the_threshold(two_completions):
@@ -71,9 +74,9 @@ def test_negative_scope_filters_negative_completions_only():
 
 
 def test_trajectory_entropy_is_the_mean_over_own_tokens():
-    entropy = torch.tensor([[0.2, 0.4, torch.nan], [1.0, torch.inf, 3.0], [5.0, 5.0, 5.0]])
-    response_mask = torch.tensor([[1, 1, 0], [1, 0, 1], [0, 0, 0]])
-    torch.testing.assert_close(compute_trajectory_entropy(entropy, response_mask), torch.tensor([0.3, 2.0, 0.0]))
+    entropy = torch.tensor([[0.2, 0.4, torch.nan], [1.0, torch.inf, 3.0], [5.0, 5.0, 5.0], [0.7, 5.0, 5.0]])
+    response_mask = torch.tensor([[1, 1, 0], [1, 0, 1], [0, 0, 0], [1, 0, 0]])
+    torch.testing.assert_close(compute_trajectory_entropy(entropy, response_mask), torch.tensor([0.3, 2.0, 0.0, 0.7]))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -107,18 +110,25 @@ def test_equal_rewards_give_exactly_zero_and_no_conflict(two_completions):
 def test_three_equal_rewards_whose_mean_is_rounded_give_no_sign():
     """The mean of three float64 0.1 is not 0.1: the residue over a std of 0 must not become an advantage."""
     batch = {
-        "response_mask": torch.ones(3, 2, dtype=torch.int64),
-        "index": ["p"] * 3,
-        "responses": torch.tensor([[5, 9]] * 3),
-        "entropy": torch.zeros(3, 2),
+        "response_mask": torch.ones(7, 2, dtype=torch.int64),
+        "index": ["p"] * 3 + ["q"] * 4,  # a group of other size, whose rewards differ
+        "responses": torch.tensor([[5, 9]] * 7),
+        "entropy": torch.zeros(7, 2),
     }
-    rewards = torch.tensor([[0.0, 0.1]] * 3, dtype=torch.float64)
-    assert rewards.sum() / 3 != 0.1
+    rewards = torch.tensor([[0.0, 0.1]] * 4 + [[0.0, 0.3]] * 3, dtype=torch.float64)
+    assert rewards[:3].sum() / 3 != 0.1
     for norm in (True, False):
         advantages, _ = compute_gtpo_outcome_advantage(
             rewards, **batch, initial_entropy=0.3, norm_adv_by_std_in_grpo=norm
         )
-        assert (advantages == 0).all()
+        assert (advantages[:3] == 0).all() and (advantages[4:] != 0).all()
+
+
+def test_advantages_of_rewards_in_bfloat16_are_float32(two_completions):
+    two_completions["token_level_rewards"] = two_completions["token_level_rewards"].bfloat16()
+    advantages, _ = compute_gtpo_outcome_advantage(**two_completions, config=ALL_OFF)
+    assert advantages.dtype == torch.float32
+    torch.testing.assert_close(advantages[0, 0].item(), 5 / (math.sqrt(50) + 1e-6))
 
 
 @pytest.mark.parametrize("scale", [1e-20, 1e-6, 1e6, 1e20])
@@ -296,6 +306,86 @@ def test_row_order_and_padding_rows_change_nothing(batch, config, data):
         torch.testing.assert_close(result[position], expected, rtol=1e-6, atol=1e-7)
 
 
+PER_TOKEN = ("response_mask", "responses", "entropy")
+
+
+@settings(max_examples=100)
+@given(batch=batches(), config=configs, order=st.permutations(range(3)), norm=st.booleans())
+def test_a_renamed_vocabulary_and_a_copy_of_all_groups_change_nothing(batch, config, order, norm):
+    advantages = run(batch, config=config, initial_entropy=0.3, norm_adv_by_std_in_grpo=norm)
+    copy = batch | {
+        "index": [uid.upper() for uid in batch["index"]],
+        "responses": [[order[token] for token in row] for row in batch["responses"]],
+    }
+    both = {key: [*batch[key], *copy[key]] for key in batch}
+    result = run(both, config=config, initial_entropy=0.3, norm_adv_by_std_in_grpo=norm)
+    torch.testing.assert_close(result, advantages.repeat(2, 1), rtol=1e-6, atol=1e-7)
+
+
+@settings(max_examples=100)
+@given(batch=batches(), config=configs)
+def test_every_completion_twice_changes_nothing_without_the_standard_deviation(batch, config):
+    """The sample's standard deviation, over n − 1, is another one."""
+    kwargs = {"config": config, "initial_entropy": 0.3, "norm_adv_by_std_in_grpo": False}
+    twice = run({key: batch[key] * 2 for key in batch}, **kwargs)
+    torch.testing.assert_close(twice, run(batch, **kwargs).repeat(2, 1), rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=100)
+@given(batch=batches(), config=configs)
+def test_completions_read_backwards_get_their_advantages_backwards(batch, config):
+    """Forward and backward mask change places."""
+    backwards = batch | {key: [row[::-1] for row in batch[key]] for key in PER_TOKEN}
+    result = run(backwards, config=config, initial_entropy=0.3)
+    torch.testing.assert_close(result.flip(-1), run(batch, config=config, initial_entropy=0.3), rtol=1e-5, atol=1e-6)
+
+
+@settings(max_examples=100)
+@given(batch=batches(), config=configs, data=st.data())
+def test_columns_off_the_mask_change_nothing_wherever_they_stand(batch, config, data):
+    width = len(batch["responses"][0])
+    place = data.draw(st.integers(0, width))
+    off = {"response_mask": 0, "responses": 1, "entropy": 9.0}
+    wider = batch | {key: [[*row[:place], off[key], *row[place:]] for row in batch[key]] for key in PER_TOKEN}
+    result = run(wider, config=config, initial_entropy=0.3)
+    expected = run(batch, config=config, initial_entropy=0.3)
+    assert (result[:, place] == 0).all()
+    kept = [column for column in range(width + 1) if column != place]
+    torch.testing.assert_close(result[:, kept], expected, rtol=1e-6, atol=1e-7)
+
+
+@settings(max_examples=100)
+@given(
+    batch=batches(),
+    config=configs,
+    scale=st.sampled_from([0.25, 8.0, 1024.0]),
+    shift=st.sampled_from([-7.0, 0.0, 64.0]),
+)
+def test_rewards_in_another_unit_change_nothing_or_scale_all(batch, config, scale, shift):
+    """Nothing with the standard deviation; without it A, and γ⟨H⟩ with a γ in the same unit."""
+    other = batch | {"rewards": [reward * scale + shift for reward in batch["rewards"]]}
+    kwargs = {"config": config, "initial_entropy": 0.3, "epsilon": 1e-12}
+    torch.testing.assert_close(run(other, **kwargs), run(batch, **kwargs), rtol=1e-4, atol=1e-5)
+    kwargs = {"initial_entropy": 0.3, "norm_adv_by_std_in_grpo": False}
+    scaled = run(other, config=replace(config, entropy_coeff=scale * config.entropy_coeff), **kwargs)
+    torch.testing.assert_close(scaled / scale, run(batch, config=config, **kwargs), rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=100)
+@given(batch=batches(), config=configs)
+def test_losses_for_wins_turn_every_sign_around(batch, config):
+    """Without the entropy term, and with the two λ changed over."""
+    config = replace(config, entropy_coeff=0, filter_scope="all")
+    swapped = replace(
+        config,
+        conflict_weight_positive=config.conflict_weight_negative,
+        conflict_weight_negative=config.conflict_weight_positive,
+    )
+    lost = batch | {"rewards": [-reward for reward in batch["rewards"]]}
+    result = run(lost, config=swapped, initial_entropy=0.3)
+    torch.testing.assert_close(-result, run(batch, config=config, initial_entropy=0.3), rtol=1e-6, atol=1e-7)
+
+
 def test_auto_filter_without_initial_entropy_says_what_to_do(two_completions):
     with pytest.raises(ValueError, match=r"algorithm\.gtpo\.initial_entropy.*measure it|measure it.*initial_entropy"):
         compute_gtpo_outcome_advantage(**two_completions)
@@ -325,5 +415,10 @@ def test_values_that_are_not_finite_are_an_error(two_completions):
 
 def test_shapes_that_do_not_fit_are_an_error(two_completions):
     two_completions["entropy"] = two_completions["entropy"][:, :3]
-    with pytest.raises(ValueError, match=r"entropy has shape \(2, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"^entropy has shape \(2, 3\), not \(2, 4\): all must be \(bs, response_length\)"
+    ):
+        compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3)
+    two_completions["token_level_rewards"] = two_completions["token_level_rewards"][:, :3]
+    with pytest.raises(ValueError, match=r"^response_mask has shape \(2, 4\), not \(2, 3\)"):
         compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3)

@@ -48,6 +48,7 @@ def test_each_sign_is_named_once_with_its_numbers_and_a_remedy(changed, meaning)
         name = name.replace("__", "/")
         assert name in said and f"(first {HEALTHY[name]:.3g}" in said, value
     assert meaning in said and "Try: " in said
+    assert "response_length/limit" not in said  # the user's own setting, no metric
 
 
 def test_a_healthy_run_and_a_metric_that_is_not_logged_are_silent():
@@ -108,14 +109,23 @@ def test_it_follows_what_a_trainer_of_verl_logs_under_grpo():
 def test_warn_only_warns(caplog):
     watched = trainer("warn")
     watch = TrainerWatch.of(watched)
-    for record in run(completion__eos_rate=0.5):
+    for record in run(response_length__mean=63.0):
+        watch.logged({"val-core/acc": 0.1})  # a validation
         watch.logged(record | {"training/global_step": record["step"]})
     (said,) = caplog.messages
-    assert "lose their end" in said and watched.config.trainer.save_freq == -1
+    assert said == (
+        "watch for collapse, step 28: completions grow to the limit: response_length/mean 59.7 (first 30, best 59.7), "
+        "means over 10 steps. Try: raise data.max_response_length if they are sound; else lower the learning rate, go "
+        "back to an earlier checkpoint"
+    )
+    assert watched.config.trainer.save_freq == -1
 
 
 def test_nothing_is_watched_unless_it_is_asked_for():
     assert TrainerWatch.of(trainer(None)) is None
     assert TrainerWatch.of(trainer("none")) is None
+    off = trainer("none")
+    off.config.trainer.collapse_watch = False
+    assert TrainerWatch.of(off) is None
     with pytest.raises(ValueError, match="trainer.collapse_watch=off: must be one of none, warn, stop"):
         collapse.setting(trainer("off").config)

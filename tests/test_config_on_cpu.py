@@ -49,6 +49,39 @@ def test_value_out_of_range_names_key_and_value(key, value):
         GTPOConfig.from_config({"adv_estimator": "gtpo", "gtpo": {key: value}})
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "remedy"),
+    [
+        ("filter_scope", "some", " is not one of all, negative"),
+        ("entropy_coeff", -1, ": must be a number of at least 0"),
+        ("entropy_threshold", 0, ": must be a number of nats per token above 0 (ln 2 in the paper)"),
+        (
+            "initial_entropy",
+            -1,
+            ": must be a number of nats per token of at least 0, or null to measure it on the first rollouts",
+        ),
+        ("dump_freq", 0, ": must be a whole number of steps of at least 1"),
+        ("dump_freq", 1.5, ": must be a whole number of steps of at least 1"),
+    ],
+)
+def test_an_error_gives_the_remedy(key, value, remedy):
+    with pytest.raises(ValueError) as raised:
+        GTPOConfig(**{key: value})
+    assert str(raised.value) == f"algorithm.gtpo.{key}={value!r}{remedy}"
+
+
+def test_the_ends_of_the_ranges_are_allowed():
+    config = GTPOConfig(entropy_coeff=0, conflict_weight_positive=0, initial_entropy=0, dump_freq=1)
+    assert (config.initial_entropy, config.dump_freq) == (0, 1)
+
+
+def test_unknown_key_that_is_like_none_is_told_all():
+    with pytest.raises(
+        ValueError, match=r"algorithm\.gtpo\.x=1: there is no such key; the keys are entropy_coeff, entropy_"
+    ):
+        GTPOConfig.from_config({"x": 1})
+
+
 def test_unknown_key_names_the_nearest_one():
     with pytest.raises(ValueError, match=r"algorithm\.gtpo\.entropy_coef=.*did you mean entropy_coeff"):
         GTPOConfig.from_config(OmegaConf.create({"adv_estimator": "gtpo", "gtpo": {"entropy_coef": 0.1}}))
@@ -66,6 +99,7 @@ def test_section_algorithm_and_missing_section_are_read_alike():
     section = OmegaConf.create({"entropy_coeff": 0.2})
     assert GTPOConfig.from_config(section) == GTPOConfig(entropy_coeff=0.2)
     assert GTPOConfig.from_config(OmegaConf.create({"adv_estimator": "gtpo", "gtpo": section})).entropy_coeff == 0.2
+    assert GTPOConfig.from_config({"gtpo": section}).entropy_coeff == 0.2
     assert GTPOConfig.from_config(OmegaConf.create({"adv_estimator": "gtpo"})) == GTPOConfig()
     assert GTPOConfig.from_config(OmegaConf.create({"adv_estimator": "gtpo", "gtpo": None})) == GTPOConfig()
 
@@ -82,3 +116,12 @@ def test_section_algorithm_and_missing_section_are_read_alike():
 )
 def test_filter_is_active_iff_the_initial_entropy_is_low(completion_filter, initial_entropy, active):
     assert GTPOConfig(completion_filter=completion_filter).filter_is_active(initial_entropy) is active
+
+
+def test_auto_without_an_initial_entropy_says_what_to_do():
+    with pytest.raises(ValueError) as raised:
+        GTPOConfig().filter_is_active(None)
+    assert str(raised.value) == (
+        "algorithm.gtpo.completion_filter='auto' rests on the initial entropy, which is None: measure it and give it "
+        "as algorithm.gtpo.initial_entropy (nats per token), or set completion_filter to always or never"
+    )

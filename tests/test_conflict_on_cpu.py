@@ -17,7 +17,7 @@ def masks_of(completions, advantages, index, span="leading"):
     responses = torch.tensor([c + [PAD] * (length - len(c)) for c in completions])
     response_mask = torch.tensor([[1] * len(c) + [0] * (length - len(c)) for c in completions])
     mask = compute_conflict_mask(responses, response_mask, torch.tensor(advantages), index, span)
-    assert not mask[response_mask == 0].any()
+    assert mask.dtype == torch.bool and not mask[response_mask == 0].any()
     return ["".join(str(int(x)) for x in row[: len(c)]) for row, c in zip(mask, completions, strict=True)]
 
 
@@ -65,6 +65,17 @@ def test_tool_output_inside_a_response_shifts_nothing():
     response_mask = torch.tensor([[1, 1, 0, 0, 1, 1], [1, 1, 1, 1, 0, 0]])
     mask = compute_conflict_mask(responses, response_mask, torch.tensor([1.0, -1.0]), ["a", "a"])
     assert mask.int().tolist() == [[1, 1, 0, 0, 1, 0], [1, 1, 1, 0, 0, 0]]
+
+
+def test_positions_are_compared_between_equal_prompts_only():
+    """Rows of one token and of none among them: the second is no completion."""
+    responses, response_mask = torch.tensor([[7], [7], [7], [7], [7]]), torch.tensor([[1], [1], [1], [1], [0]])
+    completions = Completions(response_mask, ["a"] * 5)
+    completions.positions_by(["p", "q", "q", "r", "r"])
+    assert completions.same_prompt.tolist() == [[0, -1], [3, -1], [1, 2]]
+    assert completions.groups.tolist() == [[0, 1, 2, 3]]
+    found = find_conflicts(responses, completions, torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0]), "leading")
+    assert sorted(found.tokens.unique().tolist()) == [1, 2]
 
 
 @st.composite

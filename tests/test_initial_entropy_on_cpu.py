@@ -9,14 +9,16 @@ from gtpo_verl.initial_entropy import InitialEntropy
 
 def test_padding_rows_are_not_measured():
     entropy = torch.tensor([0.2, 0.6, 0.0])
-    measured = InitialEntropy.measure(entropy, torch.tensor([3, 5, 0]), ["a", "b", "pad"])
+    measured = InitialEntropy.measure(entropy, torch.tensor([1, 5, 0]), ["a", "b", "pad"])
     assert (measured.value, measured.completions, measured.prompts) == (pytest.approx(0.4), 2, 2)
     assert measured.std == pytest.approx(0.2)
 
 
 def test_no_completion_is_an_error():
-    with pytest.raises(ValueError, match="no completion has a token"):
+    with pytest.raises(ValueError, match="^the initial entropy cannot be measured: no completion has a token$"):
         InitialEntropy.measure(torch.zeros(2), torch.zeros(2, dtype=torch.int64), ["a", "a"])
+    with pytest.raises(ValueError, match="zip"):
+        InitialEntropy.measure(torch.zeros(2), torch.ones(2, dtype=torch.int64), ["a"])
 
 
 @pytest.mark.parametrize(
@@ -58,15 +60,29 @@ def test_record_survives_a_round_trip(tmp_path):
     assert path == InitialEntropy.path(tmp_path / "checkpoints")
     assert InitialEntropy.load(tmp_path / "checkpoints") == measured
     assert [x.name for x in path.parent.iterdir()] == [path.name]
+    InitialEntropy(0.0).save(tmp_path / "checkpoints")
+    assert InitialEntropy.load(tmp_path / "checkpoints").value == 0
 
 
 @pytest.mark.parametrize(
-    "text", ["", '{"value": 0.1, "st', "[]", "{}", '{"value": NaN}', '{"value": "high"}', '{"value": -1}', '{"v": 0.1}']
+    ("text", "why"),
+    [
+        ("", "Expecting value"),
+        ('{"value": 0.1, "st', "Unterminated string"),
+        ("[]", "argument after"),
+        ("{}", "missing 1 required"),
+        ('{"value": NaN}', "value=nan"),
+        ('{"value": "high"}', "real number"),
+        ('{"value": -1}', "value=-1"),
+        ('{"v": 0.1}', "'v'"),
+    ],
 )
-def test_a_truncated_or_edited_record_names_its_file_and_the_key_to_set(tmp_path, text):
+def test_a_truncated_or_edited_record_names_its_file_and_the_key_to_set(tmp_path, text, why):
     path = InitialEntropy.path(tmp_path)
     path.write_text(text)
-    with pytest.raises(ValueError, match=rf"{path.name} is no record of it.*algorithm\.gtpo\.initial_entropy"):
+    with pytest.raises(
+        ValueError, match=rf"{path.name} is no record of it \(.*{why}.*algorithm\.gtpo\.initial_entropy"
+    ):
         InitialEntropy.load(tmp_path)
 
 
@@ -86,5 +102,10 @@ def test_a_full_disk_leaves_the_old_record(tmp_path, monkeypatch):
 
 
 def test_missing_record_names_the_key_to_set(tmp_path):
-    with pytest.raises(ValueError, match=r"algorithm\.gtpo\.initial_entropy"):
+    with pytest.raises(ValueError) as raised:
         InitialEntropy.load(tmp_path)
+    assert str(raised.value) == (
+        f"this run is resumed, but {InitialEntropy.path(tmp_path)} with its initial entropy is missing; set "
+        "algorithm.gtpo.initial_entropy (nats per token) to the value that the run logged at its first step, or "
+        "algorithm.gtpo.completion_filter to always or never"
+    )

@@ -41,6 +41,15 @@ def test_ratio_is_not_clipped(log_probs):
     torch.testing.assert_close(loss.detach(), -torch.tensor(3.0).exp())
 
 
+@pytest.mark.parametrize("log_ratio", [-30.0, 30.0])
+def test_a_ratio_that_would_overflow_is_held_at_e_to_the_20(log_probs, log_ratio):
+    old_log_prob, _ = log_probs
+    loss, metrics = compute_policy_loss_gtpo(old_log_prob, old_log_prob + log_ratio, torch.ones(2, 4), MASK)
+    held = torch.tensor(log_ratio).clamp(-20, 20)
+    torch.testing.assert_close(loss, -held.exp())
+    assert metrics["actor/ppo_kl"] == -held
+
+
 def test_rollout_is_weights_multiply_the_loss_of_a_token(log_probs):
     old_log_prob, log_prob = log_probs
     weights = torch.tensor([[0.5, 1.0, 2.0, 1.0], [1.0, 0.0, 1.0, 1.0]])

@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Mutation tests of the files that compute GTPO: for each small change to one of them, does a test fail?
+#
+#   bash scripts/mutation.sh                      all files: 25 minutes of one core
+#   bash scripts/mutation.sh conflict entropy     these only
+#
+# Run after scripts/setup_cpu.sh. Leaves .cache/mutation/survivors.diff, and prints a table.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+[ $# -gt 0 ] || set -- advantage conflict entropy group loss config metrics initial_entropy collapse
+cache=$PWD/.cache/mutation
+mkdir -p "$cache"
+if [ ! -x "$cache/venv/bin/mutmut" ]; then
+    .venv/bin/python -m venv "$cache/venv"
+    "$cache/venv/bin/pip" install -qq mutmut==3.8.1
+fi
+.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+    >"$("$cache/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/gtpo.pth"
+
+# A copy, since mutmut passes over decorated functions and runs each test many times over.
+rm -rf "$cache/work"
+mkdir "$cache/work"
+cp -r gtpo_verl tests docs recipes pyproject.toml README.md "$cache/work"
+cd "$cache/work"
+"$cache/venv/bin/python" - "$@" <<'PYTHON'
+import json, re, sys
+from pathlib import Path
+
+decorated = re.compile(r"^@(torch.no_grad\(\)|cache)(?: .*)?\ndef (\w+)", re.MULTILINE)
+for name in sys.argv[1:]:
+    path = Path(f"gtpo_verl/{name}.py")
+    text = path.read_text()
+    applied = (f"\n{function} = {decorator}({function})\n" for decorator, function in decorated.findall(text))
+    path.write_text(decorated.sub(r"def \2", text) + "".join(applied))
+
+for path in Path("tests").glob("*.py"):
+    path.write_text(re.sub(r"max_examples=\d+", "max_examples=30", path.read_text()))
+with open("tests/conftest.py", "a") as file:
+    file.write(
+        "\nfrom hypothesis import Phase\n"
+        "settings.register_profile('mutation', deadline=None, database=None, derandomize=True,"
+        " phases=[Phase.explicit, Phase.generate])\nsettings.load_profile('mutation')\n"
+    )
+
+tests = {"entropy": ["advantage"], "group": ["conflict", "advantage"]}
+selected = {test for name in sys.argv[1:] for test in [name, *tests.get(name, [])]}
+paths = [path for name in sorted(selected) if Path(path := f"tests/test_{name}_on_cpu.py").exists()]
+settings = {
+    "source_paths": ["gtpo_verl"],
+    "only_mutate": [f"gtpo_verl/{name}.py" for name in sys.argv[1:]],
+    "also_copy": ["docs", "recipes", "README.md"],
+    "pytest_add_cli_args_test_selection": paths,
+    "use_git_change_detection": False,
+    "timeout_constant": 5,  # of a loop without end
+    "timeout_multiplier": 2,
+}
+with open("pyproject.toml", "a") as file:
+    file.write("\n[tool.mutmut]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
+PYTHON
+
+ulimit -v 16000000  # a loop without end that takes memory
+export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONWARNINGS=ignore
+"$cache/venv/bin/mutmut" run --max-children 1 >"$cache/log" || { tail -c 2000 "$cache/log"; exit 1; }
+"$cache/venv/bin/mutmut" results --all true >"$cache/results"
+for mutant in $(sed -n 's/^ *\(.*\): \(survived\|no tests\)$/\1/p' "$cache/results"); do
+    "$cache/venv/bin/mutmut" show "$mutant"
+done >"$cache/survivors.diff" 2>/dev/null
+awk -F'[.:] *' 'BEGIN { print "| file | changes | noticed |\n|---|---|---|" }
+    { changes[$2]++; if (/: (killed|timeout)$/) noticed[$2]++ }
+    END { for (name in changes) printf "| %s | %d | %.1f%% |\n", name, changes[name], 100 * noticed[name] / changes[name] }' \
+    "$cache/results"
