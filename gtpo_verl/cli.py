@@ -59,7 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser.parse_args(arguments)
         return args.run(args)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
-        print(f"gtpo-verl {chosen}: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
+        said = " ".join(str(error).split()) or type(error).__name__
+        # What a file holds must not steer the terminal.
+        said = "".join(x if x.isprintable() else ascii(x)[1:-1] for x in said)
+        print(f"gtpo-verl {chosen}: {said}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

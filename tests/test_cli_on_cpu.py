@@ -100,6 +100,13 @@ def broken(tmp_path, monkeypatch):
         "plot --evaluation half.jsonl --out figures",
         "export none figures",
         "export plain.parquet figures",
+        "view half.jsonl --out figures/view.html",
+        "view figures --out figures/view.html",
+        "task arithmetic --out figures",
+        "task arithmetic --out half.jsonl",
+        "task arithmetic --out half.jsonl/task",
+        "run --out half.jsonl -- true",
+        "run --out figures --stall 0 -- true",
     ],
 )
 def test_hostile_input_is_one_line_and_writes_nothing(broken, command, capsys):
@@ -108,6 +115,52 @@ def test_hostile_input_is_one_line_and_writes_nothing(broken, command, capsys):
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("gtpo-verl")]
     assert len(lines) == 1 and lines[0].startswith(f"gtpo-verl {name}: ")
     assert [path.name for path in (broken / "figures").iterdir()] == ["kept"]
+
+
+RECORDS = {
+    "task": ("task arithmetic --out held", "warm_start.json"),
+    "run": ("run --out held -- true", "settings.json"),
+    "export": ("export held out", "fsdp_config.json"),
+    "export again": ("export global_step_1 held", "export.json"),
+    "view": ("view held --out figures/view.html", "gtpo_dump.json"),
+}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"a', "\0", "1e999", "[" * 100_000], ids=repr)
+@pytest.mark.parametrize(("command", "record"), RECORDS.values(), ids=RECORDS)
+def test_a_record_that_is_none_is_named_and_kept(broken, command, record, text, capsys):
+    """Of an earlier start, cut off or edited."""
+    (broken / "held/checkpoints").mkdir(parents=True)
+    (broken / "held/checkpoints/latest_checkpointed_iteration.txt").write_text("1")
+    (broken / "global_step_1").mkdir()
+    (broken / "global_step_1/fsdp_config.json").write_text('{"world_size": 1}')
+    (broken / "global_step_1/model_world_size_1_rank_0.pt").touch()
+    (broken / "held" / record).write_text(text)
+    name, *arguments = command.split()
+    assert main([name, *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"gtpo-verl {name}: ") and record in line and line.endswith(": restore or remove it")
+    assert (broken / "held" / record).read_text() == text
+    assert not (broken / "out").exists() and [path.name for path in (broken / "figures").iterdir()] == ["kept"]
+
+
+@pytest.mark.parametrize("world_size", ["0", "-1", "1.5", "null", '"two"', "true"])
+def test_a_checkpoint_of_no_number_of_ranks_is_an_error(broken, world_size, capsys):
+    (broken / "fsdp_config.json").write_text(f'{{"world_size": {world_size}}}')
+    assert main(["export", ".", "out"]) == 2
+    assert "fsdp_config.json has world_size " in capsys.readouterr().err and not (broken / "out").exists()
+
+
+def test_what_a_file_is_called_does_not_steer_the_terminal(broken, capsys):
+    assert main(["evaluate", "\x1b[31m\x9bred ⟨H⟩\u202e"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert r"\x1b[31m\x9bred ⟨H⟩\u202e" in line and line.isprintable()
+
+
+def test_a_data_source_that_would_break_the_table_is_an_error(broken, capsys):
+    (broken / "dump.jsonl").write_text('{"input": "q", "output": "a", "acc": 1, "data_source": "a\\n| b |"}\n')
+    assert main(["evaluate", "dump.jsonl"]) == 2
+    assert r"dump.jsonl:1: data_source is 'a\n| b |'" in capsys.readouterr().err
 
 
 def test_a_wrong_model_is_named(broken, capsys):

@@ -60,6 +60,45 @@ def test_what_is_no_dump_is_an_error_with_a_remedy(dump, tmp_path, capsys):
     assert "schema_version 99" in capsys.readouterr().err
 
 
+WRONG_FIELDS = [
+    (name, value)
+    for names, values in (
+        (("uid",), (None, 1, ["a"])),
+        (
+            ("step", "reward", "group_advantage", "trajectory_entropy", "keep", "prefix_len"),
+            (None, "1", [1], float("inf")),
+        ),
+        (("prompt_ids", "token_ids"), (None, "ab", 7, {"a": 1}, ["a"], [1.5], [-1], [10**30])),
+        (("response_mask", "loss_mask", "lambda", "advantages", "entropy", "trainer_logprobs"), (None, "x", [], ["a"])),
+    )
+    for name in names
+    for value in (..., *values)  # ...: it is not there
+]
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG_FIELDS)
+def test_a_completion_of_wrong_fields_is_named_by_its_line(dump, tmp_path, capsys, field, value):
+    shutil.copy(dump / "gtpo_dump.json", tmp_path)
+    first, second, *_ = (dump / "step_000001.jsonl").read_text().splitlines()
+    completion = json.loads(second) | {field: value}
+    if value is ...:
+        del completion[field]
+    (tmp_path / "step_000001.jsonl").write_text(f"{first}\n{json.dumps(completion)}\n")
+    assert cli.main(["view", str(tmp_path), "--out", str(tmp_path / "view.html")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "step_000001.jsonl:2 is not as gtpo_verl.dump writes it" in line and len(line) < 500
+    assert not (tmp_path / "view.html").exists()
+
+
+@pytest.mark.parametrize("text", [b"", b"[1]\n", b"7\n", b"\n", b"\xff\xfe\0\n", b"[" * 100_000, b'{"step": 1, "ui'])
+def test_a_step_file_that_is_none_is_named(dump, tmp_path, capsys, text):
+    shutil.copy(dump / "gtpo_dump.json", tmp_path)
+    (tmp_path / "step_000001.jsonl").write_bytes(text)
+    assert cli.main(["view", str(tmp_path), "--out", str(tmp_path / "view.html")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "step_000001.jsonl" in line and not (tmp_path / "view.html").exists()
+
+
 def test_steps_are_thinned_out_evenly_to_a_size(tmp_path):
     paths = [tmp_path / str(i) for i in range(9)]
     for path in paths:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from gtpo_verl.records import read_record
+
 
 def make_once(
     out: str | Path,
@@ -44,7 +46,7 @@ def make_once(
     out = Path(out).absolute()
     settings = {**settings, "source": hashlib.sha256(Path(source).read_bytes()).hexdigest()}
     if (out / record).exists():
-        report = json.loads((out / record).read_text())
+        report = read_record(out / record, "settings", "statistics")
         if report["settings"] == settings:
             return report
     foreign = {path.name for path in out.iterdir()} - {record, *files} if out.exists() else set()

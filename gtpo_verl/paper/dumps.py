@@ -80,7 +80,10 @@ def read_dump(path: str | Path) -> dict[str, list[Question]]:
             question = str(row["uid"])
             if match := re.fullmatch(r"(.+)_(\d+)_(\d+)", question):
                 question, session, output = match[1], int(match[2]), int(match[3])
-        draws = drawn.setdefault((str(row.get("data_source") or ""), question), {})
+        source = str(row.get("data_source") or "")
+        if not source.isprintable():
+            raise ValueError(f"{path}:{row['_line']}: data_source is {source!r}: give it a name that can be printed")
+        draws = drawn.setdefault((source, question), {})
         if session not in draws or output >= draws[session][0]:
             draws[session] = (output, row)
 

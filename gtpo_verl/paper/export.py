@@ -14,6 +14,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from gtpo_verl.records import read_record
+
 RECORD = "export.json"
 
 
@@ -59,7 +61,7 @@ def export(checkpoint: Path, out: Path, merge: bool = False, base: str | None = 
     made_from = {"checkpoint": str(checkpoint.resolve()), "merge": merge, "base": base, "files": _files(shards, out)}
     if out.exists():
         record = out / RECORD
-        if not record.is_file() or (kept := json.loads(record.read_text()))["made_from"] != made_from:
+        if not record.is_file() or (kept := read_record(record, "made_from", "is"))["made_from"] != made_from:
             raise ValueError(f"{out} exists and is not the export of {checkpoint} as it is now: give another folder")
         return kept["is"]
     partial.mkdir(parents=True)
@@ -80,12 +82,14 @@ def find_shards(checkpoint: Path) -> tuple[Path, str]:
     """
     for folder in (checkpoint / "actor", checkpoint):
         if (config := folder / "fsdp_config.json").is_file():
-            world_size = json.loads(config.read_text())["world_size"]
+            world_size = read_record(config, "world_size")["world_size"]
+            if type(world_size) is not int or world_size < 1:
+                raise ValueError(f"{config} has world_size {world_size!r}: it must be the number of ranks of the run")
             names = [f"model_world_size_{world_size}_rank_{rank}.pt" for rank in range(world_size)]
             if missing := [name for name in names if not (folder / name).is_file()]:
                 raise ValueError(
-                    f"{folder} lacks {', '.join(missing)}: was the run killed while it saved, or is a part of the "
-                    "checkpoint on another node?"
+                    f"{folder} lacks {', '.join(missing[:8])} of {world_size} shards: was the run killed while it "
+                    "saved, or is a part of the checkpoint on another node?"
                 )
             return folder, "fsdp"
         if (folder / "model" / "huggingface").is_dir():
@@ -138,7 +142,7 @@ def _merge_shards(shards: Path, backend: str, target: Path) -> None:
 def _name_of_base(checkpoint: Path) -> str | None:
     """The model that the run was started with, as `gtpo-verl run` notes it in the run's folder."""
     record = checkpoint.resolve().parents[1] / "settings.json"
-    settings = json.loads(record.read_text()) if record.is_file() else {}
+    settings = read_record(record) if record.is_file() else {}
     return settings.get("actor_rollout_ref.model.path") or settings.get("model.path")
 
 

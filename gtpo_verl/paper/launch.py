@@ -9,6 +9,7 @@ that it lost: with --stall such a run is ended, with the error lines of the log 
 import argparse
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,6 +43,7 @@ _STEPS = re.compile(r"Total training steps: (\d+)")
 # verl goes on after these, without the completions that failed, or waits for a worker that is gone.
 _FATAL = re.compile(r"Error in _run_prompt|A worker died or was killed while executing a task|EngineDeadError")
 _GRACE_S = 5.0
+_FULL_BYTES = 1 << 30
 # Words of a failure from which verl does not always return.
 _FAILURE = re.compile(r"Traceback \(most recent call last\)|\bERROR\b|RayTaskError|ActorDiedError")
 _WORKER = r"^(\([\w ]+pid=\d+[^)]*\) )?"
@@ -128,6 +130,12 @@ def end_process(process: subprocess.Popen, grace_s: float = 10.0) -> None:
             member.kill()
 
 
+def disk_note(out: Path) -> str:
+    """What verl's error does not say where a checkpoint did not fit; empty where there is room."""
+    free = shutil.disk_usage(out).free
+    return f"; only {free >> 20} MiB of disk are free there" if free < _FULL_BYTES else ""
+
+
 def start_trainer(command: list[str], out: Path, log: Path) -> subprocess.Popen:
     """Start the command in a session of its own, its loggers writing into `out`, its output added to `log`."""
     variables = {"VERL_FILE_LOGGER_PATH": str(verl_metrics(out)), **run_folder.logger_variables(out)}
@@ -171,7 +179,10 @@ def train(command: list[str], out: Path, stall_s: float | None) -> int:
         with log.open(errors="replace") as file:
             file.seek(said_before)
             print(f"\n--- from {log}\n{failure_lines(file.read())}\n---", file=sys.stderr)
-        print(f"the run failed: {reason or f'verl ended with status {status}'}; its log is {log}", file=sys.stderr)
+        print(
+            f"the run failed: {reason or f'verl ended with status {status}'}; its log is {log}{disk_note(out)}",
+            file=sys.stderr,
+        )
         return status if status > 0 else 1
     if not steps:
         print(f"verl made no step: the run was complete already, or its data is too small; see {log}", file=sys.stderr)
@@ -233,8 +244,10 @@ def run(args: argparse.Namespace) -> int:
     """Hold the folder, note the command, train; returns the exit status.
 
     Raises:
-        ValueError: the folder has a checkpoint of a run with other settings.
+        ValueError: the folder has a checkpoint of a run with other settings, or a record that is none.
     """
+    if args.stall is not None and not args.stall > 0:
+        raise ValueError(f"--stall {args.stall}: must be seconds, above 0")
     args.out.mkdir(parents=True, exist_ok=True)
     run_folder.hold_settings(args.command, args.out)
     run_folder.write_command(args.command, args.out, ["--stall", str(args.stall)] if args.stall else [])

@@ -18,6 +18,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TextIO
 
+from gtpo_verl.records import read_record
+
 # Of the trainer section only these decide what is learned, or whether the files of a checkpoint can be read.
 _HELD_OF_TRAINER = (
     "trainer.nnodes",
@@ -80,7 +82,7 @@ def hold_settings(command: list[str], out: Path) -> None:
     """
     record, new = out / "settings.json", settings(command)
     if would_resume(command, out) and record.exists():
-        old = json.loads(record.read_text())
+        old = read_record(record)
         keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
         if keys:
             changes = "; ".join(f"{key}={old.get(key, 'unset')}, now {new.get(key, 'unset')}" for key in keys)
@@ -164,14 +166,14 @@ class MetricsFile:
     def __init__(self, source: Path, target: Path):
         source.unlink(missing_ok=True)
         self.target, self._tail, self._begun = target, Tail(source), False
-        self.records = [json.loads(line) for line in target.read_text().splitlines()] if target.exists() else []
+        self.records = [_record(line, target) for line in _whole_lines(target)] if target.exists() else []
 
     def poll(self) -> Iterator[dict[str, Any]]:
         """The steps logged since the last call; one that verl logs in two parts comes again, then whole."""
         for line in self._tail.lines():
             logged = json.loads(line)
             record = {"step": logged["step"], **logged["data"]}
-            if "timing_s/gtpo" in record:
+            if {"timing_s/gtpo", "timing_s/step"} <= record.keys():
                 record["timing_share/gtpo"] = record["timing_s/gtpo"] / record["timing_s/step"]
             second_part = self._begun and self.records[-1]["step"] == record["step"]
             if second_part:
@@ -181,6 +183,26 @@ class MetricsFile:
             anew = second_part or not self._begun
             self.records.append(record)
             self._begun = True
-            with self.target.open("w" if anew else "a") as file:
-                file.writelines(json.dumps(line) + "\n" for line in (self.records if anew else [record]))
+            if anew:  # a run that is killed meanwhile keeps its log
+                partial = self.target.with_suffix(".partial")
+                partial.write_text("".join(json.dumps(line) + "\n" for line in self.records))
+                partial.replace(self.target)
+            else:
+                with self.target.open("a") as file:
+                    file.write(json.dumps(record) + "\n")
             yield record
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """All lines but one that a killed run has left half written."""
+    return path.read_text(errors="replace").split("\n")[:-1]
+
+
+def _record(line: str, path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (RecursionError, ValueError):
+        record = None
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        raise ValueError(f"{path} has a line that is no step of a run ({line[:60]!r}): restore or remove it")
+    return record

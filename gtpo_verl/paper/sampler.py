@@ -24,6 +24,8 @@ import wrapt
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
+from gtpo_verl.records import read_record
+
 # What decides a completion. A folder with other values is not gone on with.
 _SETTINGS = (
     "actor_rollout_ref.model.path",
@@ -113,7 +115,7 @@ def keep_settings(config: Any, folder: Path) -> None:
         **OmegaConf.to_container(OmegaConf.create({key: OmegaConf.select(config, key) for key in _SETTINGS})),  # type: ignore[dict-item]
     }
     record = folder / "settings.json"
-    if record.exists() and (kept := json.loads(record.read_text())) != settings:
+    if record.exists() and (kept := read_record(record)) != settings:
         changed = ", ".join(key for key in settings if kept.get(key) != settings[key])
         raise ValueError(f"{folder} holds completions of other settings ({changed}): give another OUT, or remove it")
     folder.mkdir(parents=True, exist_ok=True)

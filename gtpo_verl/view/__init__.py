@@ -8,17 +8,23 @@ import base64
 import hashlib
 import html
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator
 from importlib.resources import files
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
 from gtpo_verl.dump import HEADER_NAME, SCHEMA_VERSION, STEP_FILES
+from gtpo_verl.records import read_record
 
 # A page of about a quarter of this many bytes is still opened by a browser in a moment.
 _DUMP_BYTES = 256 << 20
+# What a completion must have, beside its uid.
+_NUMBERS = ("step", "reward", "group_advantage", "trajectory_entropy", "keep", "prefix_len", "suffix_len")
+_IDS = ("prompt_ids", "token_ids")
+_PER_TOKEN = ("response_mask", "loss_mask", "lambda", "advantages", "entropy", "trainer_logprobs")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,9 +77,11 @@ def find_dump(path: Path) -> tuple[dict[str, Any], list[Path]]:
         )
     if len(headers) > 1:
         raise ValueError(f"{path} has the dumps of several runs, name one: {', '.join(str(x.parent) for x in headers)}")
-    header = json.loads(headers[0].read_text())
+    header = read_record(headers[0], "schema_version", "tokenizer")
     if header["schema_version"] != SCHEMA_VERSION:
         raise ValueError(f"{headers[0]} has schema_version {header['schema_version']}, this is {SCHEMA_VERSION}")
+    if not isinstance(header["tokenizer"], str):
+        raise ValueError(f"{headers[0]} has tokenizer {header['tokenizer']!r}, which is no name: give --tokenizer")
     steps = [path] if path.is_file() else sorted(headers[0].parent.glob(STEP_FILES))
     if not steps:
         raise ValueError(f"{headers[0].parent} has no {STEP_FILES}: the run has not dumped a step yet")
@@ -88,9 +96,39 @@ def thin_out(paths: list[Path], size: int = _DUMP_BYTES) -> list[Path]:
 
 
 def read_step(path: Path) -> list[dict[str, Any]]:
-    """The completions of a step file, as `gtpo_verl.dump` wrote them."""
-    with path.open() as file:
-        return [json.loads(line) for line in file]
+    """The completions of a step file, as `gtpo_verl.dump` wrote them.
+
+    Raises:
+        ValueError: they are not; the message names the line.
+    """
+    completions = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                completions.append(_checked(json.loads(line)))
+            except (KeyError, RecursionError, TypeError, ValueError) as error:
+                raise ValueError(f"{path}:{number} is not as gtpo_verl.dump writes it ({error!r})") from error
+    if not completions:
+        raise ValueError(f"{path} holds no completion")
+    return completions
+
+
+def _checked(completion: dict[str, Any]) -> dict[str, Any]:
+    numbers, ids, per_token = ([completion[name] for name in names] for names in (_NUMBERS, _IDS, _PER_TOKEN))
+    if not isinstance(completion["uid"], str):
+        raise TypeError("uid is no text")
+    for name, values in zip((*_IDS, *_PER_TOKEN), [*ids, *per_token], strict=True):
+        kinds = {int} if name in _IDS else {int, float, type(None)}
+        if type(values) is not list or not kinds.issuperset(map(type, values)):
+            raise TypeError(f"{name} is no list of numbers")
+        numbers.append(sum(filter(None, values)))
+        if name not in _IDS and len(values) != len(completion["token_ids"]):
+            raise ValueError(f"{name} has {len(values)} tokens of {len(completion['token_ids'])}")
+    if not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
+        raise ValueError("a number is missing or not finite")
+    if not all(0 <= x < 1 << 31 for x in chain(*ids)):
+        raise ValueError("a token id is out of range")
+    return completion
 
 
 def used_ids(steps: Iterable[list[dict[str, Any]]]) -> set[int]:

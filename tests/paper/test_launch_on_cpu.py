@@ -1,6 +1,7 @@
 import json
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,9 +49,41 @@ def test_resumed_run_keeps_the_steps_before_it(run):
     assert [record["step"] for record in run.records()] == [1, 2, 3]
 
 
+def test_a_resumed_run_keeps_what_a_killed_one_has_written_whole(run):
+    run("step(1); step(2)")
+    metrics = run.out / "metrics.jsonl"
+    metrics.write_text(metrics.read_text() + '{"step": 3, "rewa')
+    run("step(3); step(4)")
+    assert [record["step"] for record in run.records()] == [1, 2, 3, 4]
+    assert not list(run.out.glob("*.partial"))
+
+
+@pytest.mark.parametrize("line", ["[1]", '{"a": 1}', '{"step": "one"}', "\0", "[" * 100_000])
+def test_a_log_that_is_none_is_named_and_kept(run, capsys, line):
+    run("step(1)")
+    metrics = run.out / "metrics.jsonl"
+    metrics.write_text(line + "\n")
+    assert run("step(2)") == 2
+    assert f"{metrics} has a line that is no step of a run" in capsys.readouterr().err
+    assert metrics.read_text() == line + "\n"
+
+
 def test_failing_trainer_shows_its_error(run, capsys):
     assert run("step(1)\nraise ValueError('the disk is full')") == 1
-    assert "ValueError: the disk is full" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "ValueError: the disk is full" in err and "of disk are free" not in err
+
+
+def test_a_run_that_fails_on_a_full_disk_says_so(run, capsys, monkeypatch):
+    monkeypatch.setattr(launch.shutil, "disk_usage", lambda path: SimpleNamespace(free=5 << 20))
+    assert run("step(1)\nraise RuntimeError('unexpected pos')") == 1
+    assert "train.log; only 5 MiB of disk are free there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stall", ["0", "-1", "nan"])
+def test_a_stall_of_no_time_is_an_error(run, capsys, stall):
+    assert run("step(1)", "--stall", stall) == 2
+    assert f"--stall {float(stall)}: must be seconds, above 0" in capsys.readouterr().err
 
 
 def test_trainer_that_makes_no_step_is_ended(run, capsys):
