@@ -160,7 +160,7 @@ def weigh_tokens(
     if filter_active:
         signs = advantages if config.filter_scope == "negative" else None
         keep = compute_completion_filter(mean_entropy, config.entropy_threshold, signs)
-    conflicts = find_conflicts(responses, completions, advantages, config.conflict_span)
+    conflicts = find_conflicts(responses, completions, advantages, config.conflict_span, config.conflict_masks)
     conflict_weights = sign_weights(advantages, config.conflict_weight_positive, config.conflict_weight_negative)
 
     regularizer = config.entropy_coeff * mean_entropy

@@ -15,6 +15,7 @@ _CHOICES = {
     "completion_filter": ("auto", "always", "never"),
     "filter_scope": ("all", "negative"),
     "conflict_span": ("leading", "first", "all", "none"),
+    "conflict_masks": ("both", "forward", "backward"),
 }
 
 # YAML 1.1 reads an unquoted on or off as a boolean, hence the words above.
@@ -44,6 +45,7 @@ class GTPOConfig:
             every conflict token. `none`: no mask.
         conflict_weight_positive (float): λ of a conflict token where the advantage is positive (Eq. 9). At least 0.
         conflict_weight_negative (float): λ of a conflict token where the advantage is negative (Eq. 9). At least 0.
+        conflict_masks (str): `both`, or only the `forward` or the `backward` mask, to see what each does.
         dump_dir (str | None): folder for the token dump that `gtpo-verl view` shows. None: no dump.
         dump_freq (int): the groups of every this many steps are dumped, and those of the first. At least 1.
 
@@ -59,6 +61,7 @@ class GTPOConfig:
     conflict_span: str = "leading"
     conflict_weight_positive: float = 2.0
     conflict_weight_negative: float = 0.0
+    conflict_masks: str = "both"
     dump_dir: str | None = None
     dump_freq: int = 10
 

@@ -45,6 +45,7 @@ def compute_conflict_mask(
     advantages: torch.Tensor,
     index: Iterable[Hashable],
     span: str = "leading",
+    masks: str = "both",
 ) -> torch.Tensor:
     """Conflict mask M of each completion, forward OR backward (arXiv:2508.03772, Sec. 5.1).
 
@@ -60,14 +61,15 @@ def compute_conflict_mask(
         index: (bs,) uids; completions with equal uids are one group.
         span (str): `leading`, the run that starts at the first (last) token itself; `first`, the first run met from
             the end, wherever it starts; `all`, every conflict token; `none`.
+        masks (str): `both`, `forward` or `backward`, to leave the other one out.
 
     Returns:
         (bs, response_length) bool, False off the response mask.
 
     Raises:
-        ValueError: an unknown `span`, or not one uid and one advantage per row.
+        ValueError: an unknown `span` or `masks`, or not one uid and one advantage per row.
     """
-    conflicts = find_conflicts(responses, Completions(response_mask, index), advantages, span)
+    conflicts = find_conflicts(responses, Completions(response_mask, index), advantages, span, masks)
     mask = torch.zeros(responses.shape, dtype=torch.bool, device=responses.device)
     mask.view(-1)[conflicts.tokens] = True
     return mask
@@ -100,10 +102,14 @@ def sign_weights(advantages: torch.Tensor, positive: float, negative: float) -> 
 
 
 @torch.no_grad()
-def find_conflicts(responses: torch.Tensor, completions: Completions, advantages: torch.Tensor, span: str) -> Conflicts:
+def find_conflicts(
+    responses: torch.Tensor, completions: Completions, advantages: torch.Tensor, span: str, masks: str = "both"
+) -> Conflicts:
     """Like `compute_conflict_mask`, as the places of the tokens instead of a mask."""
     if span not in ("leading", "first", "all", "none"):
         raise ValueError(f"span={span!r} is not one of leading, first, all, none")
+    if masks not in ("both", "forward", "backward"):
+        raise ValueError(f"masks={masks!r} is not one of both, forward, backward")
     if advantages.shape != responses.shape[:1]:
         raise ValueError(
             f"advantages has shape {tuple(advantages.shape)}: give one per completion, {responses.shape[:1]}"
@@ -118,8 +124,10 @@ def find_conflicts(responses: torch.Tensor, completions: Completions, advantages
         flat_responses = responses.reshape(-1)
         for rows in table.split(max(1, _ROWS // table.shape[1])):
             rows = rows[:, : int((rows[-1] >= 0).sum())].T  # groups are sorted by size: the last one is the widest
-            tokens += _find_runs(flat_responses, completions, sign, rows, span, False, prefix_len)
-            tokens += _find_runs(flat_responses, completions, sign, rows, span, True, suffix_len)
+            if masks != "backward":
+                tokens += _find_runs(flat_responses, completions, sign, rows, span, False, prefix_len)
+            if masks != "forward":
+                tokens += _find_runs(flat_responses, completions, sign, rows, span, True, suffix_len)
     found = torch.cat(tokens)
     if span == "leading":
         conflict_len = torch.minimum(prefix_len + suffix_len, completions.lengths)

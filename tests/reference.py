@@ -3,7 +3,7 @@
 import statistics
 
 
-def conflict_mask(responses, response_mask, advantages, index, span):
+def conflict_mask(responses, response_mask, advantages, index, span, masks="both"):
     """Lists in, lists out; see Sec. 5.1."""
     tokens = [
         [t for t, m in zip(row, mask, strict=True) if m] for row, mask in zip(responses, response_mask, strict=True)
@@ -22,7 +22,7 @@ def conflict_mask(responses, response_mask, advantages, index, span):
             }
             return {1, -1} <= signs
 
-        for from_end in (False, True):
+        for from_end in {"both": (False, True), "forward": (False,), "backward": (True,)}[masks]:
             begun = span != "first"
             for number in range(len(row)) if span != "none" else ():
                 if is_conflict(number, from_end=from_end):
@@ -44,7 +44,7 @@ def advantages(rewards, response_mask, index, responses, entropy, config, initia
             continue
         deviation = rewards[i] - sum(group) / len(group)
         a.append(deviation / (statistics.stdev(group) + epsilon) if norm_by_std else deviation)
-    masked = conflict_mask(responses, response_mask, a, index, config.conflict_span)
+    masked = conflict_mask(responses, response_mask, a, index, config.conflict_span, config.conflict_masks)
     result = []
     for i, mask in enumerate(response_mask):
         h = sum(e for e, m in zip(entropy[i], mask, strict=True) if m) / max(1, sum(mask))

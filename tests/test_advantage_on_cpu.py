@@ -248,6 +248,7 @@ configs = st.builds(
     completion_filter=st.sampled_from(["auto", "always", "never"]),
     filter_scope=st.sampled_from(["all", "negative"]),
     conflict_span=st.sampled_from(["leading", "first", "all", "none"]),
+    conflict_masks=st.sampled_from(["both", "forward", "backward"]),
     conflict_weight_positive=st.sampled_from([1.0, 2.0]),
     conflict_weight_negative=st.sampled_from([0.0, 0.5]),
 )

@@ -40,6 +40,7 @@ def test_the_document_of_keys_has_every_key_with_its_default():
         ("filter_scope", True),
         ("initial_entropy", -1.0),
         ("conflict_span", "trailing"),
+        ("conflict_masks", "upward"),
         ("conflict_weight_positive", None),
         ("conflict_weight_negative", math.inf),
     ],

@@ -27,6 +27,13 @@ def test_shared_beginning_and_end_are_masked_by_hand():
     assert masks_of(completions, [1.0, -1.0, 0.0], "aaa") == ["11001", "1101", "100001"]
 
 
+def test_one_mask_may_be_left_out():
+    responses = torch.tensor([[7, 1, 9], [7, 2, 9]])
+    arguments = responses, torch.ones(2, 3), torch.tensor([1.0, -1.0]), "aa", "leading"
+    assert compute_conflict_mask(*arguments, "forward").tolist() == [[True, False, False]] * 2
+    assert compute_conflict_mask(*arguments, "backward").tolist() == [[False, False, True]] * 2
+
+
 def test_partner_may_differ_from_token_to_token():
     completions = [[1, 2, 5], [1, 9, 6], [8, 2, 7]]
     assert masks_of(completions, [1.0, -1.0, -1.0], "aaa") == ["110", "100", "000"]
@@ -101,13 +108,17 @@ def batches(draw):
 
 
 @settings(max_examples=2000, deadline=None)
-@given(batch=batches(), span=st.sampled_from(["leading", "first", "all", "none"]))
-def test_masks_equal_the_slow_reference(batch, span):
+@given(
+    batch=batches(),
+    span=st.sampled_from(["leading", "first", "all", "none"]),
+    masks=st.sampled_from(["both", "forward", "backward"]),
+)
+def test_masks_equal_the_slow_reference(batch, span, masks):
     responses, response_mask, advantages, index = batch
     fast = compute_conflict_mask(
-        torch.tensor(responses), torch.tensor(response_mask), torch.tensor(advantages), index, span
+        torch.tensor(responses), torch.tensor(response_mask), torch.tensor(advantages), index, span, masks
     )
-    assert fast.tolist() == slow_conflict_mask(responses, response_mask, advantages, index, span)
+    assert fast.tolist() == slow_conflict_mask(responses, response_mask, advantages, index, span, masks)
 
 
 @settings(max_examples=300, deadline=None)
@@ -180,6 +191,8 @@ def test_unknown_span_and_wrong_sizes_are_errors():
     tokens, mask = torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3)
     with pytest.raises(ValueError, match="span='trailing'"):
         compute_conflict_mask(tokens, mask, torch.tensor([1.0, -1.0]), "aa", "trailing")
+    with pytest.raises(ValueError, match="masks='upward'"):
+        compute_conflict_mask(tokens, mask, torch.tensor([1.0, -1.0]), "aa", "leading", "upward")
     with pytest.raises(ValueError, match="one uid per row"):
         compute_conflict_mask(tokens, mask, torch.tensor([1.0, -1.0]), "a")
     with pytest.raises(ValueError, match="one per completion"):

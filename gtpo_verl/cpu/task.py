@@ -1,4 +1,4 @@
-"""`gtpo-verl task arithmetic|smollm2`: the data and the model of a run without an accelerator, made once.
+"""`gtpo-verl task NAME`: the data and the model of a run without an accelerator, made once.
 
 Each task is a module of this folder with a function `prepare`. What it makes lies in one folder: `model` in Hugging
 Face format, `train.parquet` and `test.parquet` in verl's, and a record of the settings.
@@ -70,7 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Make the data and the model of a run without an accelerator, once."
     parser.epilog = "example: gtpo-verl task arithmetic --out .cache/arithmetic-seed1 --seed 1"
     parser.add_argument(
-        "task", choices=["arithmetic", "smollm2"], help="arithmetic: a model of 0.4 M parameters; smollm2: of 135 M"
+        "task",
+        choices=["arithmetic", "subtraction", "spell_backward", "letter_counting", "smollm2"],
+        help="smollm2: a model of 135 M parameters; the others: one of 0.4 M",
     )
     parser.add_argument("--out", required=True, help="folder to write; kept if it already holds the same")
     parser.add_argument("--seed", type=int, default=0, help="of the questions and the weights (default: %(default)s)")
@@ -81,13 +83,13 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     torch.set_num_threads(1)  # more of them gain nothing at this size and cost a lot on a machine that is busy
-    if args.task == "arithmetic":
-        from gtpo_verl.cpu import arithmetic
-
-        report = arithmetic.prepare(args.out, arithmetic.WarmStartConfig(seed=args.seed))
-    else:
+    if args.task == "smollm2":
         from gtpo_verl.cpu import smollm2
 
         report = smollm2.prepare(args.out, smollm2.Config(seed=args.seed))
+    else:
+        from gtpo_verl.cpu import tiny
+
+        report = tiny.prepare(args.out, tiny.WarmStartConfig(seed=args.seed, task=args.task))
     print(" ".join([f"{args.out}:", *(f"{name}={value:.4g}" for name, value in report["statistics"].items())]))
     return 0

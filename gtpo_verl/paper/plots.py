@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import glob
+import gzip
 import json
 import math
 import sys
@@ -108,7 +109,8 @@ FIGURES: Mapping[str, tuple[Panel, ...]] = {
 
 
 def read_run(path: str | Path) -> Run:
-    """Read one run. Lines of one step are merged, the later value winning, so a resumed run may be appended.
+    """Read one run, which may be compressed. Lines of one step are merged, the later value winning, so a resumed run
+    may be appended.
 
     A last line that the writer has not finished is left out.
 
@@ -117,7 +119,7 @@ def read_run(path: str | Path) -> Run:
     """
     path = Path(path)
     steps: dict[int, dict[str, float]] = {}
-    with path.open(encoding="utf-8") as lines:
+    with (gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue

@@ -21,7 +21,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 # verl looks for finished completions every 2 s, which one prompt per step would wait for in each of 7,473 steps.
-_POLL_INTERVAL_S = 0.05
+_POLL_INTERVAL_S = 0.02
 
 
 class _RewardMetrics:

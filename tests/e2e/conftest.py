@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gtpo_verl.cpu import arithmetic
+from gtpo_verl.cpu import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def task():
     """The CPU recipe's task and warm-started model; its cache is shared with the recipe."""
     path = ROOT / ".cache/arithmetic-seed1"
-    arithmetic.prepare(path, arithmetic.WarmStartConfig(seed=1))
+    tiny.prepare(path, tiny.WarmStartConfig(seed=1))
     return path
 
 

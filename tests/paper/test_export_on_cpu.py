@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gtpo_verl.cli import main
-from gtpo_verl.cpu.arithmetic import build_model, build_tokenizer
+from gtpo_verl.cpu.tiny import build_model, build_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -442,7 +442,7 @@ def tiny_model(tmp_path_factory):
     """A random model whose own generation settings, like Qwen2.5's, narrow the distribution."""
     from transformers import GenerationConfig
 
-    from gtpo_verl.cpu.arithmetic import build_model, build_tokenizer
+    from gtpo_verl.cpu.tiny import build_model, build_tokenizer
 
     folder = tmp_path_factory.mktemp("tiny")
     tokenizer = build_tokenizer()

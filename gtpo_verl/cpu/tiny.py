@@ -1,6 +1,7 @@
-"""A task small enough for two CPU cores: two-digit addition, a model of 0.4 M parameters and its warm start.
+"""Tasks small enough for two CPU cores, a model of 0.4 M parameters and its warm start.
 
-`prepare` writes, for `gtpo-verl task arithmetic`,
+The tasks are two-digit addition (`arithmetic`) and subtraction, and two of `reasoning-gym` that are not arithmetic:
+`spell_backward` and `letter_counting`. `prepare` writes, for `gtpo-verl task arithmetic`,
 
 - `DIR/model`: a Qwen2 in Hugging Face format with its tokenizer, trained for a few hundred supervised steps on
   `<reasoning>…</reasoning><answer>…</answer>`, the paper's format (arXiv:2508.03772, Sec. 6). Some of those examples
@@ -8,16 +9,19 @@
 - `DIR/train.parquet`, `DIR/test.parquet`: prompts in verl's format, test disjoint from train;
 - `DIR/warm_start.json`: the settings and the statistics of the warm start on prompts of the test set.
 
-What GTPO needs is kept: every tag is several tokens, the reward is `gtpo_verl.paper.reward.compute_score`, the mean
-entropy lies far below ln 2, and a completion has room for twice its natural length of 30 tokens. What is not the
-paper's: there is no system prompt, because this model knows nothing but this task.
+What GTPO needs is kept: every tag is several tokens, the reward is the paper's, the mean entropy lies far below ln 2,
+and a completion has room for twice its natural length of 30 tokens. What is not the paper's: there is no system prompt,
+because this model knows nothing but this task. To math-verify `cab` and `abc` are one product, so where answers are
+words, the reward must compare them as such.
 """
 
+import importlib.util
 import random
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,7 +36,7 @@ from transformers import (
 from verl.utils.torch_functional import get_response_mask
 
 from gtpo_verl.cpu.task import make_once
-from gtpo_verl.paper.reward import TAGS, compute_score
+from gtpo_verl.paper.reward import TAGS, compute_format_reward, extract_answer, is_strict
 
 # Qwen's own names: the class that transformers picks for a Qwen2 model adds <|endoftext|> to a vocabulary without it.
 PAD, EOS, USER, ASSISTANT = "<|endoftext|>", "<|im_end|>", "<|user|>", "<|assistant|>"
@@ -41,7 +45,14 @@ MAX_RESPONSE_LENGTH = 64
 REPORT = "warm_start.json"
 OUTPUTS = ("model", "train.parquet", "test.parquet")
 
-Sum = tuple[int, int]
+
+class Question(NamedTuple):
+    """A prompt, the right answer, the ways to reason towards it, and answers that are wrong."""
+
+    text: str
+    answer: str
+    reasonings: tuple[str, ...]
+    wrong_answers: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -50,15 +61,17 @@ class WarmStartConfig:
 
     Args:
         seed: reaches the split of the prompts, the training examples and the initial weights.
+        task: one of `TASKS`.
         steps: supervised steps.
         batch_size: examples per step.
         lr: peak learning rate of AdamW, after 50 steps of linear warm-up and before a linear decay to 0.
         damaged_tag_share: share of the examples with a missing, unclosed or misspelt tag.
         wrong_answer_share: share of the examples whose answer is wrong.
-        test_size: prompts held out of the 8,100 sums; the rest is the training set.
+        test_size: prompts held out, of the 8,100 sums, say; the rest is the training set.
     """
 
     seed: int = 0
+    task: str = "arithmetic"
     steps: int = 250
     batch_size: int = 32
     lr: float = 3e-3
@@ -118,43 +131,108 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
     return model
 
 
-def split_sums(config: WarmStartConfig) -> tuple[list[Sum], list[Sum]]:
-    """All pairs of two-digit numbers in a random order, as (train, test)."""
-    sums = [(a, b) for a in range(10, 100) for b in range(10, 100)]
-    random.Random(config.seed).shuffle(sums)
-    return sums[config.test_size :], sums[: config.test_size]
+def addition() -> list[Question]:
+    """All sums of two numbers of two digits; units first, then tens with the carry."""
+    questions = []
+    for a in range(10, 100):
+        for b in range(10, 100):
+            (a1, a0), (b1, b0) = divmod(a, 10), divmod(b, 10)
+            carry = a0 + b0 > 9
+            units, tens = f"{a0}+{b0}={a0 + b0}", f"{a1}+{b1}{'+1' * carry}={a1 + b1 + carry}"
+            questions.append(_number_question(f"{a}+{b}=", a + b, units, tens))
+    return questions
 
 
-def write_dataset(path: Path, split: str, sums: list[Sum]) -> None:
-    """A parquet file in verl's format, one row per sum."""
+def subtraction() -> list[Question]:
+    """All differences of two numbers of two digits that are not negative; units first, then tens with the carry."""
+    questions = []
+    for a in range(10, 100):
+        for b in range(10, a + 1):
+            (a1, a0), (b1, b0) = divmod(a, 10), divmod(b, 10)
+            carry = a0 < b0
+            units, tens = f"{a0}-{b0}={(a0 - b0) % 10}", f"{a1}-{b1}{'-1' * carry}={a1 - b1 - carry}"
+            questions.append(_number_question(f"{a}-{b}=", a - b, units, tens))
+    return questions
+
+
+def _number_question(text: str, answer: int, units: str, tens: str) -> Question:
+    wrong = tuple(str(answer + error) for error in (-20, -11, -10, -9, -1, 1, 9, 10, 11, 20))
+    return Question(text, str(answer), (f"{units},{tens}", f"{units};{tens}"), wrong)
+
+
+def spell_backward() -> list[Question]:
+    """Words of three to five letters, spelled backward letter by letter (`reasoning-gym`)."""
+    questions = {}
+    for row in _reasoning_gym("spell_backward", size=20_000, min_word_len=3, max_word_len=5):
+        word, answer = row["metadata"]["word"], row["answer"]
+        swaps = {answer[:i] + answer[i + 1] + answer[i] + answer[i + 2 :] for i in range(len(answer) - 1)}
+        if (wrong := swaps - {answer}) and re.fullmatch("[a-z]+", word):
+            questions[word] = Question(f"{word}=", answer, (",".join(answer), ";".join(answer)), tuple(sorted(wrong)))
+    return list(questions.values())
+
+
+def letter_counting() -> list[Question]:
+    """How often a letter occurs in a word of three to six letters, counted along the word (`reasoning-gym`)."""
+    questions = {}
+    for row in _reasoning_gym("letter_counting", size=40_000, min_words=1, max_words=1):
+        letter, (word,), answer = row["metadata"]["target_letter"], row["metadata"]["span"], row["answer"]
+        if re.fullmatch("[a-z]{3,6}", word) and letter in word:
+            counts = "".join(f"{c}{word[: i + 1].count(letter)}" for i, c in enumerate(word))
+            wrong = tuple(str(int(answer) + error) for error in (-1, 1, 2))
+            text = f"{letter} in {word}="
+            questions[text] = Question(text, answer, (counts, ":" + counts), wrong)
+    return list(questions.values())
+
+
+def _reasoning_gym(name: str, **settings: Any) -> Any:
+    if importlib.util.find_spec("reasoning_gym") is None:
+        raise ModuleNotFoundError("no package reasoning_gym: run bash scripts/setup_cpu.sh smollm2")
+    import reasoning_gym
+
+    return reasoning_gym.create_dataset(name, seed=0, **settings)
+
+
+TASKS: Mapping[str, Callable[[], list[Question]]] = {
+    "arithmetic": addition,
+    "subtraction": subtraction,
+    "spell_backward": spell_backward,
+    "letter_counting": letter_counting,
+}
+
+
+def split_questions(config: WarmStartConfig) -> tuple[list[Question], list[Question]]:
+    """The task's questions in a random order, as (train, test)."""
+    questions = TASKS[config.task]()
+    random.Random(config.seed).shuffle(questions)
+    return questions[config.test_size :], questions[: config.test_size]
+
+
+def write_dataset(path: Path, task: str, split: str, questions: list[Question]) -> None:
+    """A parquet file in verl's format, one row per question."""
     rows = [
         {
-            "data_source": "arithmetic",
-            "prompt": [{"role": "user", "content": f"{a}+{b}="}],
+            "data_source": task,
+            "prompt": [{"role": "user", "content": question.text}],
             "ability": "math",
-            "reward_model": {"style": "rule", "ground_truth": str(a + b)},
+            "reward_model": {"style": "rule", "ground_truth": question.answer},
             "extra_info": {"split": split, "index": index},
         }
-        for index, (a, b) in enumerate(sums)
+        for index, question in enumerate(questions)
     ]
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerFast, a: int, b: int) -> list[int]:
-    """Token ids of the prompt of a + b as verl sends it: 8 for any two numbers."""
-    messages = [{"role": "user", "content": f"{a}+{b}="}]
+def encode_prompt(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """Token ids of a prompt as verl sends it."""
+    messages = [{"role": "user", "content": text}]
     return tokenizer.encode(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
 
 
-def completion_text(a: int, b: int, rng: random.Random, config: WarmStartConfig) -> str:
-    """One supervised completion for a + b, units first, tens with the carry; perhaps with a wrong answer, a bad tag."""
-    (a1, a0), (b1, b0) = divmod(a, 10), divmod(b, 10)
-    carry = a0 + b0 > 9
-    separator = rng.choice(",;")
-    reasoning = f"{a0}+{b0}={a0 + b0}{separator}{a1}+{b1}{'+1' * carry}={a1 + b1 + carry}"
-    answer = a + b
+def completion_text(question: Question, rng: random.Random, config: WarmStartConfig) -> str:
+    """One supervised completion, perhaps with a wrong answer, perhaps with a damaged tag."""
+    reasoning, answer = rng.choice(question.reasonings), question.answer
     if rng.random() < config.wrong_answer_share:
-        answer += rng.choice([-20, -11, -10, -9, -1, 1, 9, 10, 11, 20])
+        answer = rng.choice(question.wrong_answers)
     tags = list(TAGS)
     if rng.random() < config.damaged_tag_share:
         i = rng.randrange(len(tags))
@@ -179,7 +257,7 @@ def supervised_batch(
 
 
 def train(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, sums: list[Sum], config: WarmStartConfig
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: list[Question], config: WarmStartConfig
 ) -> None:
     """The warm start: cross-entropy on the completions, AdamW, gradients clipped at norm 1."""
     rng = random.Random(config.seed)
@@ -189,8 +267,8 @@ def train(
     )
     model.train()
     for _ in range(config.steps):
-        batch = rng.choices(sums, k=config.batch_size)
-        examples = [(encode_prompt(tokenizer, a, b), completion_text(a, b, rng, config)) for a, b in batch]
+        batch = rng.choices(questions, k=config.batch_size)
+        examples = [(encode_prompt(tokenizer, q.text), completion_text(q, rng, config)) for q in batch]
         input_ids, labels = supervised_batch(tokenizer, examples)
         loss = model(input_ids=input_ids, labels=labels).loss
         optimizer.zero_grad()
@@ -201,37 +279,46 @@ def train(
 
 
 @torch.no_grad()
-def measure(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, sums: list[Sum]) -> dict[str, float]:
-    """Means over one completion per sum, sampled at temperature 1.
+def measure(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: list[Question]
+) -> dict[str, float]:
+    """Means over one completion per question, sampled at temperature 1.
 
     Returns `reward`; the shares `format` (all four tags), `accuracy` and `strict_format` (nothing but the two blocks,
     and ended by itself); `entropy` in nats per token; `response_length` in tokens.
     """
     model.eval()
-    input_ids = torch.tensor([encode_prompt(tokenizer, a, b) for a, b in sums])
+    prompts = tokenizer.pad(
+        {"input_ids": [encode_prompt(tokenizer, question.text) for question in questions]},
+        padding_side="left",
+        return_tensors="pt",
+    )
     output = cast(Any, model).generate(  # its annotation in transformers refuses its own classes
-        input_ids,
-        attention_mask=torch.ones_like(input_ids),
+        **prompts,
         do_sample=True,
         temperature=1.0,
         top_k=0,
         top_p=1.0,
         max_new_tokens=MAX_RESPONSE_LENGTH,
     )
-    prompt_length = input_ids.shape[1]
+    prompt_length = prompts["input_ids"].shape[1]
     responses = output[:, prompt_length:]
-    logp = model(output).logits[:, prompt_length - 1 : -1].log_softmax(-1)
-    entropy = -(logp.exp() * logp).sum(-1)
     response_mask = get_response_mask(responses, tokenizer.eos_token_id)
+    attention_mask = torch.cat([prompts["attention_mask"], response_mask], dim=-1)
+    position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)
+    logits = model(output, attention_mask=attention_mask, position_ids=position_ids).logits
+    logp = logits[:, prompt_length - 1 : -1].log_softmax(-1)
+    entropy = -(logp.exp() * logp).sum(-1)
     lengths = response_mask.sum(-1)
     texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
-    scores = [compute_score("arithmetic", text, str(a + b)) for text, (a, b) in zip(texts, sums, strict=True)]
-    eos = (responses == tokenizer.eos_token_id).any(-1).tolist()
+    ends = (responses == tokenizer.eos_token_id).any(-1).tolist()
+    correct = [extract_answer(text) == question.answer for text, question in zip(texts, questions, strict=True)]
+    formats = [compute_format_reward(text) for text in texts]
     columns = {
-        "reward": [score["score"] for score in scores],
-        "format": [score["format"] == 10 for score in scores],
-        "accuracy": [score["acc"] for score in scores],
-        "strict_format": [score["strict"] and end for score, end in zip(scores, eos, strict=True)],
+        "reward": [form + 10 * right for form, right in zip(formats, correct, strict=True)],
+        "format": [form == 10 for form in formats],
+        "accuracy": correct,
+        "strict_format": [is_strict(text) and end for text, end in zip(texts, ends, strict=True)],
         "entropy": (entropy * response_mask).sum(-1) / lengths,
         "response_length": lengths,
     }
@@ -249,19 +336,20 @@ def prepare(out: str | Path, config: WarmStartConfig) -> dict[str, Any]:
         The content of `warm_start.json`: `settings` and `statistics`.
 
     Raises:
+        ModuleNotFoundError: the task is one of reasoning-gym, which is missing.
         ValueError: `out` holds something that is not made here.
     """
 
     def make(folder: Path) -> dict[str, float]:
-        train_sums, test_sums = split_sums(config)
-        write_dataset(folder / "train.parquet", "train", train_sums)
-        write_dataset(folder / "test.parquet", "test", test_sums)
+        train_questions, test_questions = split_questions(config)
+        write_dataset(folder / "train.parquet", config.task, "train", train_questions)
+        write_dataset(folder / "test.parquet", config.task, "test", test_questions)
         tokenizer = build_tokenizer()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             model = build_model(tokenizer)
-            train(model, tokenizer, train_sums, config)
-            statistics = measure(model, tokenizer, test_sums)
+            train(model, tokenizer, train_questions, config)
+            statistics = measure(model, tokenizer, test_questions)
         model.save_pretrained(folder / "model")
         tokenizer.save_pretrained(folder / "model")
         return statistics

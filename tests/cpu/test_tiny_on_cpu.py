@@ -1,4 +1,4 @@
-"""The arithmetic task: its tokenizer, its data set, its warm start and the cache around them."""
+"""The tiny tasks: their tokenizer, their data sets, their warm start and the cache around them."""
 
 import json
 import random
@@ -9,11 +9,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gtpo_verl.cpu import arithmetic
-from gtpo_verl.cpu.arithmetic import WarmStartConfig, completion_text, prepare
-from gtpo_verl.paper.reward import TAGS, compute_score
+from gtpo_verl.cpu import tiny
+from gtpo_verl.cpu.tiny import TASKS, WarmStartConfig, completion_text, prepare
+from gtpo_verl.paper.reward import TAGS, compute_score, extract_answer
 
 SHORT = WarmStartConfig(seed=3, steps=5, batch_size=4, test_size=8)
+SUM = next(question for question in TASKS["arithmetic"]() if question.text == "47+85=")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,7 +27,7 @@ def single_thread():
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
-    path = tmp_path_factory.mktemp("arithmetic") / "out"
+    path = tmp_path_factory.mktemp("tiny") / "out"
     prepare(path, SHORT)
     return path
 
@@ -41,7 +42,7 @@ def tokenizer(out):
 def calls(monkeypatch):
     """The settings of every warm start from here on, none of which trains."""
     seen = []
-    monkeypatch.setattr(arithmetic, "train", lambda model, tokenizer, sums, config: seen.append(config))
+    monkeypatch.setattr(tiny, "train", lambda model, tokenizer, questions, config: seen.append(config))
     return seen
 
 
@@ -49,9 +50,15 @@ def rows(out, split):
     return pq.read_table(out / f"{split}.parquet").to_pylist()
 
 
-def test_decoding_gives_the_text_back(tokenizer):
+@pytest.fixture(params=TASKS)
+def questions(request):
+    """200 questions of one task."""
+    return random.Random(0).sample(TASKS[request.param](), 200)
+
+
+def test_decoding_gives_the_text_back(tokenizer, questions):
     rng = random.Random(0)
-    texts = [completion_text(rng.randrange(10, 100), rng.randrange(10, 100), rng, SHORT) for _ in range(200)]
+    texts = [text for question in questions for text in (question.text, completion_text(question, rng, SHORT))]
     texts += ["7 + 5 = 12,\nso the answer is (12)!", " </ answer > ", "reasoninging"]
     for text in texts:
         assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -98,6 +105,22 @@ def test_test_prompts_are_not_among_the_training_prompts(out):
     assert not prompts["train"] & prompts["test"]
 
 
+def test_a_completion_takes_half_of_the_room_at_most_and_a_prompt_fits_the_recipe(tokenizer, questions):
+    rng = random.Random(0)
+    lengths = [len(tokenizer.encode(completion_text(question, rng, SHORT))) for question in questions]
+    assert sum(lengths) / len(lengths) <= tiny.MAX_RESPONSE_LENGTH / 2
+    assert max(len(tiny.encode_prompt(tokenizer, question.text)) for question in questions) <= 16
+
+
+def test_every_task_is_written_and_measured(tmp_path, calls):
+    for task in TASKS:
+        report = prepare(tmp_path / task, replace(SHORT, task=task))
+        (row, *_) = rows(tmp_path / task, "test")
+        assert row["data_source"] == task
+        assert row["reward_model"]["ground_truth"] in {question.answer for question in TASKS[task]()}
+        assert 0 <= report["statistics"]["accuracy"] <= 1
+
+
 def test_rows_are_in_verls_format_with_the_right_answer(out):
     for split in ("train", "test"):
         for index, row in enumerate(rows(out, split)):
@@ -109,28 +132,28 @@ def test_rows_are_in_verls_format_with_the_right_answer(out):
             assert (row["data_source"], row["ability"]) == ("arithmetic", "math")
 
 
-def test_an_unspoilt_example_has_the_full_reward():
+def test_an_unspoilt_example_has_the_full_reward(questions):
     rng, config = random.Random(0), replace(SHORT, damaged_tag_share=0.0, wrong_answer_share=0.0)
-    for _ in range(200):
-        a, b = rng.randrange(10, 100), rng.randrange(10, 100)
-        score = compute_score("arithmetic", completion_text(a, b, rng, config).removesuffix("<|im_end|>"), str(a + b))
+    for question in questions:
+        text = completion_text(question, rng, config).removesuffix("<|im_end|>")
+        score = compute_score("tiny", text, question.answer)
         assert (score["score"], score["strict"]) == (20, 1)
 
 
-def test_a_damaged_tag_costs_the_format_reward_and_a_wrong_answer_the_accuracy():
+def test_a_damaged_tag_costs_the_format_reward_and_a_wrong_answer_the_accuracy(questions):
     rng = random.Random(0)
     damaged = replace(SHORT, damaged_tag_share=1.0, wrong_answer_share=0.0)
     wrong = replace(SHORT, damaged_tag_share=0.0, wrong_answer_share=1.0)
-    for _ in range(200):
-        a, b = rng.randrange(10, 100), rng.randrange(10, 100)
-        assert compute_score("arithmetic", completion_text(a, b, rng, damaged), str(a + b))["format"] == 1
-        score = compute_score("arithmetic", completion_text(a, b, rng, wrong), str(a + b))
-        assert (score["format"], score["acc"]) == (10, 0)
+    for question in questions:
+        assert compute_score("tiny", completion_text(question, rng, damaged), question.answer)["format"] == 1
+        text = completion_text(question, rng, wrong)
+        assert compute_score("tiny", text, question.answer)["format"] == 10
+        assert extract_answer(text) in set(question.wrong_answers) - {question.answer}
 
 
 def test_prompt_and_padding_carry_no_loss(tokenizer):
-    prompt = arithmetic.encode_prompt(tokenizer, 47, 85)
-    input_ids, labels = arithmetic.supervised_batch(tokenizer, [(prompt, "132"), (prompt, "13245")])
+    prompt = tiny.encode_prompt(tokenizer, SUM.text)
+    input_ids, labels = tiny.supervised_batch(tokenizer, [(prompt, "132"), (prompt, "13245")])
     pad = tokenizer.pad_token_id
     assert input_ids.tolist() == [[*prompt, *tokenizer.encode("132"), pad, pad], [*prompt, *tokenizer.encode("13245")]]
     ignored = [-100] * len(prompt)
@@ -151,18 +174,18 @@ def test_a_short_warm_start_is_written_in_hugging_face_format(out, tokenizer):
     report = json.loads((out / "warm_start.json").read_text())
     statistics = report["statistics"]
     assert set(statistics) == {"reward", "format", "accuracy", "strict_format", "entropy", "response_length"}
-    assert 0 < statistics["response_length"] <= arithmetic.MAX_RESPONSE_LENGTH
+    assert 0 < statistics["response_length"] <= tiny.MAX_RESPONSE_LENGTH
     assert 0 < statistics["entropy"] <= torch.tensor(len(tokenizer)).log()
 
 
 def test_training_lowers_the_loss(tokenizer):
     torch.manual_seed(0)
-    model = arithmetic.build_model(tokenizer)
+    model = tiny.build_model(tokenizer)
     rng = random.Random(1)
-    examples = [(arithmetic.encode_prompt(tokenizer, 47, 85), completion_text(47, 85, rng, SHORT)) for _ in range(4)]
-    input_ids, labels = arithmetic.supervised_batch(tokenizer, examples)
+    examples = [(tiny.encode_prompt(tokenizer, SUM.text), completion_text(SUM, rng, SHORT)) for _ in range(4)]
+    input_ids, labels = tiny.supervised_batch(tokenizer, examples)
     before = model(input_ids=input_ids, labels=labels).loss.item()
-    arithmetic.train(model, tokenizer, [(47, 85)], replace(SHORT, steps=20))
+    tiny.train(model, tokenizer, [SUM], replace(SHORT, steps=20))
     assert model(input_ids=input_ids, labels=labels).loss.item() < before - 0.5
 
 

@@ -1,0 +1,131 @@
+"""Run the study, several runs at a time, and keep their logs. Started by run.sh.
+
+A run that is complete has its log in results/ and is not run again; one that was interrupted begins anew.
+"""
+
+import argparse
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from plan import HERE, METHODS, SELECTION_RATES, Run, plan, selection
+
+from gtpo_verl.cpu.tiny import WarmStartConfig, prepare
+from gtpo_verl.paper.plots import read_run
+
+ROOT = HERE.parent
+# What is kept of a run: verl logs a hundred numbers a step, most of them about throughput.
+_KEPT = ("reward/", "completion/", "gtpo/", "actor/entropy", "actor/grad_norm", "actor/lr", "timing_s/step")
+_STALL_S = 300
+_one_at_a_time = threading.Lock()
+_FINAL = 100
+"""Steps at the end over which a run's final values are averaged."""
+
+
+def final(run: Run, key: str) -> float:
+    """Mean of a metric over the last steps of a complete run."""
+    return float(read_run(run.log).values[key][-_FINAL:].mean())
+
+
+def chosen_rate(family: str) -> float:
+    """The learning rate of the highest final reward on the selection's task, the mean of its seeds."""
+
+    def reward(lr: float) -> float:
+        runs = [run for run in selection() if run.family == family and run.lr == lr]
+        return sum(final(run, "reward/score/mean") for run in runs) / len(runs)
+
+    return max(SELECTION_RATES, key=reward)
+
+
+def command(run: Run, task: Path, out: Path) -> list[str]:
+    """What starts the run: verl's trainer with the CPU recipe's config."""
+    lr = chosen_rate(run.family) if run.lr is None else run.lr
+    overrides = [
+        f"task_dir={task}",
+        f"seed={run.seed}",
+        "data.train_batch_size=1",
+        f"actor_rollout_ref.actor.optim.lr={lr}",
+        f"reward.custom_reward_function.path={HERE / 'reward.py'}",
+        "reward.custom_reward_function.name=paper",
+        f"trainer.total_training_steps={run.steps}",
+        f"trainer.default_local_dir={out / 'checkpoints'}",
+        *run.settings,
+        *METHODS[run.method],
+    ]
+    trainer = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-path", str(ROOT / "recipes/config")]
+    launcher = [sys.executable, "-m", "gtpo_verl", "run", "--out", str(out), "--stall", str(_STALL_S), "--"]
+    return [*launcher, *trainer, "--config-name", "gtpo_cpu", *overrides]
+
+
+def execute(run: Run, outputs: Path) -> bool:
+    """Make the run's task and run it; whether its log is complete."""
+    changes = "".join(f"-{key}{value:g}" for key, value in run.warm_start.items())
+    task = outputs / "tasks" / f"{run.task}{changes}-seed{run.seed}"
+    with _one_at_a_time:  # it draws from torch's random state, and methods share the folder
+        prepare(task, WarmStartConfig(seed=run.seed, task=run.task, **run.warm_start))
+    out = outputs / run.name
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    start = time.monotonic()
+    with (out / "launcher.log").open("w") as log:
+        environment = {**os.environ, "PYTHONHASHSEED": str(run.seed)}
+        status = subprocess.run(command(run, task, out), stdout=log, stderr=log, env=environment).returncode
+    metrics = out / "metrics.jsonl"
+    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    complete = status == 0 and len(lines) == run.steps
+    if complete:
+        keep(lines, run.log)
+    took = f"{len(lines)}/{run.steps} steps in {time.monotonic() - start:.0f} s"
+    print(f"{time.strftime('%H:%M:%S')} {run.name}: {took}{'' if complete else f'; failed, see {out}'}", flush=True)
+    return complete
+
+
+def keep(lines: Sequence[str], path: Path) -> None:
+    """Write the numbers that tell about the method, to six digits, compressed; the file appears when it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    with gzip.GzipFile(part, "wb", mtime=0) as file:
+        for line in lines:
+            record = {k: float(f"{v:.6g}") for k, v in json.loads(line).items() if k.startswith(_KEPT)}
+            file.write((json.dumps({"step": json.loads(line)["step"], **record}) + "\n").encode())
+    part.rename(path)
+
+
+def main() -> int:
+    """Run what is missing; 1 if a run failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a run, or the beginning of runs' names: main/arith")
+    parser.add_argument("--list", action="store_true", help="what there is, and what is done")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time (default: one per core)")
+    parser.add_argument("--outputs", type=Path, default=ROOT / "outputs/study", help="folder of the runs")
+    args = parser.parse_args()
+    runs = [run for run in plan() if not args.names or run.name.startswith(tuple(args.names))]
+    if not runs:
+        parser.error(f"no run is named {' or '.join(args.names)}...; --list shows them all")
+    missing = [run for run in runs if not run.log.exists()]
+    print(f"{len(runs)} runs, {len(runs) - len(missing)} of them done", flush=True)
+    if args.list:
+        print("\n".join(f"{'done' if run.log.exists() else '    '} {run.name}" for run in runs))
+        return 0
+    # The other runs need the learning rate that comes out of these.
+    chosen_here = [run for run in selection() if not run.log.exists()]
+    stages = [chosen_here, [run for run in missing if run.group != "selection"]]
+    if all(run.lr is not None for run in missing):
+        stages = [missing]
+    for stage in stages:
+        with ThreadPoolExecutor(args.jobs) as pool:
+            if not all(list(pool.map(lambda run: execute(run, args.outputs), stage))):
+                return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
