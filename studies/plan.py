@@ -1,12 +1,13 @@
 """What the study runs: every run by name, in the order in which they are run.
 
-A run's name is GROUP/TASK-METHOD[-lrRATE]-seedN; its log is results/NAME.jsonl.gz. All runs share recipes/config/gtpo_cpu.yaml
-with one prompt × 8 completions a step; a method is the settings below and nothing else.
+A run's name is GROUP/TASK-METHOD[-lrRATE]-seedN; its log is results/NAME.jsonl.gz. All runs share
+recipes/config/gtpo_cpu.yaml with one prompt × 8 completions a step; a method is the settings below and nothing else.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 
@@ -78,7 +79,7 @@ class Run:
     seed: int
     steps: int = 600
     lr: float | None = None
-    warm_start: dict[str, float] = field(default_factory=dict, hash=False)
+    warm_start: dict[str, Any] = field(default_factory=dict, hash=False)
     settings: Sequence[str] = ()
 
     @property
@@ -111,6 +112,11 @@ def selection() -> Iterator[Run]:
         for lr in SELECTION_RATES:
             for method in ("grpo", "gtpo"):
                 yield Run("selection", "subtraction", method, seed, steps=200, lr=lr)
+
+
+def quick() -> list[Run]:
+    """GTPO and GRPO, one seed of the main comparison, run anew each time."""
+    return list(_seeds("quick", "arithmetic", ("grpo", "gtpo"), (1,)))
 
 
 def plan() -> list[Run]:

@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from plan import HERE, METHODS, SELECTION_RATES, Run, plan, selection
-
 from gtpo_verl.cpu.tiny import WarmStartConfig, prepare
-from gtpo_verl.paper.plots import read_run
+from gtpo_verl.paper.plots import plot_training, read_run
+from studies.plan import HERE, METHODS, SELECTION_RATES, Run, plan, quick, selection
 
 ROOT = HERE.parent
 # What is kept of a run: verl logs a hundred numbers a step, most of them about throughput.
@@ -99,14 +98,33 @@ def keep(lines: Sequence[str], path: Path) -> None:
     part.rename(path)
 
 
+def execute_all(runs: Sequence[Run], jobs: int, outputs: Path) -> bool:
+    """Execute runs, some at a time, also after one that failed; whether all are complete."""
+    with ThreadPoolExecutor(jobs) as pool:
+        return all(list(pool.map(lambda run: execute(run, outputs), runs)))
+
+
+def run_quick(jobs: int, outputs: Path) -> int:
+    """One pair of runs and its figure; 1 if a run failed."""
+    runs = quick()
+    if not execute_all(runs, jobs, outputs):
+        return 1
+    curves = {run.method.upper(): [read_run(run.log)] for run in runs}
+    print(*plot_training(curves, outputs / "quick.png"), sep="\n")
+    return 0
+
+
 def main() -> int:
     """Run what is missing; 1 if a run failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="a run, or the beginning of runs' names: main/arith")
     parser.add_argument("--list", action="store_true", help="what there is, and what is done")
+    parser.add_argument("--quick", action="store_true", help="GTPO and GRPO, one seed, and their figure")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time (default: one per core)")
     parser.add_argument("--outputs", type=Path, default=ROOT / "outputs/study", help="folder of the runs")
     args = parser.parse_args()
+    if args.quick:
+        return run_quick(args.jobs, args.outputs)
     runs = [run for run in plan() if not args.names or run.name.startswith(tuple(args.names))]
     if not runs:
         parser.error(f"no run is named {' or '.join(args.names)}...; --list shows them all")
@@ -120,11 +138,7 @@ def main() -> int:
     stages = [chosen_here, [run for run in missing if run.group != "selection"]]
     if all(run.lr is not None for run in missing):
         stages = [missing]
-    for stage in stages:
-        with ThreadPoolExecutor(args.jobs) as pool:
-            if not all(list(pool.map(lambda run: execute(run, args.outputs), stage))):
-                return 1
-    return 0
+    return 0 if all(execute_all(stage, args.jobs, args.outputs) for stage in stages) else 1
 
 
 if __name__ == "__main__":

@@ -279,9 +279,7 @@ def train(
 
 
 @torch.no_grad()
-def measure(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: list[Question]
-) -> dict[str, float]:
+def measure(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: list[Question]) -> dict[str, float]:
     """Means over one completion per question, sampled at temperature 1.
 
     Returns `reward`; the shares `format` (all four tags), `accuracy` and `strict_format` (nothing but the two blocks,

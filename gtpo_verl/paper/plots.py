@@ -119,7 +119,7 @@ def read_run(path: str | Path) -> Run:
     """
     path = Path(path)
     steps: dict[int, dict[str, float]] = {}
-    with (gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")) as lines:
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
