@@ -16,6 +16,8 @@ from gtpo_verl import (
     compute_gtpo_token_advantages,
     compute_trajectory_entropy,
 )
+from gtpo_verl.advantage import compute_group_advantages
+from gtpo_verl.group import Completions
 from gtpo_verl.metrics import compute_gtpo_metrics
 
 LN2 = math.log(2)
@@ -52,6 +54,9 @@ def test_equation_11_by_hand(two_completions):
     assert returns is advantages
     advantages, _ = compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3, epsilon=1.0)
     torch.testing.assert_close(advantages[0, 1].item(), 5 / (math.sqrt(50) + 1) - 0.025)
+    completions = Completions(two_completions["response_mask"], two_completions["index"])
+    a = compute_group_advantages(torch.tensor([20e-6, 10e-6]), completions)  # of the size of the default epsilon
+    torch.testing.assert_close(a[0].item(), 5 / (math.sqrt(50) + 1))
 
 
 def test_equation_10_filters_what_exceeds_the_threshold(two_completions):
@@ -60,6 +65,15 @@ def test_equation_10_filters_what_exceeds_the_threshold(two_completions):
     assert (advantages[1] == 0).all() and (advantages[0] != 0).all()
     advantages, _ = compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.8)
     assert (advantages[1, 1:3] != 0).all()
+
+
+def test_the_initial_entropy_of_the_settings_decides_where_none_is_given(two_completions):
+    two_completions["entropy"][1] = 0.7
+    for initial_entropy in (0.3, 0.8):
+        config = GTPOConfig(initial_entropy=initial_entropy)
+        given, _ = compute_gtpo_outcome_advantage(**two_completions, initial_entropy=initial_entropy)
+        assert torch.equal(compute_gtpo_outcome_advantage(**two_completions, config=config)[0], given)
+        assert (given[1] == 0).all() == (initial_entropy == 0.3)
 
 
 def test_entropy_equal_to_the_threshold_is_kept():
@@ -115,7 +129,7 @@ def test_three_equal_rewards_whose_mean_is_rounded_give_no_sign():
         "responses": torch.tensor([[5, 9]] * 7),
         "entropy": torch.zeros(7, 2),
     }
-    rewards = torch.tensor([[0.0, 0.1]] * 4 + [[0.0, 0.3]] * 3, dtype=torch.float64)
+    rewards = torch.tensor([[0.0, 0.1]] * 3 + [[0.0, 0.05]] + [[0.0, 0.3]] * 3, dtype=torch.float64)
     assert rewards[:3].sum() / 3 != 0.1
     for norm in (True, False):
         advantages, _ = compute_gtpo_outcome_advantage(
@@ -423,3 +437,7 @@ def test_shapes_that_do_not_fit_are_an_error(two_completions):
     two_completions["token_level_rewards"] = two_completions["token_level_rewards"][:, :3]
     with pytest.raises(ValueError, match=r"^response_mask has shape \(2, 4\), not \(2, 3\)"):
         compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3)
+    del two_completions["token_level_rewards"]
+    two_completions["responses"] = two_completions["responses"][:, :3]
+    with pytest.raises(ValueError, match=r"^response_mask has shape \(2, 4\), not \(2, 3\)"):
+        compute_gtpo_token_advantages(torch.tensor([1.0, -1.0]), **two_completions, initial_entropy=0.3)

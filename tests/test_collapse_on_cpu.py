@@ -78,6 +78,23 @@ def trainer(choice):
     return SimpleNamespace(config=OmegaConf.create({"trainer": trainer, "data": {"max_response_length": 64}}))
 
 
+def test_signs_that_show_in_one_step_are_all_said():
+    records = run()
+    records[25] |= {"reward/format/mean": -90.0, "completion/eos_rate": -9.0}
+    (_, first), (_, second) = alarms(records, 64)
+    watch = TrainerWatch.of(trainer("stop"))
+    with pytest.raises(CollapseError) as raised:
+        for record in records:
+            watch.logged(record | {"training/global_step": record["step"]})
+    assert str(raised.value) == f"trainer.collapse_watch=stop, checkpoint of step 26 written: {first}; {second}"
+
+
+def test_a_sign_of_two_metrics_gives_both():
+    ((_, said),) = alarms(run(gtpo__group__zero_std_frac=1.0, critic__score__mean=12.0), 64)
+    numbers = "gtpo/group/zero_std_frac 1 (first 0.3, best 1), critic/score/mean 12 (first 15, best 15)"
+    assert f": {numbers}, means over 10 steps. Try: " in said
+
+
 def test_stop_saves_at_the_next_step_and_then_ends_the_run():
     stopped = trainer("stop")
     watch = TrainerWatch.of(stopped)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gtpo_verl import GTPOConfig
+from gtpo_verl.config import LN2
 from gtpo_verl.initial_entropy import InitialEntropy
 
 
@@ -37,6 +38,12 @@ def test_no_completion_is_an_error():
             "since many of this model's would lie above 0.693 nats per token from the start",
         ),
         (
+            InitialEntropy(LN2),
+            GTPOConfig(),
+            "completion filter off: 0.693 >= 0.693 nats, given as algorithm.gtpo.initial_entropy; all completions "
+            "count, since many of this model's would lie above 0.693 nats per token from the start",
+        ),
+        (
             InitialEntropy(0.8),
             GTPOConfig(completion_filter="always"),
             "completion filter on: completion_filter=always; initial entropy 0.800 nats, given as "
@@ -56,12 +63,13 @@ def test_decision_says_why_and_on_what_it_rests(entropy, config, line):
 
 def test_record_survives_a_round_trip(tmp_path):
     measured = InitialEntropy(0.1234567890123, 0.5, 64, 8)
-    path = measured.save(tmp_path / "checkpoints")
-    assert path == InitialEntropy.path(tmp_path / "checkpoints")
-    assert InitialEntropy.load(tmp_path / "checkpoints") == measured
+    path = measured.save(tmp_path / "run/checkpoints")
+    assert path == InitialEntropy.path(tmp_path / "run/checkpoints")
+    assert InitialEntropy.load(tmp_path / "run/checkpoints") == measured
+    assert path.read_text().splitlines()[1] == '  "value": 0.1234567890123,'
     assert [x.name for x in path.parent.iterdir()] == [path.name]
-    InitialEntropy(0.0).save(tmp_path / "checkpoints")
-    assert InitialEntropy.load(tmp_path / "checkpoints").value == 0
+    InitialEntropy(0.0).save(tmp_path / "run/checkpoints")
+    assert InitialEntropy.load(tmp_path / "run/checkpoints").value == 0
 
 
 @pytest.mark.parametrize(

@@ -63,27 +63,27 @@ def test_every_metric_by_hand():
     )
 
 
-@pytest.mark.parametrize(("threshold", "dropped", "dropped_groups"), [(0.693, 1 / 5, 0), (0.45, 2 / 5, 1)])
+@pytest.mark.parametrize(("threshold", "dropped", "dropped_groups"), [(0.693, 1 / 6, 0), (0.45, 3 / 6, 1)])
 def test_every_metric_of_groups_of_unequal_size_by_hand(threshold, dropped, dropped_groups):
-    """Group p: A of 3, -1, -2 and 0; the first token of three conflicts, the second has one token. Group q: one row."""
-    responses = torch.tensor([[5, 1], [5, 0], [6, 3], [5, 4], [7, 0]])
-    response_mask = torch.tensor([[1, 1], [1, 0], [1, 1], [1, 1], [1, 0]])
-    entropy = torch.tensor([0.1, 0.9, 0.2, 0.4, 0.5]).unsqueeze(-1).expand(5, 2)
+    """Group p: A of 3, -1, -2 and 0; three share the first token, one of which has no other. Group q: no signal."""
+    responses = torch.tensor([[5, 1], [5, 0], [6, 3], [5, 4], [7, 0], [7, 0]])
+    response_mask = torch.tensor([[1, 1], [1, 0], [1, 1], [1, 1], [1, 0], [1, 0]])
+    entropy = torch.tensor([0.1, 0.9, 0.2, 0.4, 0.5, 0.5]).unsqueeze(-1).expand(6, 2)
     config = GTPOConfig(entropy_threshold=threshold, completion_filter="always")
-    advantages = torch.tensor([3.0, -1.0, -2.0, 0.0, 0.0])
-    result = compute_gtpo_token_advantages(advantages, "ppppq", responses, response_mask, entropy, config)
-    assert compute_gtpo_metrics(result, config, None, torch.zeros(5, dtype=torch.bool)) == pytest.approx(
+    advantages = torch.tensor([3.0, -1.0, -2.0, 0.0, 0.0, 0.0])
+    result = compute_gtpo_token_advantages(advantages, "ppppqq", responses, response_mask, entropy, config)
+    assert compute_gtpo_metrics(result, config, None, torch.zeros(6, dtype=torch.bool)) == pytest.approx(
         {
-            "gtpo/conflict/token_frac": 3 / 8,
-            "gtpo/conflict/prefix_len/mean": 3 / 5,
+            "gtpo/conflict/token_frac": 3 / 9,
+            "gtpo/conflict/prefix_len/mean": 3 / 6,
             "gtpo/conflict/prefix_len/max": 1,
             "gtpo/conflict/suffix_len/mean": 0,
             "gtpo/conflict/suffix_len/max": 0,
             "gtpo/conflict/group_frac": 1 / 2,
-            "gtpo/lambda/zeroed_frac": 1 / 8,
-            "gtpo/lambda/amplified_frac": 1 / 8,
+            "gtpo/lambda/zeroed_frac": 1 / 9,
+            "gtpo/lambda/amplified_frac": 1 / 9,
             "gtpo/lambda/signal_residual": (3 / 2 - 1) / (3 / 2 + 1),
-            "gtpo/entropy/mean": 0.42,
+            "gtpo/entropy/mean": 2.6 / 6,
             "gtpo/entropy/max": 0.9,
             "gtpo/entropy/positive": 0.1,
             "gtpo/entropy/negative": 0.55,
@@ -91,15 +91,15 @@ def test_every_metric_of_groups_of_unequal_size_by_hand(threshold, dropped, drop
             "gtpo/filter/active": 1,
             "gtpo/filter/dropped_frac": dropped,
             "gtpo/filter/dropped_groups": dropped_groups,
-            "gtpo/regularizer/mean": 0.042,
+            "gtpo/regularizer/mean": 0.26 / 6,
             "gtpo/regularizer/sign_flip_frac": 0,
-            "gtpo/group/size_min": 1,
+            "gtpo/group/size_min": 2,
             "gtpo/group/zero_std_frac": 1 / 2,
         },
         abs=1e-6,
     )
     assert result.unweighted_advantages.tolist() == pytest.approx(
-        [2.99, 0, -2.02, -0.04, 0 if dropped_groups else -0.05]
+        [2.99, 0, -2.02, -0.04, *[0 if dropped_groups else -0.05] * 2]
     )
 
 
