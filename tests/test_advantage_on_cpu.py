@@ -351,7 +351,8 @@ def test_every_completion_twice_changes_nothing_without_the_standard_deviation(b
 def test_completions_read_backwards_get_their_advantages_backwards(batch, config):
     """Forward and backward mask change places."""
     backwards = batch | {key: [row[::-1] for row in batch[key]] for key in PER_TOKEN}
-    result = run(backwards, config=config, initial_entropy=0.3)
+    masks = {"both": "both", "forward": "backward", "backward": "forward"}[config.conflict_masks]
+    result = run(backwards, config=replace(config, conflict_masks=masks), initial_entropy=0.3)
     torch.testing.assert_close(result.flip(-1), run(batch, config=config, initial_entropy=0.3), rtol=1e-5, atol=1e-6)
 
 
