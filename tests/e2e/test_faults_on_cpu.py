@@ -1,0 +1,72 @@
+"""What a cluster does to a run of verl's trainer: full disks, killed workers and servers; and what then goes on."""
+
+import time
+
+import psutil
+import pytest
+
+from gtpo_verl.initial_entropy import InitialEntropy
+
+pytestmark = pytest.mark.e2e
+
+
+def wait_for(process, happened):
+    deadline = time.monotonic() + 600  # its start, on a busy machine
+    while not happened():
+        assert process.poll() is None and time.monotonic() < deadline, process.stdout.read()
+        time.sleep(0.05)
+
+
+def ray_worker(process, title):
+    """The process of the Ray actor of this class."""
+    for child in psutil.Process(process.pid).children(recursive=True):
+        try:
+            if child.cmdline()[0].startswith(f"ray::{title}"):
+                return child
+        except (IndexError, psutil.NoSuchProcess):
+            continue
+    raise AssertionError(f"there is no ray::{title}")
+
+
+def ends(process):
+    """What a run prints that cannot go on, and has five minutes to say so."""
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode not in (0, None), output
+    assert "the run failed: " in output
+    return output
+
+
+def test_each_start_after_a_fault_goes_on_from_the_last_whole_checkpoint(train):
+    tracker = train.out / "checkpoints/latest_checkpointed_iteration.txt"
+
+    def saved_step():
+        return int(tracker.read_text() or 0)  # it may be just being written
+
+    def start():
+        return train("trainer.save_freq=1", steps=9, wait=False)
+
+    process = start()
+    wait_for(process, tracker.exists)
+    # The optimizer's state is larger, the worker's log is smaller.
+    ray_worker(process, "WorkerDict").rlimit(psutil.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+    assert "inline_container.cc" in ends(process)  # of torch.save, which names no disk
+    saved = saved_step()
+    assert (train.out / f"checkpoints/global_step_{saved + 1}").exists()  # in part
+    measured = InitialEntropy.load(train.out / "checkpoints")
+    killed_at = set()
+
+    for title, said in (("WorkerDict", "died"), ("HFServer", "died")):
+        process = start()
+        wait_for(process, lambda saved=saved: saved_step() > saved)
+        ray_worker(process, title).kill()
+        assert said in ends(process)
+        saved = saved_step()
+        killed_at.add(saved)
+
+    result = train("trainer.save_freq=1", "algorithm.gtpo.initial_entropy=0.5", steps=9)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"step {saved + 1}/9" in result.stdout and f"step {saved}/9" not in result.stdout
+    initial = {record["step"]: record["gtpo/entropy/initial"] for record in train.records()}
+    assert set(range(1, 10)) - initial.keys() <= killed_at  # verl logs a step after its checkpoint
+    assert all(value == (0.5 if step > saved else measured.value) for step, value in initial.items())
+    assert InitialEntropy.load(train.out / "checkpoints") == InitialEntropy(0.5)
