@@ -56,6 +56,39 @@ def test_a_healthy_run_and_a_metric_that_is_not_logged_are_silent():
     assert alarms([{"step": step, "actor/entropy": 0.2} for step in range(50)], 64) == []
 
 
+@pytest.mark.parametrize(
+    ("within", "beyond"),
+    [
+        ({"actor__entropy": 0.69}, {"actor__entropy": 0.70}),
+        ({"critic__score__mean": 7.51}, {"critic__score__mean": 7.49}),
+        ({"reward__format__mean": 4.76}, {"reward__format__mean": 4.74}),
+        ({"reward__acc__mean": 0.351}, {"reward__acc__mean": 0.349}),
+        ({"completion__eos_rate": 0.801}, {"completion__eos_rate": 0.799}),
+        ({"response_length__mean": 57.5}, {"response_length__mean": 57.7}),
+        ({"gtpo__filter__dropped_frac": 0.5}, {"gtpo__filter__dropped_frac": 0.501}),
+        (
+            {"gtpo__group__zero_std_frac": 0.949, "critic__score__mean": 12.0},
+            {"gtpo__group__zero_std_frac": 0.951, "critic__score__mean": 12.0},
+        ),
+        (
+            {"gtpo__group__zero_std_frac": 1.0, "critic__score__mean": 13.51},
+            {"gtpo__group__zero_std_frac": 1.0, "critic__score__mean": 13.49},
+        ),
+    ],
+)
+def test_where_each_sign_begins(within, beyond):
+    assert alarms(run(**within), 64) == []
+    assert len(alarms(run(**beyond), 64)) == 1
+
+
+def test_a_run_that_begins_so_has_not_collapsed():
+    """High entropy, long completions, low accuracy from the start on."""
+    start = {"actor/entropy": 0.8, "response_length/mean": 60.0, "reward/acc/mean": 0.1}
+    later = {"actor/entropy": 1.5, "response_length/mean": 63.0, "reward/acc/mean": 0.01}
+    records = [{"step": n, **HEALTHY, **(start if n < 2 * WINDOW else later)} for n in range(4 * WINDOW)]
+    assert alarms(records, 64) == []
+
+
 def test_one_bad_step_is_no_collapse():
     records = run()
     records[25] |= {"reward/acc/mean": 0.0, "critic/score/mean": 0.0, "completion/eos_rate": 0.0}
