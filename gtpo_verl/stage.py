@@ -154,7 +154,7 @@ class GTPOStage:
             result = self._weigh(token_level_rewards, own_mask, responses, entropy, row, index)
             advantages = result.advantages
         else:
-            self._tell_of_sessions(len(row), len(final))
+            self._tell_of_sessions(own_mask, final)
             own = token_level_rewards[final], own_mask[final], responses[final], entropy[final], row[final]
             result = self._weigh(*own, index=np.asarray(index, dtype=object)[final.numpy()])
             advantages = result.unweighted_advantages[session_of_row].unsqueeze(-1) * own_mask
@@ -202,14 +202,15 @@ class GTPOStage:
         path = initial_entropy.save(self.checkpoints)
         logger.info("GTPO %s; written to %s", initial_entropy.decision(self.config), path)
 
-    def _tell_of_sessions(self, rows: int, sessions: int) -> None:
+    def _tell_of_sessions(self, response_mask: torch.Tensor, final: torch.Tensor) -> None:
         if not self._told_of_sessions:
+            real = response_mask.any(-1)  # verl's padding rows have no token
             logger.warning(
                 "GTPO: the agent loop made %d outputs in %d sessions; the last output of a session stands for it. verl "
                 "counts its mini-batches in outputs, so it may update more often than once per rollout, where the "
                 "gtpo loss does not clip",
-                rows,
-                sessions,
+                int(real.sum()),
+                int(real[final].sum()),
             )
         self._told_of_sessions = True
 

@@ -8,11 +8,15 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 SUM = re.compile(r"\d+(?:\+\d+)+$")
 DRAFTS = (0, 1, 2, 1)
 """How often a session solves the sum before its answer, by its number modulo 4; these outputs have another prompt."""
+FAILS = 7
+"""The session of each question in which the calculator is out of order."""
 
 
 @register("calculator")
 class CalculatorLoop(AgentLoopBase):
     async def run(self, sampling_params, session_id, **kwargs):
+        if session_id == FAILS:
+            raise RuntimeError("the calculator is out of order")
         prompt_ids = await self.ct_build_initial_tokens(list(kwargs["raw_prompt"]))
         draft_prompt = prompt_ids + self.tokenizer.encode("?")
         prompts = [draft_prompt] * DRAFTS[session_id % len(DRAFTS)] + [prompt_ids]

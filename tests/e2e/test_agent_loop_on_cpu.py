@@ -1,4 +1,4 @@
-"""A tool-calling agent loop in verl's real trainer: holes in the response mask, several outputs per session."""
+"""A tool-calling agent loop in verl's trainer: holes in the mask, several outputs per session, a failed session."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from gtpo_verl import GTPOConfig
 pytestmark = pytest.mark.e2e
 
 
-def test_a_tools_tokens_and_earlier_outputs_count_for_nothing(train, task, tmp_path, monkeypatch):
+def test_a_tools_tokens_earlier_outputs_and_a_failed_session_count_for_nothing(train, task, tmp_path, monkeypatch):
     loops = tmp_path / "loops.yaml"
     loops.write_text("- name: calculator\n  _target_: calculator.CalculatorLoop\n")
     path = [str(Path(calculator.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -26,9 +26,10 @@ def test_a_tools_tokens_and_earlier_outputs_count_for_nothing(train, task, tmp_p
         "actor_rollout_ref.rollout.agent.default_agent_loop=calculator",
         f"+algorithm.gtpo.dump_dir={tmp_path / 'dump'}",
         "+algorithm.gtpo.dump_freq=1",
+        options=(),  # with --stall the run would end where a session fails
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert re.search(r"GTPO: the agent loop made 32 outputs in 16 sessions", result.stdout)
+    assert re.search(r"GTPO: the agent loop made 28 outputs in 14 sessions", result.stdout)
 
     tokenizer = AutoTokenizer.from_pretrained(task / "model")
     initial = train.records()[0]["gtpo/entropy/initial"]
@@ -38,7 +39,7 @@ def test_a_tools_tokens_and_earlier_outputs_count_for_nothing(train, task, tmp_p
             [row[name] for row in rows] for name in ("token_ids", "response_mask", "uid", "entropy")
         )
         # Of each session the answer alone, and in it some tokens of the tool.
-        assert sorted(Counter(uids).values()) == [8, 8] and record["gtpo/group/size_min"] == 8
+        assert sorted(Counter(uids).values()) == [7, 7] and record["gtpo/group/size_min"] == 7
         assert not any("?" in tokenizer.decode(row["prompt_ids"]) for row in rows)
         assert sum(0 in mask for mask in masks) > 8
         for row in rows:
