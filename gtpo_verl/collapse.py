@@ -197,10 +197,15 @@ def setting(config: DictConfig) -> str:
     """`trainer.collapse_watch` of a verl config; `none` where it is not set.
 
     Raises:
-        ValueError: it is none of `CHOICES`.
+        ValueError: it is none of `CHOICES`, or it is set for a trainer that it cannot watch.
     """
     value = OmegaConf.select(config, KEY)
     chosen = "none" if value in (None, False) else str(value)
     if chosen not in CHOICES:
         raise ValueError(f"{KEY}={value}: must be one of {', '.join(CHOICES)}")
+    if chosen != "none" and OmegaConf.select(config, "rollout") is not None:
+        raise ValueError(
+            f"{KEY}={value}: verl's one_step_off and fully_async trainers have loops of their own, which it does not "
+            "watch; remove it, or use verl.trainer.main_ppo with trainer.v1.trainer_mode=separate_async"
+        )
     return chosen

@@ -179,3 +179,10 @@ def test_nothing_is_watched_unless_it_is_asked_for():
     assert TrainerWatch.of(off) is None
     with pytest.raises(ValueError, match="trainer.collapse_watch=off: must be one of none, warn, stop"):
         collapse.setting(trainer("off").config)
+
+
+def test_a_trainer_with_a_loop_of_its_own_is_not_watched_in_silence(compose_config):
+    """verl's one_step_off and fully_async, whose configs have a section `rollout`."""
+    with pytest.raises(ValueError, match="trainer.collapse_watch=warn: .* which it does not watch; remove it"):
+        collapse.setting(compose_config("+trainer.collapse_watch=warn", "+rollout.nnodes=1"))
+    assert collapse.setting(compose_config("+rollout.nnodes=1")) == "none"
