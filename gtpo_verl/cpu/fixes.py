@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable
 from importlib.metadata import Distribution, DistributionFinder, distributions
+from importlib.util import find_spec
 from typing import Any
 
 import wrapt
@@ -14,8 +15,11 @@ def install() -> None:
     """Register every fix; a module imported before is changed at once."""
     wrapt.register_post_import_hook(use_one_gloo_backend, "torch.distributed")
     wrapt.register_post_import_hook(offload_without_pinning, "verl.workers.engine.fsdp.transformer_impl")
+    wrapt.register_post_import_hook(copy_saved_weights, "verl.utils.fsdp_utils")
     wrapt.register_post_import_hook(pad_in_plain_torch, "verl.utils.attention_utils")
     wrapt.register_post_import_hook(poll_often, "verl.trainer.ppo.v1.replay_buffer")
+    if find_spec("verl.plugin"):
+        wrapt.register_post_import_hook(refuse_accelerators_engines, "verl.utils.config")
     wrapt.register_post_import_hook(keep_linear_weights, "vllm._custom_ops")
     sys.meta_path.append(VLLMCPUFinder())
 
@@ -37,6 +41,17 @@ def offload_without_pinning(module: Any) -> None:
     module.CPUOffloadPolicy = lambda pin_memory: offload_policy(pin_memory=False)
 
 
+def copy_saved_weights(module: Any) -> None:
+    """`separate_async` keeps the weights of the last sync in host memory, where `.cpu()` gives the living ones."""
+
+    def copied(save: Any, instance: None, args: tuple, kwargs: dict) -> Any:
+        weights, spec = save(*args, **kwargs)
+        return {name: (tensor.clone(), own_spec) for name, (tensor, own_spec) in weights.items()}, spec
+
+    if hasattr(module, "fsdp2_sharded_save_to_cpu"):
+        wrapt.wrap_function_wrapper(module, "fsdp2_sharded_save_to_cpu", copied)
+
+
 def pad_in_plain_torch(module: Any) -> None:
     """Before 0.9.1 verl takes these from flash-attn, except on NPU, for which it has them in plain torch."""
 
@@ -56,6 +71,26 @@ def poll_often(module: Any) -> None:
         init(*args, **{"poll_interval": 0.05} | kwargs)
 
     wrapt.wrap_function_wrapper(module, "ReplayBuffer.__init__", with_short_interval)
+
+
+def refuse_accelerators_engines(module: Any) -> None:
+    """verl's ways to send weights to rollouts with workers of their own need an accelerator, of which it says nothing
+    or says it late, with workers up."""
+
+    def check_weight_transfer(validate_config: Any, instance: None, args: tuple, kwargs: dict) -> Any:
+        config = kwargs["config"] if "config" in kwargs else args[0]
+        actor_rollout_ref, trainer = config.actor_rollout_ref, config.trainer
+        apart = not actor_rollout_ref.hybrid_engine
+        apart |= trainer.use_v1 and trainer.v1.trainer_mode == "separate_async"
+        engine = actor_rollout_ref.rollout.checkpoint_engine
+        if apart and engine.backend != "gloo" and not engine.get("custom_backend_module"):
+            raise ValueError(
+                f"actor_rollout_ref.rollout.checkpoint_engine.backend={engine.backend}: without an accelerator it "
+                "cannot send weights to rollouts that are apart from their trainer; set it to gloo"
+            )
+        return validate_config(*args, **kwargs)
+
+    wrapt.wrap_function_wrapper(module, "validate_config", check_weight_transfer)
 
 
 def keep_linear_weights(module: Any) -> None:

@@ -30,7 +30,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.base import BaseRollout
-from verl.workers.rollout.replica import RolloutMode, RolloutReplica, TokenOutput
+from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from verl.workers.rollout.utils import ensure_async_iterator, get_max_position_embeddings
 
 # A batch starts when this long has passed without a new request (seconds): the agent loop sends a step's requests
@@ -279,9 +279,12 @@ def _eos_token_ids(model_config: HFModelConfig) -> frozenset[int]:
 class HFServerAdapter(BaseRollout):
     """The training worker's end of its replica's server."""
 
-    def __init__(self, config: RolloutConfig, model_config: HFModelConfig, device_mesh: Any) -> None:
+    def __init__(
+        self, config: RolloutConfig, model_config: HFModelConfig, device_mesh: Any, replica_rank: int | None = None
+    ) -> None:
         super().__init__(config, model_config, device_mesh)
-        self.replica_rank = int(os.environ["RANK"])  # HFReplica checks that a replica is one worker
+        # Beside the trainer a worker's rank is its replica's: HFReplica checks that a replica is one worker.
+        self.replica_rank = int(os.environ["RANK"]) if replica_rank is None else replica_rank
 
     async def resume(self, tags: list[str]) -> None:
         """Nothing was released."""
@@ -335,10 +338,9 @@ class HFReplica(RolloutReplica):
 
     def _check_config(self) -> None:
         """Raises ValueError for what a user may ask of a rollout and this one cannot do."""
-        if self.rollout_mode is not RolloutMode.HYBRID:
+        if self.is_reward_model or self.is_teacher_model:
             raise ValueError(
-                f"rollout.name=hf runs beside its trainer only, got rollout mode {self.rollout_mode}: "
-                "use trainer.v1.trainer_mode=sync or colocate_async, and another rollout for a reward model"
+                "rollout.name=hf serves the policy only: use another rollout for a reward model or a teacher"
             )
         only_supported = {
             "tensor_model_parallel_size": 1,

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -86,6 +87,21 @@ def test_the_replay_buffer_polls_often_unless_told_otherwise():
     fixes.poll_often(module)
     assert module.ReplayBuffer(trainer_mode="sync").poll_interval < 0.5
     assert module.ReplayBuffer(trainer_mode="sync", poll_interval=7.0).poll_interval == 7.0
+
+
+@pytest.mark.skipif(not find_spec("verl.plugin"), reason="V1 and its modes came with verl 0.9.0")
+def test_rollouts_apart_from_their_trainer_need_a_weight_transfer_without_accelerator(compose_config):
+    module = SimpleNamespace(validate_config=lambda config: "validated")
+    fixes.refuse_accelerators_engines(module)
+    backend = "actor_rollout_ref.rollout.checkpoint_engine.backend"
+    for apart in ("trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.hybrid_engine=false"):
+        with pytest.raises(ValueError, match=rf"{backend}=naive: without an accelerator.*gloo"):
+            module.validate_config(config=compose_config(apart))
+        with pytest.raises(ValueError, match=f"{backend}=nccl"):
+            module.validate_config(compose_config(apart, f"{backend}=nccl"))
+        assert module.validate_config(compose_config(apart, f"{backend}=gloo")) == "validated"
+    for beside in ("sync", "colocate_async"):
+        assert module.validate_config(compose_config(f"trainer.v1.trainer_mode={beside}")) == "validated"
 
 
 @pytest.mark.skipif(any(distributions(name="vllm")), reason="needs no alias where vllm itself is installed")

@@ -9,7 +9,6 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config,
 from transformers.generation import TopKLogitsWarper, TopPLogitsWarper
 from verl.trainer.ppo.v1.agent_loop_tq import apply_greedy_sampling_params
 from verl.workers.config import HFModelConfig, RolloutConfig
-from verl.workers.rollout.replica import RolloutMode
 
 from gtpo_verl.cpu import rollout
 from gtpo_verl.cpu.rollout import HFReplica, HFServer, HFServerAdapter, Sampling, generate, load_weights
@@ -442,13 +441,12 @@ def test_unmerged_lora_is_an_error_that_names_the_key(adapter):
 )
 def test_what_the_rollout_cannot_do_is_refused_before_a_server_starts(key, value):
     replica = HFReplica(0, rollout_config(**{key: value}), model_config=None, gpus_per_node=1)
-    replica.rollout_mode = RolloutMode.HYBRID
     with pytest.raises(ValueError, match=f"rollout.{key} must be"):
         asyncio.run(replica.launch_servers())
 
 
-def test_a_rollout_apart_from_its_trainer_is_refused():
-    replica = HFReplica(0, rollout_config(), model_config=None, gpus_per_node=1)
-    replica.rollout_mode = RolloutMode.STANDALONE
-    with pytest.raises(ValueError, match="trainer_mode"):
+@pytest.mark.parametrize("other", ["is_reward_model", "is_teacher_model"])
+def test_a_rollout_of_another_model_than_the_policy_is_refused(other):
+    replica = HFReplica(0, rollout_config(), model_config=None, gpus_per_node=1, **{other: True})
+    with pytest.raises(ValueError, match="serves the policy only"):
         asyncio.run(replica.launch_servers())
