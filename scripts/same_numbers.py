@@ -1,6 +1,6 @@
 """Do several verls compute the same GTPO (arXiv:2508.03772), bit for bit?
 
-    python scripts/same_numbers.py compute OUT.pt v1|legacy|legacy_with_engine_workers
+    python scripts/same_numbers.py compute OUT.pt v1|legacy|legacy_with_engine_workers [OUT.pt TRAINER …]
     python scripts/same_numbers.py compare A.pt B.pt …
 
 `compute` sends random batches through that trainer's own functions, with TransferQueue or the workers replaced by what
@@ -220,4 +220,5 @@ if __name__ == "__main__":
     command, *arguments = sys.argv[1:]
     if command == "compare":
         sys.exit(compare(arguments))
-    compute(*arguments)
+    for path, trainer in zip(arguments[::2], arguments[1::2], strict=True):
+        compute(path, trainer)
