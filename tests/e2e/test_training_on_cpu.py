@@ -92,6 +92,21 @@ def test_two_data_parallel_ranks_take_the_step_that_one_takes_on_the_same_rollou
 ASYNC = "trainer.v1.sampler.custom_sampler.name=RewardMetricsReplayBufferAsync"
 
 
+def test_colocate_async_trains_on_groups_that_dapo_keeps(train):
+    result = train(
+        "trainer.v1.trainer_mode=colocate_async",
+        ASYNC,
+        "algorithm.filter_groups.enable=true",
+        "algorithm.filter_groups.metric=acc",
+        steps=4,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    records = train.records()
+    check_gtpo_records(records, 4)
+    assert "gtpo.initial_entropy" in result.stdout and "groups with signal only" in result.stdout
+    assert all(0 < record["reward/acc/mean"] < 1 and record["gtpo/group/zero_std_frac"] == 0 for record in records)
+
+
 def test_separate_async_trains_with_two_updates_between_weight_syncs(train):
     result = train(
         "trainer.v1.trainer_mode=separate_async",
