@@ -1,5 +1,6 @@
 """The few places where verl and vLLM assume an accelerator, each changed when its module is imported."""
 
+import functools
 import sys
 from collections.abc import Iterable
 from importlib.metadata import Distribution, DistributionFinder, distributions
@@ -77,7 +78,11 @@ def refuse_accelerators_engines(module: Any) -> None:
     """verl's ways to send weights to rollouts with workers of their own need an accelerator, of which it says nothing
     or says it late, with workers up."""
 
-    def check_weight_transfer(validate_config: Any, instance: None, args: tuple, kwargs: dict) -> Any:
+    validate_config = module.validate_config
+
+    # No wrapt proxy: the legacy `main_ppo` sends Ray its TaskRunner with all that it calls, and a proxy has no pickle.
+    @functools.wraps(validate_config)
+    def check_weight_transfer(*args: Any, **kwargs: Any) -> Any:
         config = kwargs["config"] if "config" in kwargs else args[0]
         actor_rollout_ref, trainer = config.actor_rollout_ref, config.trainer
         apart = not actor_rollout_ref.hybrid_engine
@@ -90,7 +95,7 @@ def refuse_accelerators_engines(module: Any) -> None:
             )
         return validate_config(*args, **kwargs)
 
-    wrapt.wrap_function_wrapper(module, "validate_config", check_weight_transfer)
+    module.validate_config = check_weight_transfer
 
 
 def keep_linear_weights(module: Any) -> None:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
+from ray import cloudpickle
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 from gtpo_verl.cpu import fixes
@@ -102,6 +103,8 @@ def test_rollouts_apart_from_their_trainer_need_a_weight_transfer_without_accele
         assert module.validate_config(compose_config(apart, f"{backend}=gloo")) == "validated"
     for beside in ("sync", "colocate_async"):
         assert module.validate_config(compose_config(f"trainer.v1.trainer_mode={beside}")) == "validated"
+    # as the legacy trainer's main sends it to Ray
+    assert cloudpickle.loads(cloudpickle.dumps(module.validate_config))(compose_config()) == "validated"
 
 
 @pytest.mark.skipif(any(distributions(name="vllm")), reason="needs no alias where vllm itself is installed")
