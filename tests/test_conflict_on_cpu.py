@@ -67,6 +67,20 @@ def test_identical_completions_of_opposite_sign_are_masked_whole_over_many_block
     assert masks_of([completion, completion], [1.0, -1.0], "aa") == ["1" * 199] * 2
 
 
+@pytest.mark.parametrize("at", [1, 5, 30, 31, 32, 63, 64, 90])
+def test_a_run_begins_and_ends_at_any_place_of_a_block(at):
+    """Equal but for one token: the runs end there. Different but for two: the first run is one token."""
+    advantages, response_mask = torch.tensor([1.0, -1.0]), torch.ones(2, 100)
+    equal = torch.arange(100).repeat(2, 1)
+    equal[1, at] = -7
+    found = find_conflicts(equal, Completions(response_mask, "aa"), advantages, "leading")
+    assert (found.prefix_len.tolist(), found.suffix_len.tolist()) == ([at] * 2, [99 - at] * 2)
+    different = torch.stack([torch.arange(100), torch.arange(100, 200)])
+    different[:, [at, at + 2]] = 7
+    found = find_conflicts(different, Completions(response_mask, "aa"), advantages, "first")
+    assert (found.prefix_len.tolist(), found.suffix_len.tolist()) == ([1, 1], [1, 1])
+
+
 def test_tool_output_inside_a_response_shifts_nothing():
     responses = torch.tensor([[7, 8, 50, 51, 9, 3], [7, 8, 9, 4, 0, 0]])
     response_mask = torch.tensor([[1, 1, 0, 0, 1, 1], [1, 1, 1, 1, 0, 0]])
