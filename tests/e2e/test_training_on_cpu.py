@@ -129,13 +129,27 @@ def test_separate_async_trains_with_two_updates_between_weight_syncs(train):
     assert "what finished first" in result.stdout
 
 
-def test_grpo_twin_trains_from_the_same_config_after_a_launch_that_failed(train):
+def test_grpo_twin_trains_after_a_launch_that_failed_and_goes_on_as_gtpo(train):
     failed = train("algorithm.adv_estimater=grpo")
     assert failed.returncode != 0 and "algorithm.adv_estimater" in failed.stderr.replace("'", "")
-    result = train("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla")
+    vanilla = "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla"
+    result = train("algorithm.adv_estimator=grpo", vanilla, "trainer.save_freq=2")
     assert result.returncode == 0, result.stdout + result.stderr
     for record in train.records():
         assert "reward/strict/mean" in record and not any(key.startswith("gtpo/") for key in record)
+
+    refused = train(vanilla, "algorithm.gtpo.entropy_coeff=0.2", "trainer.n_gpus_per_node=2")
+    assert refused.returncode == 2 and not refused.stdout
+    for change in ("adv_estimator=grpo, now unset", "entropy_coeff=unset, now 0.2", "n_gpus_per_node=unset, now 2"):
+        assert change in refused.stderr
+    (train.out / "settings.json").unlink()
+    refused = train(vanilla, steps=3)
+    assert refused.returncode != 0 and "gtpo_initial_entropy.json with its initial entropy is missing" in refused.stderr
+    result = train(vanilla, "algorithm.gtpo.initial_entropy=0.3", steps=3)
+    assert result.returncode == 0, result.stdout + result.stderr
+    *grpo, gtpo = train.records()
+    assert [record["step"] for record in grpo] == [1, 2] and gtpo["step"] == 3
+    assert gtpo["gtpo/entropy/initial"] == 0.3 and gtpo["actor/grad_norm"] > 0
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="bash scripts/setup_cpu.sh vllm installs vLLM")
