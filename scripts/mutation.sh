@@ -63,9 +63,8 @@ ulimit -v 16000000  # a loop without end that takes memory
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONWARNINGS=ignore
 "$cache/venv/bin/mutmut" run --max-children 1 >"$cache/log" || { tail -c 2000 "$cache/log"; exit 1; }
 "$cache/venv/bin/mutmut" results --all true >"$cache/results"
-for mutant in $(sed -n 's/^ *\(.*\): \(survived\|no tests\)$/\1/p' "$cache/results"); do
-    "$cache/venv/bin/mutmut" show "$mutant"
-done >"$cache/survivors.diff" 2>/dev/null
+sed -nE 's/^ *(.*): (survived|no tests)$/\1/p' "$cache/results" |
+    xargs -rn 1 "$cache/venv/bin/mutmut" show >"$cache/survivors.diff" 2>/dev/null
 awk -F'[.:] *' 'BEGIN { print "| file | changes | noticed |\n|---|---|---|" }
     { changes[$2]++; if (/: (killed|timeout)$/) noticed[$2]++ }
     END { for (name in changes) printf "| %s | %d | %.1f%% |\n", name, changes[name], 100 * noticed[name] / changes[name] }' \
