@@ -144,7 +144,10 @@ def main() -> int:
     def by_method(run: Run) -> tuple[str, ...]:
         return (run.method,)
 
-    main_runs, first = of("main"), [run for run in of("main", "parts") if run.task == "arithmetic"]
+    def on(task: str) -> list[Run]:
+        return [run for run in of("main", "parts") if run.task == task]
+
+    main_runs = of("main")
     rates = ", ".join(f"{family} {chosen_rate(family):g}" for family in ("grpo", "gtpo"))
     sections = {
         f"The learning rate, on `subtraction`: chosen {rates} of {', '.join(f'{r:g}' for r in SELECTION_RATES)}": table(
@@ -152,7 +155,8 @@ def main() -> int:
         ),
         "GTPO and GRPO, all tasks": [*table(main_runs, by_method, ["method"]), "", *comparison(main_runs)],
         "GTPO and GRPO, by task": table(main_runs, lambda run: (run.task, run.method), ["task", "method"]),
-        "Parts and controls, on `arithmetic`": table(first, by_method, ["method"]),
+        "Parts and controls, on `letter_counting`": table(on("letter_counting"), by_method, ["method"]),
+        "Parts and controls, on `arithmetic`": table(on("arithmetic"), by_method, ["method"]),
         "Adam betas of 0.999999, on `arithmetic`": table(of("betas"), by_method, ["method"]),
         "A noisy start at 2e-4, on `arithmetic`": table(of("noisy"), by_method, ["method"]),
         "Other learning rates, on `arithmetic`": table(
@@ -173,9 +177,9 @@ def main() -> int:
         here = [run for run in main_runs if run.task == task and run.log.exists()]
         if {run.method for run in here} == set(pair):
             written += draw(here, pair, task, f"{task}, G = 8")
-    compared = [run for run in first if run.log.exists()]
+    compared = [run for run in on("letter_counting") if run.log.exists()]
     if {run.method for run in compared} > set(pair):
-        written += draw(compared, parts, "parts", "arithmetic: the parts of GTPO, and a reward that sees the end")
+        written += draw(compared, parts, "parts", "letter_counting: the parts of GTPO, and a reward that sees the end")
     print(*written, sep="\n")
     return 0
 
