@@ -90,7 +90,7 @@ ENTROPY = (Curve("entropy ⟨H⟩", "nats per token", ("actor/entropy", "gtpo/en
 KL = (Curve("KL to the reference model", "nats per token", ("actor/kl_loss", "actor/reward_kl_penalty")),)
 CONFLICT = (Curve("conflict tokens", "% of tokens", ("gtpo/conflict/token_frac",), 100),)
 LENGTH = (
-    Curve("length", "tokens", ("response_length/mean",)),
+    Curve("length", "tokens", ("response_length/mean", "completion/length/mean")),
     Curve("ends with EOS", "% of completions", ("completion/eos_rate",), 100),
 )
 FILTERED = (Curve("filtered out, δ = 0", "% of completions", ("gtpo/filter/dropped_frac",), 100),)
