@@ -20,8 +20,9 @@ logger = logging.getLogger("gtpo_verl")
 
 KEY = "trainer.collapse_watch"
 CHOICES = ("none", "warn", "stop")
-WINDOW = 10
-"""Steps over which a metric is averaged: one step of one prompt says little."""
+WINDOW, PROMPTS = 10, 80
+"""A metric is averaged over `WINDOW` steps, and over more where these have fewer than `PROMPTS` prompts: with one
+prompt a step, ten hard questions in a row would look like a collapse."""
 
 
 class CollapseError(RuntimeError):
@@ -29,10 +30,10 @@ class CollapseError(RuntimeError):
 
 
 class Trend:
-    """Mean of a metric over the last `WINDOW` steps: now, in the first window, and the highest so far."""
+    """Mean of a metric over the last `window` steps: now, in the first window, and the highest so far."""
 
-    def __init__(self) -> None:
-        self._last: deque[float] = deque(maxlen=WINDOW)
+    def __init__(self, window: int) -> None:
+        self._last: deque[float] = deque(maxlen=window)
         self.first: float | None = None
         self.best = float("-inf")
         self.now = float("nan")
@@ -40,8 +41,8 @@ class Trend:
     def add(self, value: float) -> None:
         """Take the value of one more step."""
         self._last.append(value)
-        if len(self._last) == WINDOW:
-            self.now = sum(self._last) / WINDOW
+        if len(self._last) == self._last.maxlen:
+            self.now = sum(self._last) / len(self._last)
             self.best = max(self.best, self.now)
             if self.first is None:
                 self.first = self.now
@@ -116,11 +117,13 @@ class CollapseWatch:
 
     Args:
         max_response_length (int): the limit of a completion, in tokens.
+        prompts_per_step (int): `data.train_batch_size`.
     """
 
-    def __init__(self, max_response_length: int):
+    def __init__(self, max_response_length: int, prompts_per_step: int):
         self._limit = max_response_length
-        self._trends = {name: Trend() for sign in SIGNS for name in sign.metrics}
+        self._window = max(WINDOW, math.ceil(PROMPTS / prompts_per_step))
+        self._trends = {name: Trend(self._window) for sign in SIGNS for name in sign.metrics}
         self._named: set[Sign] = set()
         self._not_finite: set[str] = set()
 
@@ -145,12 +148,14 @@ class CollapseWatch:
     def _sentence(self, sign: Sign) -> str:
         trends = ((name, self._trends[name]) for name in sign.metrics if name != "response_length/limit")
         numbers = ", ".join(f"{name} {x.now:.3g} (first {x.first:.3g}, best {x.best:.3g})" for name, x in trends)
-        return f"{sign.meaning}: {numbers}, means over {WINDOW} steps. Try: {sign.remedy}"
+        return f"{sign.meaning}: {numbers}, means over {self._window} steps. Try: {sign.remedy}"
 
 
-def alarms(records: Iterable[Mapping[str, Any]], max_response_length: int) -> list[tuple[int, str]]:
+def alarms(
+    records: Iterable[Mapping[str, Any]], max_response_length: int, prompts_per_step: int
+) -> list[tuple[int, str]]:
     """Each sign of collapse of a run that was logged, with its step."""
-    watch = CollapseWatch(max_response_length)
+    watch = CollapseWatch(max_response_length, prompts_per_step)
     return [(record["step"], alarm) for record in records for alarm in watch.observe(record)]
 
 
@@ -164,7 +169,8 @@ class TrainerWatch:
 
     def __init__(self, trainer: Any, stop: bool):
         self._trainer, self._stop = trainer, stop
-        self._watch = CollapseWatch(trainer.config.data.max_response_length)
+        data = trainer.config.data
+        self._watch = CollapseWatch(data.max_response_length, data.train_batch_size)
         self._collapse = ""
 
     @classmethod
