@@ -61,6 +61,8 @@ class TokenDump:
             "tokenizer": tokenizer,
         }
         self.collected: dict[str, torch.Tensor] = {}
+        self._step = -1
+        self._lines: list[str] = []
         self._bytes = sum(path.stat().st_size for path in self.folder.glob(STEP_FILES))
 
     @classmethod
@@ -93,7 +95,8 @@ class TokenDump:
         row_len: torch.Tensor,
         initial_entropy: float | None,
     ) -> Path:
-        """Write the groups of one step.
+        """Write the groups of one step, after those that this dump has written of it (separate_async has several
+        updates in a step).
 
         Args:
             step (int): verl's `global_steps`.
@@ -129,7 +132,11 @@ class TokenDump:
         _replace(self.folder / HEADER_NAME, [json.dumps(header | {"gtpo": asdict(self.config)}, indent=2)])
         path = self.folder / f"step_{step:06d}.jsonl"
         rows = bounded_rows(result)
-        self._bytes += _replace(path, dump_lines(step, rows, batch, uids, prompts, row_len, result))
+        if step != self._step:
+            self._step, self._lines = step, []
+        written = sum(len(line) + 1 for line in self._lines)  # JSON is ASCII
+        self._lines += dump_lines(step, rows, batch, uids, prompts, row_len, result)
+        self._bytes += _replace(path, self._lines) - written
         if len(rows) < int((completions.lengths > 0).sum()):
             logger.info("GTPO's dump of step %d: %d completions, for size; the others are left out", step, len(rows))
         if self._bytes >= _FOLDER_BYTES:
@@ -210,7 +217,7 @@ def _short(values: torch.Tensor) -> list[list[float | None]]:
     return rounded.tolist()
 
 
-def _replace(path: Path, lines: Iterator[str] | list[str]) -> int:
+def _replace(path: Path, lines: list[str]) -> int:
     partial = path.with_suffix(".partial")
     with partial.open("w") as file:
         for line in lines:

@@ -61,6 +61,19 @@ def test_a_line_has_the_parts_of_which_the_advantage_is_made(tmp_path):
     assert header["gtpo"]["entropy_threshold"] == 0.5
 
 
+def test_several_updates_of_one_step_share_its_file_and_a_run_begun_anew_replaces_it(tmp_path):
+    dump = TokenDump(GTPOConfig(dump_dir=str(tmp_path)), "gtpo", "x")
+    batch, row_len = batch_of([[1, 2], [1, 3]], [1.0, 0.0])
+    for step, uid in ((1, "a"), (1, "b"), (10, "c")):
+        dump.write(step, batch, [uid] * 2, batch["responses"], row_len, 0.3)
+    assert [line["uid"] for line in lines(tmp_path)] == ["a", "a", "b", "b"]
+    assert [line["uid"] for line in lines(tmp_path, 10)] == ["c", "c"]
+    assert dump._bytes == sum(path.stat().st_size for path in tmp_path.glob("step_*"))
+    again = TokenDump(GTPOConfig(dump_dir=str(tmp_path)), "gtpo", "x")
+    again.write(1, batch, ["d"] * 2, batch["responses"], row_len, 0.3)
+    assert [line["uid"] for line in lines(tmp_path)] == ["d", "d"]
+
+
 def test_numbers_that_json_cannot_say_are_null(tmp_path):
     batch, row_len = batch_of([[1, 2], [1, 3]], [1.0, 0.0])
     batch["old_log_probs"] = torch.tensor([[-0.5, -torch.inf], [torch.nan, -1.0]])
