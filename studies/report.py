@@ -122,11 +122,16 @@ def write_finals(runs: Sequence[Run]) -> None:
 
 
 def draw(runs: Sequence[Run], labels: dict[str, str], name: str, title: str) -> list[Path]:
-    """Curves of some methods: accuracy, format and strict format, entropy, length and EOS."""
-    curves = {label: [read_run(r.log) for r in runs if r.method == method] for method, label in labels.items()}
-    curves = {label: group for label, group in curves.items() if group}
-    figure = training_figure(curves, ((ACCURACY, FORMAT), (ENTROPY, LENGTH)), title)
-    return save(figure, OUT / name)
+    """Curves of some methods over the seeds that all of them have: accuracy, format, entropy, length and EOS."""
+    done = [run for run in runs if run.log.exists() and run.method in labels]
+    methods = {run.method for run in done}
+    seeds = set.intersection(*({run.seed for run in done if run.method == method} for method in methods))
+    curves = {
+        labels[method]: [read_run(run.log) for run in done if run.method == method and run.seed in seeds]
+        for method in labels
+        if method in methods
+    }
+    return save(training_figure(curves, ((ACCURACY, FORMAT), (ENTROPY, LENGTH)), title), OUT / name)
 
 
 def main() -> int:
@@ -171,15 +176,14 @@ def main() -> int:
     write_finals(done)
     written = [OUT / "tables.md", OUT / "finals.csv"]
     pair = {"gtpo": "GTPO", "grpo": "GRPO"}
-    parts = {"grpo": "GRPO", "backward": "backward mask", "forward": "forward mask", "masks": "both masks"}
-    parts |= {"entropy": "filter and γ", "grpo_strict": "GRPO, strict reward"}
+    parts = {**pair, "backward": "backward mask", "forward": "forward mask", "grpo_strict": "GRPO, strict reward"}
     for task in dict.fromkeys(run.task for run in main_runs):
-        here = [run for run in main_runs if run.task == task and run.log.exists()]
-        if {run.method for run in here} == set(pair):
+        here = [run for run in main_runs if run.task == task]
+        if {run.method for run in here if run.log.exists()} == set(pair):
             written += draw(here, pair, task, f"{task}, G = 8")
-    compared = [run for run in on("letter_counting") if run.log.exists()]
-    if {run.method for run in compared} > set(pair):
-        written += draw(compared, parts, "parts", "letter_counting: the parts of GTPO, and a reward that sees the end")
+    compared = on("letter_counting")
+    if {run.method for run in compared if run.log.exists()} > set(pair):
+        written += draw(compared, parts, "parts", "letter_counting: which part of GTPO keeps the end")
     print(*written, sep="\n")
     return 0
 

@@ -111,6 +111,7 @@ STUDY = Path(__file__).resolve().parents[1] / "studies/results"
 LOST_END, LOST_ACCURACY = "completions lose their end", "accuracy is lost while the format stays"
 SICK = {
     "main/letter_counting-grpo-seed1": LOST_END,
+    "parts/letter_counting-forward-seed1": LOST_END,
     "rates/arithmetic-grpo-lr0.0001-seed1": LOST_END,
     "rates/arithmetic-grpo-lr0.0003-seed1": LOST_END,
     "rates/arithmetic-gtpo-lr0.0003-seed1": LOST_ACCURACY,
