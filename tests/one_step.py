@@ -28,7 +28,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from gtpo_verl.cpu import arithmetic
+from gtpo_verl.cpu import tiny
 from gtpo_verl.paper.reward import compute_score
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -98,17 +98,18 @@ SPLITS = {
 
 def rollouts(tokenizer):
     """{key: fields} as the agent loop puts them: groups of 8, one of 7, and in every third row a tool's tokens."""
-    rng, config = random.Random(0), arithmetic.WarmStartConfig()
+    rng, config = random.Random(0), tiny.WarmStartConfig()
     rows = {}
+    questions = {question.text: question for question in tiny.TASKS["arithmetic"]()}
     for question in range(PROMPTS):
-        a, b = rng.randrange(10, 100), rng.randrange(10, 100)
-        prompt = arithmetic.encode_prompt(tokenizer, a, b)
+        asked = questions[f"{rng.randrange(10, 100)}+{rng.randrange(10, 100)}="]
+        prompt = tiny.encode_prompt(tokenizer, asked.text)
         for session in range(N - (question == 0)):
-            text = arithmetic.completion_text(a, b, rng, config)
+            text = tiny.completion_text(asked, rng, config)
             ids = tokenizer.encode(text)[: rng.choice([64, 64, 64, 9])]
             mask = [0 if len(rows) % 3 == 0 and 5 <= t < 8 else 1 for t in range(len(ids))]
             scores = torch.zeros(len(ids))
-            scores[-1] = compute_score("arithmetic", text, str(a + b))["score"]
+            scores[-1] = compute_score("arithmetic", text, asked.answer)["score"]
             rows[f"question{question}_{session}_0"] = {
                 "uid": f"question{question}",
                 "prompts": torch.tensor(prompt),
@@ -196,9 +197,10 @@ def packed_attention(query, key, value, attention_mask, query_length, *args, pos
 def step(task, out, overrides, seed):
     """The parameters after one step and its metrics, with the rows in another order by each seed."""
     with initialize_config_dir(str(ROOT / "recipes/config"), version_base=None):
-        config = compose(
-            "gtpo_cpu", overrides=[f"task_dir={task}", f"trainer.default_local_dir={out}", *OVERRIDES, *overrides]
-        )
+        # Every rank is a driver here, with a record of its own.
+        folder = out / f"rank{os.environ['RANK']}"
+        paths = [f"task_dir={task}", f"trainer.default_local_dir={folder}"]
+        config = compose("gtpo_cpu", overrides=[*paths, *OVERRIDES, *overrides])
     OmegaConf.resolve(config)
     tokenizer = AutoTokenizer.from_pretrained(task / "model")
     worker = ActorRolloutRefWorker(config=config.actor_rollout_ref, role="actor")
