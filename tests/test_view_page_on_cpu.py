@@ -14,7 +14,7 @@ import chromium  # noqa: E402
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
-from selenium.webdriver.support.ui import Select  # noqa: E402
+from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +178,8 @@ def test_any_unicode_is_shown_and_no_byte_is_lost(show, tmp_path, tokenizer):
 def test_hostile_text_is_inert(show, tmp_path, tokenizer):
     write_dump(tmp_path / "dump", tokenizer, {1: (HOSTILE, [1.0, 0.0, 0.5], 0.2)}, prompt="</script>\u202e<b>")
     driver = show(tmp_path / "dump")
+    # Rows are drawn as they come into sight, which a busy machine delays.
+    WebDriverWait(driver, 60).until(lambda driver: "⟨U+202E⟩" in text(driver, "#rows"))
     state = driver.execute_script("return [window.hacked, document.images.length, document.scripts.length]")
     assert state == [None, 0, 3]
     page = driver.execute_script("return document.body.textContent")
