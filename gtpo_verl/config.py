@@ -11,7 +11,7 @@ from typing import Any
 LN2 = math.log(2)
 """Mean entropy (nats per token) of a policy that chooses between two equiprobable tokens at every step."""
 
-_CHOICES = {
+CHOICES = {
     "completion_filter": ("auto", "always", "never"),
     "filter_scope": ("all", "negative"),
     "conflict_span": ("leading", "first", "all", "none"),
@@ -70,7 +70,7 @@ class GTPOConfig:
             new_word = _OLD_FILTER_WORDS[self.completion_filter]
             _note_old_filter_word(self.completion_filter, new_word)
             object.__setattr__(self, "completion_filter", new_word)
-        for key, choices in _CHOICES.items():
+        for key, choices in CHOICES.items():
             value = getattr(self, key)
             if value not in choices:
                 raise ValueError(f"algorithm.gtpo.{key}={value!r} is not one of {', '.join(choices)}")

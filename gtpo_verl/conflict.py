@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from gtpo_verl.config import CHOICES
 from gtpo_verl.group import Completions
 
 # Token positions, and rows of whole groups, looked at together: below the 32,768 elements from which on torch divides
@@ -106,10 +107,9 @@ def find_conflicts(
     responses: torch.Tensor, completions: Completions, advantages: torch.Tensor, span: str, masks: str = "both"
 ) -> Conflicts:
     """Like `compute_conflict_mask`, as the places of the tokens instead of a mask."""
-    if span not in ("leading", "first", "all", "none"):
-        raise ValueError(f"span={span!r} is not one of leading, first, all, none")
-    if masks not in ("both", "forward", "backward"):
-        raise ValueError(f"masks={masks!r} is not one of both, forward, backward")
+    for name, value in (("span", span), ("masks", masks)):
+        if value not in (choices := CHOICES[f"conflict_{name}"]):
+            raise ValueError(f"{name}={value!r} is not one of {', '.join(choices)}")
     if advantages.shape != responses.shape[:1]:
         raise ValueError(
             f"advantages has shape {tuple(advantages.shape)}: give one per completion, {responses.shape[:1]}"

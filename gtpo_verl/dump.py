@@ -24,6 +24,7 @@ from gtpo_verl.advantage import GTPOAdvantage, compute_group_advantages, weigh_t
 from gtpo_verl.config import GTPOConfig
 from gtpo_verl.entropy import compute_trajectory_entropy
 from gtpo_verl.group import Completions
+from gtpo_verl.records import write_whole
 
 SCHEMA_VERSION = 1
 HEADER_NAME = "gtpo_dump.json"
@@ -62,7 +63,6 @@ class TokenDump:
         }
         self.collected: dict[str, torch.Tensor] = {}
         self._step = -1
-        self._lines: list[str] = []
         self._bytes = sum(path.stat().st_size for path in self.folder.glob(STEP_FILES))
 
     @classmethod
@@ -129,14 +129,13 @@ class TokenDump:
         self.folder.mkdir(parents=True, exist_ok=True)
         filter_active = self.config.filter_is_active(initial_entropy)
         header = self._header | {"initial_entropy": initial_entropy, "filter_active": filter_active}
-        _replace(self.folder / HEADER_NAME, [json.dumps(header | {"gtpo": asdict(self.config)}, indent=2)])
+        write_whole(self.folder / HEADER_NAME, json.dumps(header | {"gtpo": asdict(self.config)}, indent=2) + "\n")
         path = self.folder / f"step_{step:06d}.jsonl"
         rows = bounded_rows(result)
-        if step != self._step:
-            self._step, self._lines = step, []
-        written = sum(len(line) + 1 for line in self._lines)  # JSON is ASCII
-        self._lines += dump_lines(step, rows, batch, uids, prompts, row_len, result)
-        self._bytes += _replace(path, self._lines) - written
+        lines = "".join(line + "\n" for line in dump_lines(step, rows, batch, uids, prompts, row_len, result))
+        write_whole(path, (path.read_text() if step == self._step else "") + lines)
+        self._step = step
+        self._bytes += len(lines)  # JSON is ASCII
         if len(rows) < int((completions.lengths > 0).sum()):
             logger.info("GTPO's dump of step %d: %d completions, for size; the others are left out", step, len(rows))
         if self._bytes >= _FOLDER_BYTES:
@@ -215,12 +214,3 @@ def _short(values: torch.Tensor) -> list[list[float | None]]:
         rounded = rounded.astype(object)
         rounded[~finite] = None
     return rounded.tolist()
-
-
-def _replace(path: Path, lines: list[str]) -> int:
-    partial = path.with_suffix(".partial")
-    with partial.open("w") as file:
-        for line in lines:
-            file.write(line + "\n")
-    partial.replace(path)
-    return path.stat().st_size

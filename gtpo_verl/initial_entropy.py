@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from gtpo_verl.config import GTPOConfig
+from gtpo_verl.records import write_whole
 
 _FILE_NAME = "gtpo_initial_entropy.json"
 PAPER_SAMPLES = 100
@@ -82,9 +83,7 @@ class InitialEntropy:
         """Write the record into the folder of the checkpoints."""
         path = self.path(folder)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(asdict(self), indent=2) + "\n")
-        partial.replace(path)
+        write_whole(path, json.dumps(asdict(self), indent=2) + "\n")
         return path
 
     @classmethod

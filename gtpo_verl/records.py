@@ -1,4 +1,4 @@
-"""JSON files that a run leaves for a later start, and that a user may have edited."""
+"""Files that a run leaves for a later start, and that a user may have edited."""
 
 import json
 from pathlib import Path
@@ -19,3 +19,10 @@ def read_record(path: Path, *keys: str) -> dict[str, Any]:
         wanted = " with ".join(["an object", *[", ".join(keys)] * bool(keys)])
         raise ValueError(f"{path} is not as it was written, {wanted}: restore or remove it")
     return record
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is there in full or as it was before, whenever the process ends and however full the disk."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(text)
+    partial.replace(path)

@@ -16,7 +16,7 @@ from scipy.stats import bootstrap, mannwhitneyu, trim_mean
 
 from gtpo_verl.paper.plots import ACCURACY, ENTROPY, FORMAT, LENGTH, read_run, save, training_figure
 from studies.plan import HERE, SELECTION_RATES, Run, plan, selection
-from studies.run import chosen_rate, final
+from studies.run import chosen_rate, final, values
 
 OUT = HERE.parent / "docs/results/study"
 METRICS = {
@@ -67,7 +67,7 @@ def lost_end(run: Run) -> bool:
 
 def lost_accuracy(run: Run) -> bool:
     """Whether the run ends less accurate than it began."""
-    return final(run, METRICS["accuracy"]) < read_run(run.log).values[METRICS["accuracy"]][:_BEGINNING].mean()
+    return final(run, METRICS["accuracy"]) < values(run.log)[METRICS["accuracy"]][:_BEGINNING].mean()
 
 
 def table(runs: Sequence[Run], by: Callable[[Run], tuple[str, ...]], columns: Sequence[str]) -> list[str]:
@@ -96,7 +96,7 @@ def table(runs: Sequence[Run], by: Callable[[Run], tuple[str, ...]], columns: Se
 def comparison(runs: Sequence[Run]) -> list[str]:
     """GTPO against GRPO where both are there, by metric."""
     done = {(run.task, run.method, run.seed): run for run in runs if run.log.exists()}
-    pairs = [key[0] + f" {key[2]}" for key in done if key[1] == "gtpo" and (key[0], "grpo", key[2]) in done]
+    pairs = sum(method == "gtpo" and (task, "grpo", seed) in done for task, method, seed in done)
     tasks = sorted({task for task, _, _ in done})
     lines = ["| ends higher under GTPO than under GRPO | probability |", "|---|---|"]
     for name in ("accuracy", "strict", "reward", "entropy"):
@@ -107,7 +107,7 @@ def comparison(runs: Sequence[Run]) -> list[str]:
         ]
         if all(map(len, samples)):
             lines.append(f"| {name} | {interval(probability_of_improvement, samples)} |")
-    return [*lines, "", f"{len(pairs)} pairs of runs with one seed and one warm start."]
+    return [*lines, "", f"{pairs} pairs of runs with one seed and one warm start."]
 
 
 def write_finals(runs: Sequence[Run]) -> None:
@@ -116,9 +116,9 @@ def write_finals(runs: Sequence[Run]) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["group", "task", "method", "lr", "seed", *METRICS])
         for run in runs:
-            values = [f"{final(run, key):.4f}" for key in METRICS.values()]
+            finals = [f"{final(run, key):.4f}" for key in METRICS.values()]
             lr = chosen_rate(run.family) if run.lr is None else run.lr
-            writer.writerow([run.group, run.task, run.method, f"{lr:g}", run.seed, *values])
+            writer.writerow([run.group, run.task, run.method, f"{lr:g}", run.seed, *finals])
 
 
 def draw(runs: Sequence[Run], labels: dict[str, str], name: str, title: str) -> list[Path]:
@@ -169,7 +169,7 @@ def main() -> int:
         ),
         "What the paper leaves open, on `arithmetic`": table(of("open"), by_method, ["method"]),
     }
-    lines = [f"{len(done)} of {len(runs)} runs are done. Made by `python studies/report.py`."]
+    lines = [f"{len(done)} of {len(runs)} runs are done. Made by `python -m studies.report`."]
     for title, rows in sections.items():
         lines += ["", f"## {title}", "", *(rows if len(rows) > 2 else ["Not run."])]
     (OUT / "tables.md").write_text("# Tables of the study\n\n" + "\n".join(lines) + "\n")

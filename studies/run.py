@@ -4,6 +4,7 @@ A run that is complete has its log in results/ and is not run again; one that wa
 """
 
 import argparse
+import functools
 import gzip
 import json
 import os
@@ -12,9 +13,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import numpy as np
 
 from gtpo_verl.cpu.tiny import WarmStartConfig, prepare
 from gtpo_verl.paper.plots import plot_training, read_run
@@ -29,9 +32,15 @@ _FINAL = 100
 """Steps at the end over which a run's final values are averaged."""
 
 
+@functools.cache
+def values(log: Path) -> Mapping[str, np.ndarray]:
+    """Every metric of a complete run, one number per step."""
+    return read_run(log).values
+
+
 def final(run: Run, key: str) -> float:
     """Mean of a metric over the last steps of a complete run."""
-    return float(read_run(run.log).values[key][-_FINAL:].mean())
+    return float(values(run.log)[key][-_FINAL:].mean())
 
 
 def chosen_rate(family: str) -> float:
@@ -93,8 +102,9 @@ def keep(lines: Sequence[str], path: Path) -> None:
     part = path.with_suffix(".part")
     with gzip.GzipFile(part, "wb", mtime=0) as file:
         for line in lines:
-            record = {k: float(f"{v:.6g}") for k, v in json.loads(line).items() if k.startswith(_KEPT)}
-            file.write((json.dumps({"step": json.loads(line)["step"], **record}) + "\n").encode())
+            logged = json.loads(line)
+            record = {k: float(f"{v:.6g}") for k, v in logged.items() if k.startswith(_KEPT)}
+            file.write((json.dumps({"step": logged["step"], **record}) + "\n").encode())
     part.rename(path)
 
 
@@ -133,12 +143,12 @@ def main() -> int:
     if args.list:
         print("\n".join(f"{'done' if run.log.exists() else '    '} {run.name}" for run in runs))
         return 0
-    # The other runs need the learning rate that comes out of these.
-    chosen_here = [run for run in selection() if not run.log.exists()]
-    stages = [chosen_here, [run for run in missing if run.group != "selection"]]
-    if all(run.lr is not None for run in missing):
-        stages = [missing]
-    return 0 if all(execute_all(stage, args.jobs, args.outputs) for stage in stages) else 1
+    if any(run.lr is None for run in missing):  # their learning rate comes out of the selection
+        chosen_by = [run for run in selection() if not run.log.exists()]
+        if not execute_all(chosen_by, args.jobs, args.outputs):
+            return 1
+        missing = [run for run in missing if run.group != "selection"]
+    return 0 if execute_all(missing, args.jobs, args.outputs) else 1
 
 
 if __name__ == "__main__":

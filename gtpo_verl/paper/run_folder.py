@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TextIO
 
-from gtpo_verl.records import read_record
+from gtpo_verl.records import read_record, write_whole
 
 # Of the trainer section only these decide what is learned, or whether the files of a checkpoint can be read.
 _HELD_OF_TRAINER = (
@@ -184,9 +184,7 @@ class MetricsFile:
             self.records.append(record)
             self._begun = True
             if anew:  # a run that is killed meanwhile keeps its log
-                partial = self.target.with_suffix(".partial")
-                partial.write_text("".join(json.dumps(line) + "\n" for line in self.records))
-                partial.replace(self.target)
+                write_whole(self.target, "".join(json.dumps(line) + "\n" for line in self.records))
             else:
                 with self.target.open("a") as file:
                     file.write(json.dumps(record) + "\n")
