@@ -11,8 +11,8 @@ import torch
 
 from gtpo_verl.config import GTPOConfig
 from gtpo_verl.conflict import Conflicts, find_conflicts, sign_weights
-from gtpo_verl.entropy import compute_completion_filter, total_entropy
-from gtpo_verl.group import Completions, row_blocks
+from gtpo_verl.entropy import compute_completion_filter, mean_entropy
+from gtpo_verl.group import Completions, rows_of
 
 
 class GTPOAdvantage(NamedTuple):
@@ -152,26 +152,27 @@ def weigh_tokens(
     """Like `compute_gtpo_token_advantages`, from `Completions` that the caller already has."""
     _check_shapes(responses.shape, response_mask=response_mask, entropy=entropy)
     filter_active = config.filter_is_active(config.initial_entropy if initial_entropy is None else initial_entropy)
-    mean_entropy = total_entropy(entropy, response_mask) / completions.lengths.clamp(min=1)
+    trajectory_entropy = mean_entropy(entropy, completions)
     check_finite("advantage", advantages, completions.uids)
-    check_finite("entropy", mean_entropy, completions.uids)
+    check_finite("entropy", trajectory_entropy, completions.uids)
 
-    keep = torch.ones_like(mean_entropy, dtype=torch.bool)
+    keep = torch.ones_like(trajectory_entropy, dtype=torch.bool)
     if filter_active:
         signs = advantages if config.filter_scope == "negative" else None
-        keep = compute_completion_filter(mean_entropy, config.entropy_threshold, signs)
+        keep = compute_completion_filter(trajectory_entropy, config.entropy_threshold, signs)
     conflicts = find_conflicts(responses, completions, advantages, config.conflict_span, config.conflict_masks)
     conflict_weights = sign_weights(advantages, config.conflict_weight_positive, config.conflict_weight_negative)
 
-    regularizer = config.entropy_coeff * mean_entropy
+    regularizer = config.entropy_coeff * trajectory_entropy
     regularized = torch.where(keep, advantages - regularizer, 0)
-    token_advantages = torch.empty(responses.shape, dtype=regularized.dtype, device=responses.device)
-    for rows in row_blocks(token_advantages):
-        torch.mul(response_mask[rows], regularized[rows].unsqueeze(-1), out=token_advantages[rows])
+    token_advantages = torch.zeros(responses.shape, dtype=regularized.dtype, device=responses.device)
+    rows = rows_of(token_advantages)
+    for row, (own, value) in enumerate(zip(completions.own, regularized.tolist(), strict=True)):
+        rows[row, own] = value
     row_of_token = conflicts.tokens // responses.shape[1]
     token_advantages.view(-1)[conflicts.tokens] = (regularized * conflict_weights)[row_of_token]
     return GTPOAdvantage(
-        token_advantages, advantages, mean_entropy, regularizer, keep, conflicts, conflict_weights, completions
+        token_advantages, advantages, trajectory_entropy, regularizer, keep, conflicts, conflict_weights, completions
     )
 
 

@@ -177,9 +177,9 @@ def _find_runs(
 def _is_conflict(tokens: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:
     """Whether each token stands at its position with both signs: (members, groups, k) ids, (members, groups) signs."""
     with_positive, with_negative = 1, 2
-    side = (signs > 0) * with_positive + (signs < 0) * with_negative
-    side = side.to(torch.uint8).unsqueeze(-1).expand_as(tokens).contiguous()
-    seen = torch.zeros_like(side)
+    side = ((signs > 0) * with_positive + (signs < 0) * with_negative).to(tokens.dtype).unsqueeze(-1)
+    seen, equal = torch.zeros_like(tokens), torch.empty_like(tokens)
     for partner in range(len(tokens)):  # all pairs of members at once would not fit in memory
-        seen |= (tokens == tokens[partner]).view(torch.uint8).mul_(side[partner])
+        # Torch compares far faster into integers than into booleans.
+        seen |= torch.eq(tokens, tokens[partner], out=equal).mul_(side[partner])
     return seen == with_positive | with_negative

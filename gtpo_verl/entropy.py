@@ -2,7 +2,7 @@
 
 import torch
 
-from gtpo_verl.group import row_blocks
+from gtpo_verl.group import Completions, rows_of
 
 
 @torch.no_grad()
@@ -17,15 +17,14 @@ def compute_trajectory_entropy(entropy: torch.Tensor, response_mask: torch.Tenso
     Returns:
         (bs,) float32, nats per token; 0 for a row without tokens. Carries no gradient.
     """
-    return total_entropy(entropy, response_mask) / response_mask.sum(-1).clamp(min=1)
+    return mean_entropy(entropy, Completions(response_mask, range(len(response_mask))))
 
 
-def total_entropy(entropy: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """The sum of which `compute_trajectory_entropy` is the mean, (bs,) float32 in nats."""
-    total = torch.empty(entropy.shape[0], dtype=torch.float32, device=entropy.device)
-    for rows in row_blocks(entropy):
-        total[rows] = torch.where(response_mask[rows].bool(), entropy[rows], 0).sum(-1, dtype=torch.float32)
-    return total
+def mean_entropy(entropy: torch.Tensor, completions: Completions) -> torch.Tensor:
+    """Like `compute_trajectory_entropy`, from `Completions` that the caller already has."""
+    rows = rows_of(entropy.detach().float())
+    totals = [rows[row, own].sum() for row, own in enumerate(completions.own)]
+    return torch.as_tensor(totals, dtype=torch.float32, device=entropy.device) / completions.lengths.clamp(min=1)
 
 
 def compute_completion_filter(

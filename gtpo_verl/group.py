@@ -5,15 +5,10 @@ from collections.abc import Hashable, Iterable, Sequence
 import numpy as np
 import torch
 
-# From 32,768 elements on torch divides an operation among threads, and many operations would each wait for the slowest.
-# Below it temporaries also stay near the processor.
-_BLOCK_ELEMENTS = 32_000
 
-
-def row_blocks(tensor: torch.Tensor) -> list[slice]:
-    """Blocks of rows in which a (bs, response_length) tensor is worked through by one thread."""
-    rows = max(1, _BLOCK_ELEMENTS // max(1, tensor.shape[1]))
-    return [slice(start, start + rows) for start in range(0, tensor.shape[0], rows)]
+def rows_of(tensor: torch.Tensor) -> torch.Tensor | np.ndarray:
+    """The same memory, row by row: on a CPU, torch takes longer to reach a row than to sum it."""
+    return tensor.numpy() if tensor.device.type == "cpu" else tensor
 
 
 class Completions:
@@ -31,6 +26,7 @@ class Completions:
         groups (torch.Tensor): (groups, size) int64, rows of each group, smallest groups first, padded with -1.
         same_prompt (torch.Tensor): the same of the rows whose token positions may be compared: `groups`, unless
             `positions_by` has split them.
+        own (list): (bs,), what selects each completion's own tokens from its row.
         uids (list): (bs,).
 
     Raises:
@@ -49,9 +45,12 @@ class Completions:
         self.groups = self.same_prompt = group_rows(self.uids, self.lengths > 0)
         shorter = self.lengths < (self._response_length if response_len is None else response_len)
         shorter &= self.lengths > 0
-        if shorter.any() and (shorter & (response_mask.argmin(-1) != self.lengths)).any():
+        self.own: list[slice | torch.Tensor | np.ndarray] = [slice(length) for length in self.lengths.tolist()]
+        if shorter.any() and (holes := shorter & (response_mask.argmin(-1) != self.lengths)).any():
             self._flat = response_mask.reshape(-1).nonzero().squeeze(-1)
             self._starts = self.lengths.cumsum(0) - self.lengths
+            for row in holes.nonzero().squeeze(-1).tolist():
+                self.own[row] = rows_of(response_mask[row].bool())
 
     def positions_by(self, prompts: Sequence[Hashable]) -> None:
         """Compare token positions only between rows of equal `prompts`, (bs,), where those of a group may differ."""

@@ -16,9 +16,10 @@ from pathlib import Path
 import torch
 
 from gtpo_verl.config import GTPOConfig
-from gtpo_verl.records import write_whole
+from gtpo_verl.records import read_record, write_whole
 
 _FILE_NAME = "gtpo_initial_entropy.json"
+_SETTINGS = "gtpo"
 PAPER_SAMPLES = 100
 
 
@@ -79,11 +80,11 @@ class InitialEntropy:
         """Where the record of a run with these checkpoints stands."""
         return Path(folder) / _FILE_NAME
 
-    def save(self, folder: str | Path) -> Path:
-        """Write the record into the folder of the checkpoints."""
+    def save(self, folder: str | Path, config: GTPOConfig) -> Path:
+        """Write the record, and the settings that it is used with, into the folder of the checkpoints."""
         path = self.path(folder)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(asdict(self), indent=2) + "\n")
+        write_whole(path, json.dumps(asdict(self) | {_SETTINGS: asdict(config)}, indent=2) + "\n")
         return path
 
     @classmethod
@@ -101,9 +102,26 @@ class InitialEntropy:
         if not path.is_file():
             raise ValueError(f"this run is resumed, but {path} with its initial entropy is missing; {remedy}")
         try:
-            record = cls(**json.loads(path.read_text()))
+            values = {**json.loads(path.read_text())}
+            values.pop(_SETTINGS, None)
+            record = cls(**values)
             if not (math.isfinite(record.value) and record.value >= 0):
                 raise ValueError(f"value={record.value}")
         except (TypeError, ValueError) as error:
             raise ValueError(f"this run is resumed, but {path} is no record of it ({error}); {remedy}") from error
         return record
+
+
+def changed_settings(folder: str | Path, config: GTPOConfig) -> list[str]:
+    """What the run with these checkpoints did otherwise: a line for each key that has another value now.
+
+    Raises:
+        ValueError: the record of the run is not as it was written.
+    """
+    path = InitialEntropy.path(folder)
+    before = read_record(path).get(_SETTINGS, {}) if path.exists() else {}
+    return [
+        f"algorithm.gtpo.{key}={value}, was {before[key]}"
+        for key, value in asdict(config).items()
+        if key in before and before[key] != value and not key.startswith("dump_")
+    ]

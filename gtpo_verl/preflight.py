@@ -1,5 +1,6 @@
 """What a verl config must be for GTPO (arXiv:2508.03772) to run, and to be the paper's; told before workers start."""
 
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from gtpo_verl.config import GTPOConfig
-from gtpo_verl.initial_entropy import InitialEntropy
+from gtpo_verl.initial_entropy import InitialEntropy, changed_settings
+
+logger = logging.getLogger("gtpo_verl")
 
 ALIAS = "gtpo_trajectory"
 NAMES = ("gtpo", ALIAS)
@@ -197,14 +200,22 @@ def resume_folder(config: DictConfig) -> str:
 
 
 def check_resume(config: DictConfig) -> None:
-    """Raise where a run would be resumed whose initial entropy is needed and lost.
+    """Raise where a run would be resumed whose initial entropy is needed and lost; warn where its settings are others.
 
     Raises:
         ValueError: naming the missing file and the key to set.
     """
-    gtpo = GTPOConfig.from_config(config.algorithm)
-    if gtpo.completion_filter == "auto" and gtpo.initial_entropy is None and _resumes(config):
-        InitialEntropy.load(resume_folder(config))
+    if not _resumes(config):
+        return
+    folder = resume_folder(config)
+    if _measures_initial_entropy(config):
+        InitialEntropy.load(folder)
+    try:
+        changed = changed_settings(folder, GTPOConfig.from_config(config.algorithm))
+    except ValueError as error:
+        changed = [f"which ones cannot be told: {error}"]
+    if changed:
+        logger.warning("GTPO goes on from %s with other settings: %s", folder, "; ".join(changed))
 
 
 def _resumes(config: DictConfig) -> bool:

@@ -199,7 +199,7 @@ class GTPOStage:
 
     def _settle(self, initial_entropy: InitialEntropy) -> None:
         self.initial_entropy = initial_entropy
-        path = initial_entropy.save(self.checkpoints)
+        path = initial_entropy.save(self.checkpoints, self.config)
         logger.info("GTPO %s; written to %s", initial_entropy.decision(self.config), path)
 
     def _tell_of_sessions(self, response_mask: torch.Tensor, final: torch.Tensor) -> None:

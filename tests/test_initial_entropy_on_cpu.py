@@ -63,12 +63,12 @@ def test_decision_says_why_and_on_what_it_rests(entropy, config, line):
 
 def test_record_survives_a_round_trip(tmp_path):
     measured = InitialEntropy(0.1234567890123, 0.5, 64, 8)
-    path = measured.save(tmp_path / "run/checkpoints")
+    path = measured.save(tmp_path / "run/checkpoints", GTPOConfig())
     assert path == InitialEntropy.path(tmp_path / "run/checkpoints")
     assert InitialEntropy.load(tmp_path / "run/checkpoints") == measured
     assert path.read_text().splitlines()[1] == '  "value": 0.1234567890123,'
     assert [x.name for x in path.parent.iterdir()] == [path.name]
-    InitialEntropy(0.0).save(tmp_path / "run/checkpoints")
+    InitialEntropy(0.0).save(tmp_path / "run/checkpoints", GTPOConfig())
     assert InitialEntropy.load(tmp_path / "run/checkpoints").value == 0
 
 
@@ -77,7 +77,7 @@ def test_record_survives_a_round_trip(tmp_path):
     [
         ("", "Expecting value"),
         ('{"value": 0.1, "st', "Unterminated string"),
-        ("[]", "argument after"),
+        ("[]", "not a mapping"),
         ("{}", "missing 1 required"),
         ('{"value": NaN}', "value=nan"),
         ('{"value": "high"}', "real number"),
@@ -96,7 +96,7 @@ def test_a_truncated_or_edited_record_names_its_file_and_the_key_to_set(tmp_path
 
 def test_a_full_disk_leaves_the_old_record(tmp_path, monkeypatch):
     old = InitialEntropy(0.1)
-    old.save(tmp_path)
+    old.save(tmp_path, GTPOConfig())
 
     def write_text(path, text):
         with path.open("w") as file:
@@ -105,7 +105,7 @@ def test_a_full_disk_leaves_the_old_record(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "write_text", write_text)
     with pytest.raises(OSError, match="No space left"):
-        InitialEntropy(0.2).save(tmp_path)
+        InitialEntropy(0.2).save(tmp_path, GTPOConfig())
     assert InitialEntropy.load(tmp_path) == old
 
 

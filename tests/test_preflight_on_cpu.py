@@ -3,7 +3,7 @@ from importlib.util import find_spec
 import pytest
 import verl.utils.config
 
-from gtpo_verl import preflight
+from gtpo_verl import GTPOConfig, preflight
 from gtpo_verl.initial_entropy import InitialEntropy
 
 
@@ -139,8 +139,31 @@ def test_resuming_without_the_initial_entropy_is_an_error_at_the_start(compose_c
     preflight.check_resume(compose_config("algorithm.gtpo.initial_entropy=0.2"))
     preflight.check_resume(compose_config("algorithm.gtpo.completion_filter=always"))
     preflight.check_resume(compose_config("trainer.resume_mode=disable"))
-    InitialEntropy(0.2).save(tmp_path / "checkpoints")
+    InitialEntropy(0.2).save(tmp_path / "checkpoints", GTPOConfig())
     preflight.check_resume(compose_config())
+
+
+def test_resuming_with_other_settings_is_told(compose_config, tmp_path, caplog):
+    checkpoints = tmp_path / "checkpoints"
+    (checkpoints / "global_step_5").mkdir(parents=True)
+    InitialEntropy(0.2).save(checkpoints, GTPOConfig(dump_freq=3))
+    preflight.check_resume(compose_config())
+    assert not caplog.records
+    preflight.check_resume(compose_config("+algorithm.gtpo.conflict_span=all", "algorithm.gtpo.initial_entropy=0.5"))
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"GTPO goes on from {checkpoints} with other settings: algorithm.gtpo.initial_entropy=0.5, was None; "
+        "algorithm.gtpo.conflict_span=all, was leading"
+    )
+    caplog.clear()
+    InitialEntropy.path(checkpoints).write_text("{")
+    preflight.check_resume(compose_config("algorithm.gtpo.initial_entropy=0.5"))
+    (record,) = caplog.records
+    assert "which ones cannot be told" in record.getMessage() and "gtpo_initial_entropy.json" in record.getMessage()
+    InitialEntropy.path(checkpoints).write_text('{"value": 0.2}')  # an earlier version wrote no settings
+    caplog.clear()
+    preflight.check_resume(compose_config("+algorithm.gtpo.conflict_span=all"))
+    assert not caplog.records
 
 
 def test_checkpoint_of_another_folder_brings_its_own_record(compose_config, tmp_path):

@@ -111,7 +111,7 @@ def test_initial_entropy_is_measured_once_and_written(trainer, rows, monkeypatch
 @pytest.mark.parametrize("global_steps", [2, 9])
 def test_resumed_run_reads_the_record_and_does_not_measure(trainer, rows, monkeypatch, global_steps):
     gtpo = trainer(global_steps=global_steps)
-    InitialEntropy(0.123).save(gtpo.config.trainer.default_local_dir)
+    InitialEntropy(0.123).save(gtpo.config.trainer.default_local_dir, GTPOConfig())
     assert step(gtpo, rows, monkeypatch)[0]["gtpo/entropy/initial"] == 0.123
     gtpo = trainer("trainer.default_local_dir=/nowhere", global_steps=global_steps)
     with pytest.raises(ValueError, match="algorithm.gtpo.initial_entropy"):
