@@ -95,6 +95,17 @@ def test_entropy_moves_with_the_rows(trainer, batch, rows):
         torch.testing.assert_close(changed.batch["advantages"], whole[order])
 
 
+def test_a_group_that_lost_its_positives_has_no_conflicts_and_keeps_the_entropy_term(trainer, batch, rows):
+    """What is left of a group after rollouts that failed is a group of its own."""
+    trainer.config.algorithm.gtpo.initial_entropy = 0.9
+    left = old_log_prob_pass(trainer, batch, rows)[[1, 3]]  # the third, row 0, had the higher reward
+    compute_advantage(left, adv_estimator="gtpo", config=trainer.config.algorithm)
+    regularizer = torch.stack([0.1 * rows["entropy"][row].mean() for row in (1, 3)]).unsqueeze(-1)
+    torch.testing.assert_close(left.batch["advantages"], -regularizer * left.batch["response_mask"])
+    metrics = ray_trainer.compute_data_metrics(batch=left, use_critic=False)
+    assert metrics["gtpo/conflict/token_frac"] == 0 and metrics["gtpo/group/zero_std_frac"] == 1
+
+
 def test_grpo_in_the_same_process_is_verls(trainer, batch, rows):
     trainer.config.algorithm.adv_estimator = "grpo"
     batch = old_log_prob_pass(trainer, batch, rows)

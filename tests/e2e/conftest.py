@@ -24,12 +24,12 @@ def train(task, tmp_path):
     """Run verl's trainer through the launcher, two prompts a step; returns the process, or its result."""
     out = tmp_path / "run"
 
-    def launch(*overrides, steps=2, wait=True, options=("--stall", "120")):
+    def launch(*overrides, steps=2, wait=True, options=("--stall", "120"), module="verl.trainer.main_ppo"):
         command = [sys.executable, "-m", "gtpo_verl", "run", "--out", str(out), *options, "--"]
         command += [
             sys.executable,
             "-m",
-            "verl.trainer.main_ppo",
+            module,
             "--config-path",
             str(ROOT / "recipes/config"),
             "--config-name",

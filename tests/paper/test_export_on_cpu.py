@@ -1,7 +1,11 @@
 """Exports of checkpoints that verl's own checkpoint manager wrote, loaded and held against the model that was saved."""
 
+import importlib.util
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -97,6 +101,42 @@ def test_a_merged_adapter_is_a_model_of_its_own(save, base, tmp_path):
     assert main(["export", str(checkpoint), str(tmp_path / "out"), "--merge", "--base", str(base)]) == 0
     assert not list((tmp_path / "out").glob("*adapter*"))
     torch.testing.assert_close(log_probs(load(tmp_path / "out")), expected, rtol=0, atol=5e-2)
+
+
+IN_VLLM = """
+import json, sys
+from vllm import LLM, SamplingParams
+from vllm.lora.request import LoRARequest
+
+model, adapter, tokens = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+llm = LLM(model, dtype="float32", max_model_len=64, enforce_eager=True, enable_lora=bool(adapter), max_lora_rank=8)
+outputs = llm.generate(
+    [{"prompt_token_ids": row} for row in tokens],
+    SamplingParams(max_tokens=1, prompt_logprobs=0),
+    lora_request=LoRARequest("gtpo", 1, adapter) if adapter else None,
+)
+shown = [[step[token].logprob for step, token in zip(x.prompt_logprobs[1:], x.prompt_token_ids[1:])] for x in outputs]
+print("shown", json.dumps(shown))
+"""
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="bash scripts/setup_cpu.sh vllm installs vLLM")
+@pytest.mark.parametrize("lora", [False, True])
+def test_vllm_loads_an_export_and_finds_the_log_probs_of_the_trained_model(save, tmp_path, lora):
+    checkpoint, expected = save(lora=lora)
+    out = tmp_path / "out"
+    assert main(["export", str(checkpoint), str(out)]) == 0
+    tokens = torch.arange(3, 43).reshape(2, 20)
+    model, adapter = (out / "base", out) if lora else (out, "")
+    command = [sys.executable, "-c", IN_VLLM, model, adapter, json.dumps(tokens.tolist())]
+    env = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("shown")]
+    found = torch.tensor(json.loads(line.removeprefix("shown")))
+    own = expected[:, :-1].gather(-1, tokens[:, 1:].unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(found, own, rtol=0, atol=2e-2 if lora else 1e-4)
 
 
 def test_a_checkpoint_of_the_adapter_alone_needs_its_base(save, base, tmp_path, capsys):
