@@ -44,7 +44,6 @@ class Completions:
         self.uids = index.tolist() if isinstance(index, np.ndarray | torch.Tensor) else list(index)
         self.groups = self.same_prompt = group_rows(self.uids, self.lengths > 0)
         shorter = self.lengths < (self._response_length if response_len is None else response_len)
-        shorter &= self.lengths > 0
         self.own: list[slice | torch.Tensor | np.ndarray] = [slice(length) for length in self.lengths.tolist()]
         if shorter.any() and (holes := shorter & (response_mask.argmin(-1) != self.lengths)).any():
             self._flat = response_mask.reshape(-1).nonzero().squeeze(-1)

@@ -80,7 +80,7 @@ if [ "$model" = smollm2 ]; then
         actor_rollout_ref.model.enable_gradient_checkpointing=False
         # Rows are packed into one, whose attention costs the square of its length.
         actor_rollout_ref.actor.ppo_max_token_len_per_gpu=640
-        actor_rollout_ref.actor.optim.lr=2e-5
+        actor_rollout_ref.actor.optim.lr=5e-6
         trainer.val_before_train=True
         trainer.test_freq="$steps"
         trainer.validation_data_dir="$OUT/validation"

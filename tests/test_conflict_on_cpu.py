@@ -67,6 +67,18 @@ def test_identical_completions_of_opposite_sign_are_masked_whole_over_many_block
     assert masks_of([completion, completion], [1.0, -1.0], "aa") == ["1" * 199] * 2
 
 
+def test_more_groups_than_are_looked_at_together_are_masked_as_one_is():
+    responses, advantages = torch.tensor([[7, 8, 1, 9], [7, 2, 3, 9]]), torch.tensor([1.0, -1.0])
+    groups = 1200
+    mask = compute_conflict_mask(
+        responses.repeat(groups, 1),
+        torch.ones(2 * groups, 4),
+        advantages.repeat(groups),
+        [group for group in range(groups) for _ in range(2)],
+    )
+    assert mask.tolist() == [[True, False, False, True]] * 2 * groups
+
+
 @pytest.mark.parametrize("at", [1, 5, 30, 31, 32, 63, 64, 90])
 def test_a_run_begins_and_ends_at_any_place_of_a_block(at):
     """Equal but for one token: the runs end there. Different but for two: the first run is one token."""
@@ -203,11 +215,11 @@ def test_long_responses_of_large_groups_fit_in_memory():
 
 def test_unknown_span_and_wrong_sizes_are_errors():
     tokens, mask = torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3)
-    with pytest.raises(ValueError, match="span='trailing'"):
+    with pytest.raises(ValueError, match=r"^span='trailing' is not one of leading, first, all, none$"):
         compute_conflict_mask(tokens, mask, torch.tensor([1.0, -1.0]), "aa", "trailing")
-    with pytest.raises(ValueError, match="masks='upward'"):
+    with pytest.raises(ValueError, match=r"^masks='upward' is not one of both, forward, backward$"):
         compute_conflict_mask(tokens, mask, torch.tensor([1.0, -1.0]), "aa", "leading", "upward")
     with pytest.raises(ValueError, match="one uid per row"):
         compute_conflict_mask(tokens, mask, torch.tensor([1.0, -1.0]), "a")
-    with pytest.raises(ValueError, match="one per completion"):
+    with pytest.raises(ValueError, match=r"give one per completion, torch.Size\(\[2\]\)$"):
         compute_conflict_mask(tokens, mask, torch.ones(2, 3), "aa")

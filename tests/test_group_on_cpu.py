@@ -1,13 +1,15 @@
+import numpy as np
 import pytest
 import torch
 
-from gtpo_verl.group import Completions, group_rows
+from gtpo_verl.group import Completions, group_rows, rows_of
 
 
 def test_groups_are_sorted_by_size_and_rows_without_tokens_are_in_none():
     members = torch.tensor([True, True, False, True, True, True])
     assert group_rows("aabacb", members).tolist() == [[5, -1, -1], [4, -1, -1], [0, 1, 3]]
     assert group_rows("aa", torch.tensor([False, False])).shape == (0, 0)
+    assert group_rows("ab", torch.tensor([True, False])).tolist() == [[0]]
     with pytest.raises(ValueError, match="^index has 3 uids for 2 rows: give one uid per row$"):
         group_rows("aaa", torch.tensor([True, True]))
 
@@ -28,3 +30,18 @@ def test_a_known_response_length_spares_the_search_for_holes():
         assert completions._flat is None and completions.flat(rows, numbers).tolist() == [1, 4, 6]
     mask[1, 1] = 0
     assert Completions(mask, "aa", torch.tensor([2, 3])).flat(rows, torch.tensor([1, 0, 1])).tolist() == [1, 4, 6]
+
+
+def test_rows_are_numpys_on_a_cpu_and_torchs_elsewhere():
+    values = torch.zeros(2, 3)
+    rows = rows_of(values)
+    rows[1, :2] = 5
+    assert isinstance(rows, np.ndarray) and values.tolist() == [[0, 0, 0], [5, 5, 0]]
+    elsewhere = torch.zeros(2, 3, device="meta")
+    assert rows_of(elsewhere) is elsewhere
+
+
+@pytest.mark.parametrize("index", [np.array(["a", "b"]), torch.tensor([0, 1]), ("a", "b")])
+def test_uids_are_plain_values_of_whatever_holds_them(index):
+    uids = Completions(torch.ones(2, 3), index).uids
+    assert len(set(uids)) == 2 and all(type(uid) in (str, int) for uid in uids)

@@ -5,7 +5,7 @@ import torch
 
 from gtpo_verl import GTPOConfig
 from gtpo_verl.config import LN2
-from gtpo_verl.initial_entropy import InitialEntropy
+from gtpo_verl.initial_entropy import InitialEntropy, changed_settings
 
 
 def test_padding_rows_are_not_measured():
@@ -117,3 +117,15 @@ def test_missing_record_names_the_key_to_set(tmp_path):
         "algorithm.gtpo.initial_entropy (nats per token) to the value that the run logged at its first step, or "
         "algorithm.gtpo.completion_filter to always or never"
     )
+
+
+def test_changed_settings_name_key_new_and_old_value(tmp_path):
+    assert changed_settings(tmp_path, GTPOConfig()) == []
+    InitialEntropy(0.1).save(tmp_path, GTPOConfig(entropy_coeff=0.2, dump_dir="before"))
+    assert changed_settings(tmp_path, GTPOConfig(entropy_coeff=0.2)) == []
+    assert changed_settings(tmp_path, GTPOConfig(conflict_span="all", dump_dir="now")) == [
+        "algorithm.gtpo.entropy_coeff=0.1, was 0.2",
+        "algorithm.gtpo.conflict_span=all, was leading",
+    ]
+    InitialEntropy.path(tmp_path).write_text('{"value": 0.1}')  # an earlier version wrote no settings
+    assert changed_settings(tmp_path, GTPOConfig()) == []
