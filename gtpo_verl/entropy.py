@@ -1,5 +1,7 @@
 """Entropy control of GTPO (arXiv:2508.03772, Sec. 5.2): the trajectory entropy ⟨H⟩_i and the completion filter δ_i."""
 
+from typing import Any
+
 import torch
 
 from gtpo_verl.group import Completions, rows_of
@@ -22,8 +24,9 @@ def compute_trajectory_entropy(entropy: torch.Tensor, response_mask: torch.Tenso
 
 def mean_entropy(entropy: torch.Tensor, completions: Completions) -> torch.Tensor:
     """Like `compute_trajectory_entropy`, from `Completions` that the caller already has."""
-    rows = rows_of(entropy.detach().float())
-    totals = [rows[row, own].sum() for row, own in enumerate(completions.own)]
+    rows: Any = rows_of(entropy.detach().float())
+    # In float64, so that neither padding nor the order of summation changes a bit of the float32 that is left.
+    totals = [rows[row, own].sum(dtype=float) for row, own in enumerate(completions.own)]
     return torch.as_tensor(totals, dtype=torch.float32, device=entropy.device) / completions.lengths.clamp(min=1)
 
 

@@ -120,6 +120,8 @@ def changed_settings(folder: str | Path, config: GTPOConfig) -> list[str]:
     """
     path = InitialEntropy.path(folder)
     before = read_record(path).get(_SETTINGS, {}) if path.exists() else {}
+    if not isinstance(before, dict):
+        raise ValueError(f"{path} is not as it was written, with an object {_SETTINGS}: restore or remove it")
     return [
         f"algorithm.gtpo.{key}={value}, was {before[key]}"
         for key, value in asdict(config).items()

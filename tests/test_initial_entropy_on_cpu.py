@@ -129,3 +129,6 @@ def test_changed_settings_name_key_new_and_old_value(tmp_path):
     ]
     InitialEntropy.path(tmp_path).write_text('{"value": 0.1}')  # an earlier version wrote no settings
     assert changed_settings(tmp_path, GTPOConfig()) == []
+    InitialEntropy.path(tmp_path).write_text('{"value": 0.1, "gtpo": 5}')
+    with pytest.raises(ValueError, match=r"gtpo_initial_entropy\.json is not as it was written, with an object gtpo"):
+        changed_settings(tmp_path, GTPOConfig())
