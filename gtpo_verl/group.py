@@ -46,9 +46,9 @@ class Completions:
         shorter = self.lengths < (self._response_length if response_len is None else response_len)
         self.own: list[slice | torch.Tensor | np.ndarray] = [slice(length) for length in self.lengths.tolist()]
         if shorter.any() and (holes := shorter & (response_mask.argmin(-1) != self.lengths)).any():
-            self._flat = response_mask.reshape(-1).nonzero().squeeze(-1)
+            self._flat = response_mask.reshape(-1).nonzero().flatten()
             self._starts = self.lengths.cumsum(0) - self.lengths
-            for row in holes.nonzero().squeeze(-1).tolist():
+            for row in holes.nonzero().flatten().tolist():
                 self.own[row] = rows_of(response_mask[row].bool())
 
     def positions_by(self, prompts: Sequence[Hashable]) -> None:
@@ -81,7 +81,7 @@ def group_rows(index: Sequence[Hashable], members: torch.Tensor) -> torch.Tensor
         raise ValueError(f"index has {len(index)} uids for {len(members)} rows: give one uid per row")
     number_of: dict[Hashable, int] = {}
     number = torch.tensor([number_of.setdefault(uid, len(number_of)) for uid in index], device=members.device)
-    rows = members.nonzero().squeeze(-1)
+    rows = members.nonzero().flatten()
     if rows.numel() == 0:
         return rows.new_empty((0, 0))
     number, order = number[rows].sort(stable=True)
@@ -89,5 +89,5 @@ def group_rows(index: Sequence[Hashable], members: torch.Tensor) -> torch.Tensor
     slots = torch.arange(len(rows), device=rows.device) - (sizes.cumsum(0) - sizes)[number]
     table = rows.new_full((len(sizes), int(sizes.max())), -1)
     table[number, slots] = rows[order]
-    sizes, by_size = sizes.sort(stable=True)
+    sizes, by_size = sizes.sort()
     return table[by_size[sizes > 0]]
