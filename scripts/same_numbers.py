@@ -193,6 +193,11 @@ def compute(path: str, trainer: str) -> None:
     torch.save(numbers, path)
 
 
+def bits(values: torch.Tensor) -> torch.Tensor:
+    """The bits of float32 numbers; off the mask some write −0, some 0."""
+    return (values + 0.0).view(torch.int32)
+
+
 def compare(paths: list[str]) -> int:
     """Print where the files differ; 0 if nowhere, and if no two of them have the same source."""
     files = [torch.load(path) for path in paths]
@@ -204,7 +209,7 @@ def compare(paths: list[str]) -> int:
         for source, file in zip(sources, files, strict=True)
         for name in common
         for i, (a, b) in enumerate(zip(files[0][name], file[name], strict=True))
-        if a.dtype != b.dtype or a.shape != b.shape or not torch.equal(a.view(torch.int32), b.view(torch.int32))
+        if a.dtype != b.dtype or a.shape != b.shape or not torch.equal(bits(a), bits(b))
     ]
     print("\n".join(different))
     batches = [tensor for name in common if name.startswith("advantages") for tensor in files[0][name]]
