@@ -94,13 +94,13 @@ def compute_gtpo_outcome_advantage(
         ValueError: the filter is `auto` and no initial entropy is given; shapes that do not fit; a reward or entropy
             that is not finite; an unknown or invalid setting.
     """
-    _check_shapes(token_level_rewards.shape, response_mask=response_mask)
+    _check_shapes(token_level_rewards.shape, response_mask=response_mask.shape)
     completions = Completions(response_mask, index)
     group_advantages = compute_group_advantages(
         token_level_rewards.sum(-1), completions, norm_adv_by_std_in_grpo, epsilon
     )
     settings = GTPOConfig.from_config(config)
-    result = weigh_tokens(group_advantages, completions, responses, response_mask, entropy, settings, initial_entropy)
+    result = weigh_tokens(group_advantages, completions, responses, entropy, settings, initial_entropy)
     return result.advantages, result.advantages
 
 
@@ -134,9 +134,8 @@ def compute_gtpo_token_advantages(
             entropy that is not finite; an unknown or invalid setting.
     """
     completions = Completions(response_mask, index)
-    return weigh_tokens(
-        advantages, completions, responses, response_mask, entropy, GTPOConfig.from_config(config), initial_entropy
-    )
+    settings = GTPOConfig.from_config(config)
+    return weigh_tokens(advantages, completions, responses, entropy, settings, initial_entropy)
 
 
 @torch.no_grad()
@@ -144,13 +143,12 @@ def weigh_tokens(
     advantages: torch.Tensor,
     completions: Completions,
     responses: torch.Tensor,
-    response_mask: torch.Tensor,
     entropy: torch.Tensor,
     config: GTPOConfig,
     initial_entropy: float | None = None,
 ) -> GTPOAdvantage:
     """Like `compute_gtpo_token_advantages`, from `Completions` that the caller already has."""
-    _check_shapes(responses.shape, response_mask=response_mask, entropy=entropy)
+    _check_shapes(responses.shape, response_mask=completions.shape, entropy=entropy.shape)
     filter_active = config.filter_is_active(config.initial_entropy if initial_entropy is None else initial_entropy)
     trajectory_entropy = mean_entropy(entropy, completions)
     check_finite("advantage", advantages, completions.uids)
@@ -212,11 +210,11 @@ def compute_group_advantages(
     return advantages
 
 
-def _check_shapes(shape: torch.Size, **tensors: torch.Tensor) -> None:
-    for name, tensor in tensors.items():
-        if tensor.shape != shape:
+def _check_shapes(shape: torch.Size, **shapes: torch.Size) -> None:
+    for name, other in shapes.items():
+        if other != shape:
             raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)}, not {tuple(shape)}: "
+                f"{name} has shape {tuple(other)}, not {tuple(shape)}: "
                 "all must be (bs, response_length) of the same rows"
             )
 

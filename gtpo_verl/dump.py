@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from gtpo_verl import preflight
 from gtpo_verl.advantage import GTPOAdvantage, compute_group_advantages, weigh_tokens
 from gtpo_verl.config import GTPOConfig
-from gtpo_verl.entropy import compute_trajectory_entropy
+from gtpo_verl.entropy import mean_entropy
 from gtpo_verl.group import Completions
 from gtpo_verl.records import write_whole
 
@@ -112,16 +112,15 @@ class TokenDump:
         Returns:
             The file.
         """
-        if initial_entropy is None:
-            initial_entropy = self._initial_entropy(batch)
         completions = Completions(batch["response_mask"], uids)
+        if initial_entropy is None:
+            initial_entropy = self._initial_entropy(batch["entropy"], completions)
         completions.positions_by([(uid, tuple(ids.tolist())) for uid, ids in zip(uids, prompts, strict=True)])
         rewards = batch["token_level_rewards"].sum(-1)
         result = weigh_tokens(
             compute_group_advantages(rewards, completions, self.norm_adv_by_std_in_grpo),
             completions,
             batch["responses"],
-            batch["response_mask"],
             batch["entropy"],
             self.config,
             initial_entropy,
@@ -144,14 +143,13 @@ class TokenDump:
             )
         return path
 
-    def _initial_entropy(self, batch: Mapping[str, torch.Tensor]) -> float:
+    def _initial_entropy(self, entropy: torch.Tensor, completions: Completions) -> float:
         if self.config.initial_entropy is not None:
             return self.config.initial_entropy
         header = self.folder / HEADER_NAME
         if header.is_file():
             return json.loads(header.read_text())["initial_entropy"]
-        entropy = compute_trajectory_entropy(batch["entropy"], batch["response_mask"])
-        return entropy[batch["response_mask"].any(-1)].mean().item()
+        return mean_entropy(entropy, completions)[completions.lengths > 0].mean().item()
 
 
 def bounded_rows(result: GTPOAdvantage, tokens: int = _STEP_TOKENS) -> list[int]:

@@ -22,6 +22,7 @@ class Completions:
             a row with as many own tokens has no zeros to look for.
 
     Attributes:
+        shape (torch.Size): (bs, response_length).
         lengths (torch.Tensor): (bs,) int64, own tokens of each completion; 0 marks padding rows, which are in no group.
         groups (torch.Tensor): (groups, size) int64, rows of each group, smallest groups first, padded with -1.
         same_prompt (torch.Tensor): the same of the rows whose token positions may be compared: `groups`, unless
@@ -38,12 +39,12 @@ class Completions:
     ):
         if response_mask.dtype == torch.bool:
             response_mask = response_mask.view(torch.uint8)
-        self._response_length = response_mask.shape[1]
+        self.shape = response_mask.shape
         self._flat: torch.Tensor | None = None
         self.lengths = response_mask.sum(-1, dtype=torch.int64)
         self.uids = index.tolist() if isinstance(index, np.ndarray | torch.Tensor) else list(index)
         self.groups = self.same_prompt = group_rows(self.uids, self.lengths > 0)
-        shorter = self.lengths < (self._response_length if response_len is None else response_len)
+        shorter = self.lengths < (self.shape[1] if response_len is None else response_len)
         self.own: list[slice | torch.Tensor | np.ndarray] = [slice(length) for length in self.lengths.tolist()]
         if shorter.any() and (holes := shorter & (response_mask.argmin(-1) != self.lengths)).any():
             self._flat = response_mask.reshape(-1).nonzero().flatten()
@@ -63,7 +64,7 @@ class Completions:
             numbers (torch.Tensor): int64 numbers of the tokens, 0 being a completion's first; below `lengths[rows]`.
         """
         if self._flat is None:
-            return rows * self._response_length + numbers
+            return rows * self.shape[1] + numbers
         return self._flat[self._starts[rows] + numbers]
 
 

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from gtpo_verl import preflight
 from gtpo_verl.advantage import GTPOAdvantage, check_finite, compute_group_advantages, weigh_tokens
-from gtpo_verl.entropy import compute_trajectory_entropy
+from gtpo_verl.entropy import mean_entropy
 from gtpo_verl.group import Completions
 from gtpo_verl.initial_entropy import InitialEntropy
 from gtpo_verl.loss import compute_policy_loss_gtpo
@@ -177,7 +177,7 @@ class GTPOStage:
         response_len, prompt, _, _ = row.unbind(-1)
         completions = Completions(response_mask, index, response_len)
         if self.initial_entropy is None and not self._resumed:
-            trajectory_entropy = compute_trajectory_entropy(entropy, response_mask)
+            trajectory_entropy = mean_entropy(entropy, completions)
             self._settle(InitialEntropy.measure(trajectory_entropy, completions.lengths, index))
         initial_entropy = self.initial_entropy.value if self.initial_entropy else None
         group_advantages = compute_group_advantages(
@@ -185,9 +185,7 @@ class GTPOStage:
         )
         if prompt.any():  # positions are compared between answers to the same prompt only
             completions.positions_by(list(zip(index, prompt.tolist(), strict=True)))
-        result = weigh_tokens(
-            group_advantages, completions, responses, response_mask, entropy, self.config, initial_entropy
-        )
+        result = weigh_tokens(group_advantages, completions, responses, entropy, self.config, initial_entropy)
         truncated = response_len >= self.max_response_length
         self._metrics = compute_gtpo_metrics(result, self.config, initial_entropy, truncated)
         return result

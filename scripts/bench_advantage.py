@@ -86,8 +86,7 @@ def gtpo(batch: dict[str, Any]) -> torch.Tensor:
     config = GTPOConfig()
     completions = Completions(batch["response_mask"], batch["index"])
     advantages = compute_group_advantages(batch["token_level_rewards"].sum(-1), completions)
-    fields = (batch[name] for name in ("responses", "response_mask", "entropy"))
-    result = weigh_tokens(advantages, completions, *fields, config, INITIAL_ENTROPY)
+    result = weigh_tokens(advantages, completions, batch["responses"], batch["entropy"], config, INITIAL_ENTROPY)
     truncated = completions.lengths >= batch["responses"].shape[1]
     compute_gtpo_metrics(result, config, INITIAL_ENTROPY, truncated)
     return result.advantages

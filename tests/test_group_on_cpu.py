@@ -2,7 +2,25 @@ import numpy as np
 import pytest
 import torch
 
+from gtpo_verl import compute_gtpo_outcome_advantage
 from gtpo_verl.group import Completions, group_rows, rows_of
+
+
+def test_the_width_of_the_padding_changes_no_bit():
+    """Nine rows of eight tokens, and the same among 9,000 columns."""
+    generator = torch.Generator().manual_seed(0)
+    narrow = {
+        "token_level_rewards": torch.rand(9, 8, generator=generator),
+        "response_mask": (torch.rand(9, 8, generator=generator) < 0.7).long(),
+        "responses": torch.randint(0, 3, (9, 8), generator=generator),
+        "entropy": torch.rand(9, 8, generator=generator) / 2,
+    }
+    wide = {name: torch.nn.functional.pad(values, (0, 8_992), value=0) for name, values in narrow.items()}
+    small, large = (
+        compute_gtpo_outcome_advantage(**x, index="aaabbbccc", initial_entropy=0.3)[0] for x in (narrow, wide)
+    )
+    torch.testing.assert_close(large[:, :8], small)
+    assert (large[:, 8:] == 0).all() and (small != 0).any(-1).all()
 
 
 def test_groups_are_sorted_by_size_and_rows_without_tokens_are_in_none():

@@ -26,7 +26,7 @@ def metrics_of(config=GTPOConfig(), padding_rows=0):  # noqa: B008
     index = np.array(["p", "p", "q", "q", *["pad"] * padding_rows], dtype=object)
     completions = Completions(response_mask, index)
     advantages = compute_group_advantages(rewards.sum(-1), completions)
-    result = weigh_tokens(advantages, completions, responses, response_mask, entropy, config, 0.3)
+    result = weigh_tokens(advantages, completions, responses, entropy, config, 0.3)
     truncated = response_mask.sum(-1) >= 4
     return compute_gtpo_metrics(result, config, 0.3, truncated)
 

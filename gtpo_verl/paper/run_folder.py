@@ -90,7 +90,7 @@ def hold_settings(command: list[str], out: Path) -> None:
                 f"{out} has a checkpoint of a run with other settings ({changes}): set OUT to another folder, "
                 f"or remove {record} to go on from that checkpoint all the same"
             )
-    record.write_text(json.dumps(new, indent=1) + "\n")
+    write_whole(record, json.dumps(new, indent=1) + "\n")
 
 
 def would_resume(command: list[str], out: Path) -> bool:

@@ -24,7 +24,7 @@ import wrapt
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from gtpo_verl.records import read_record
+from gtpo_verl.records import read_record, write_whole
 
 # What decides a completion. A folder with other values is not gone on with.
 _SETTINGS = (
@@ -119,7 +119,7 @@ def keep_settings(config: Any, folder: Path) -> None:
         changed = ", ".join(key for key in settings if kept.get(key) != settings[key])
         raise ValueError(f"{folder} holds completions of other settings ({changed}): give another OUT, or remove it")
     folder.mkdir(parents=True, exist_ok=True)
-    record.write_text(json.dumps(settings, indent=1) + "\n")
+    write_whole(record, json.dumps(settings, indent=1) + "\n")
 
 
 def _fingerprint(path: str) -> list[list]:
