@@ -18,7 +18,8 @@ from gtpo_verl.config import CHOICES
 from gtpo_verl.group import Completions
 
 # Token positions, and rows of whole groups, looked at together: below the 32,768 elements from which on torch divides
-# an operation among threads, since many short operations would each wait for the slowest thread.
+# an operation among threads, since many short operations would each wait for the slowest thread. (Indexing by a tensor
+# it divides from 3,000 elements on; `index_select` and `masked_select` later.)
 _POSITIONS = 32
 _ROWS = 1000
 
@@ -160,13 +161,14 @@ def _find_runs(
         is_token = offsets < lengths.unsqueeze(-1)
         numbers = torch.where(is_token, lengths.unsqueeze(-1) - 1 - offsets if from_end else offsets, 0)
         tokens = completions.flat(rows.unsqueeze(-1), numbers)
-        conflict = _is_conflict(torch.where(is_token, responses[tokens], -1).int(), sign[rows]) & is_token
+        ids = responses.index_select(0, tokens.flatten()).view_as(tokens)
+        conflict = _is_conflict(torch.where(is_token, ids, -1).int(), sign[rows]) & is_token
         if span != "all":
             begun_here = begun.unsqueeze(-1) | (conflict.cumsum(-1) > 0)
             ended_here = ended.unsqueeze(-1) | ((begun_here & ~conflict).cumsum(-1) > 0)
             conflict &= ~ended_here
             begun, ended = begun_here[..., -1], ended_here[..., -1]
-        found.append(tokens[conflict])
+        found.append(tokens.masked_select(conflict))
         run_len.index_add_(0, rows.flatten(), conflict.sum(-1).flatten())
         start += _POSITIONS
         has_open_run = (~ended & (lengths > start)).any(0)
@@ -177,9 +179,9 @@ def _find_runs(
 def _is_conflict(tokens: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:
     """Whether each token stands at its position with both signs: (members, groups, k) ids, (members, groups) signs."""
     with_positive, with_negative = 1, 2
-    side = ((signs > 0) * with_positive + (signs < 0) * with_negative).to(tokens.dtype).unsqueeze(-1)
+    sides = ((signs > 0) * with_positive + (signs < 0) * with_negative).to(tokens.dtype).unsqueeze(-1)
     seen, equal = torch.zeros_like(tokens), torch.empty_like(tokens)
-    for partner in range(len(tokens)):  # all pairs of members at once would not fit in memory
+    for partner, side in zip(tokens, sides, strict=True):  # all pairs at once would not fit in memory
         # Torch compares far faster into integers than into booleans.
-        seen |= torch.eq(tokens, tokens[partner], out=equal).mul_(side[partner])
+        seen |= torch.eq(tokens, partner, out=equal).mul_(side)
     return seen == with_positive | with_negative

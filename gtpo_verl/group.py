@@ -65,7 +65,8 @@ class Completions:
         """
         if self._flat is None:
             return rows * self.shape[1] + numbers
-        return self._flat[self._starts[rows] + numbers]
+        places = self._starts[rows] + numbers
+        return self._flat.index_select(0, places.flatten()).view_as(places)
 
 
 def group_rows(index: Sequence[Hashable], members: torch.Tensor) -> torch.Tensor:
