@@ -84,22 +84,23 @@ def compose(command: Sequence[str]) -> Any:
     Raises:
         ValueError: an override does not fit verl.
     """
-    import verl.trainer.config
+    import verl.trainer
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
 
-    words = list(command)
-    options = {"--config-path": list(verl.trainer.config.__path__)[0], "--config-name": "ppo_trainer"}
-    for option in options:
-        if option in words:
-            at = words.index(option)
-            options[option] = words[at + 1]
-            del words[at : at + 2]
-    overrides = [word for word in words if "=" in word.lstrip("-") and not word.startswith("-")]
+    options = argparse.ArgumentParser(add_help=False)
+    options.add_argument("--config-path", "-cp", default="config")
+    options.add_argument("--config-name", "-cn", default="ppo_trainer")
+    options.add_argument("--config-dir", "-cd")
+    given, words = options.parse_known_args(command)
+    if given.config_dir:
+        raise ValueError(f"--config-dir {given.config_dir} is not read here: give --config-path and --config-name")
+    folder = Path(verl.trainer.__path__[0], given.config_path)  # as for Hydra, which starts from verl's module
+    overrides = [word for word in words if word.startswith("~") or ("=" in word and not word.startswith("-"))]
     try:
-        with initialize_config_dir(str(Path(options["--config-path"]).resolve()), version_base=None):
-            return hydra_compose(options["--config-name"], overrides=overrides)
+        with initialize_config_dir(str(folder), version_base=None):
+            return hydra_compose(given.config_name, overrides=overrides)
     except HydraException as error:
         raise ValueError(f"verl would not take this command: {error}") from error
 

@@ -45,12 +45,20 @@ class TokenDump:
         adv_estimator (str): verl's name of the run's estimator.
         tokenizer (str): folder or Hub name of its tokenizer.
         norm_adv_by_std_in_grpo (bool): as for `compute_gtpo_outcome_advantage`.
+        checkpoints (str): folder of the run's checkpoints, by which a later start knows its own dump.
 
     Attributes:
         collected: tensors of the step's batch that its trainer will have dropped when the others are ready.
     """
 
-    def __init__(self, config: GTPOConfig, adv_estimator: str, tokenizer: str, norm_adv_by_std_in_grpo: bool = True):
+    def __init__(
+        self,
+        config: GTPOConfig,
+        adv_estimator: str,
+        tokenizer: str,
+        norm_adv_by_std_in_grpo: bool = True,
+        checkpoints: str = "",
+    ):
         assert config.dump_dir is not None
         self.config = config
         self.folder = Path(config.dump_dir)
@@ -60,6 +68,7 @@ class TokenDump:
             "adv_estimator": adv_estimator,
             "gtpo_applied": adv_estimator in preflight.NAMES,
             "tokenizer": tokenizer,
+            "checkpoints": checkpoints,
         }
         self.collected: dict[str, torch.Tensor] = {}
         self._step = -1
@@ -78,8 +87,17 @@ class TokenDump:
                 preflight.adv_estimator(config),
                 str(model.get("tokenizer_path") or model.path),
                 config.algorithm.get("norm_adv_by_std_in_grpo", True),
+                config.trainer.default_local_dir,
             )
+            trainer._gtpo_dump.remove_from(trainer.global_steps)
         return trainer._gtpo_dump if trainer._gtpo_dump.is_due(trainer.global_steps) else None
+
+    def remove_from(self, step: int) -> None:
+        """Remove what an earlier start has dumped of this step and of later ones, which come again."""
+        for path in self.folder.glob(STEP_FILES):
+            if int(path.stem.removeprefix("step_")) >= step:
+                self._bytes -= path.stat().st_size
+                path.unlink()
 
     def is_due(self, step: int) -> bool:
         """Whether the groups of this step are written."""

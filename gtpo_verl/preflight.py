@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from gtpo_verl.config import GTPOConfig
 from gtpo_verl.initial_entropy import InitialEntropy, changed_settings
+from gtpo_verl.records import read_record
 
 logger = logging.getLogger("gtpo_verl")
 
@@ -230,8 +231,11 @@ def check_dump(config: DictConfig) -> None:
     """
     if OmegaConf.select(config, "algorithm.gtpo.dump_dir") is None:
         return
-    folder = check(config).dump_dir
-    if not _resumes(config) and any(Path(str(folder)).glob("step_*.jsonl")):
+    folder = Path(str(check(config).dump_dir))
+    if _resumes(config) or not any(folder.glob("step_*.jsonl")):
+        return
+    header = folder / "gtpo_dump.json"
+    if not header.is_file() or read_record(header).get("checkpoints") != config.trainer.default_local_dir:
         raise ValueError(
             f"algorithm.gtpo.dump_dir={folder} holds the dump of another run: give another folder, or remove it"
         )

@@ -44,6 +44,28 @@ def findings(monkeypatch, tmp_path, paper_config):
     return found
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--config-path", "{}", "--config-name", "gtpo"],
+        ["--config-path={}", "--config-name=gtpo"],
+        ["-cp", "{}", "-cn", "gtpo"],
+    ],
+)
+def test_the_config_is_the_one_that_hydra_reads_however_it_is_named(options):
+    options = [option.format(ROOT / "recipes/config") for option in options]
+    command = ["python3", "-m", "verl.trainer.main_ppo", *options, "seed=7", "~algorithm.rollout_correction"]
+    config = check.compose(command)
+    assert config.seed == 7 and config.algorithm.gtpo.entropy_coeff == 0.1
+    assert "rollout_correction" not in config.algorithm
+    assert "gtpo" not in check.compose(["python3", "-m", "verl.trainer.main_ppo", "-cp", "config"]).algorithm
+
+
+def test_a_config_folder_beside_the_first_is_refused():
+    with pytest.raises(ValueError, match="--config-dir /mine is not read here"):
+        check.compose(["python3", "-m", "verl.trainer.main_ppo", "--config-dir=/mine"])
+
+
 def test_a_machine_with_all_that_a_run_needs_has_no_problem(findings):
     found = findings()
     assert [finding.remedy for finding in found.values()] == [""] * len(found)

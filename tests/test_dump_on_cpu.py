@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -210,5 +211,19 @@ def test_a_dump_that_cannot_be_written_is_refused_before_the_run(compose_config,
     with pytest.raises(ValueError, match="dump_dir=.* holds the dump of another run"):
         preflight.check_dump(compose_config(dump))
     config = compose_config(dump)
+    (tmp_path / "gtpo_dump.json").write_text(json.dumps({"checkpoints": "/of/another/run"}))
+    with pytest.raises(ValueError, match="dump_dir=.* holds the dump of another run"):
+        preflight.check_dump(config)
+    (tmp_path / "gtpo_dump.json").write_text(json.dumps({"checkpoints": config.trainer.default_local_dir}))
+    preflight.check_dump(config)  # its own, of a start that ended before its first checkpoint
+    (tmp_path / "gtpo_dump.json").unlink()
     (Path(config.trainer.default_local_dir) / "global_step_1").mkdir(parents=True)
     preflight.check_dump(config)
+
+
+def test_a_run_that_starts_again_drops_the_steps_that_it_will_make_again(compose_config, tmp_path):
+    config = compose_config(f"+algorithm.gtpo.dump_dir={tmp_path}")
+    for step in (1, 100, 200):
+        (tmp_path / f"step_{step:06d}.jsonl").write_text("{}")
+    dump = TokenDump.if_due(SimpleNamespace(config=config, global_steps=100))
+    assert [path.name for path in tmp_path.glob("step_*")] == ["step_000001.jsonl"] and dump._bytes == 2

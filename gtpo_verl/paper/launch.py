@@ -7,6 +7,7 @@ that it lost: with --stall such a run is ended, with the error lines of the log 
 """
 
 import argparse
+import math
 import os
 import re
 import shutil
@@ -14,9 +15,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import psutil
 
@@ -90,9 +92,13 @@ class Watch:
         return ""
 
 
+def _number(record: dict[str, Any], key: str) -> float:
+    return math.nan if record[key] is None else record[key]  # verl's logger has null for NaN
+
+
 def progress_line(record: dict[str, Any], total: str) -> str:
     """One step in one line."""
-    values = [f"{name} {record[key]:.3g}" for name, key in COLUMNS.items() if key in record]
+    values = [f"{name} {_number(record, key):.3g}" for name, key in COLUMNS.items() if key in record]
     return f"step {record['step']}/{total}  " + "  ".join(values)
 
 
@@ -103,7 +109,7 @@ def closing_table(records: list[dict[str, Any]]) -> str:
     names = [name for name, key in COLUMNS.items() if all(key in record for end in ends for record in end)]
     lines = [f"| steps | {' | '.join(names)} |", f"|{'---|' * (len(names) + 1)}"]
     for end in ends:
-        means = (sum(record[COLUMNS[name]] for record in end) / len(end) for name in names)
+        means = (sum(_number(record, COLUMNS[name]) for record in end) / len(end) for name in names)
         lines.append(f"| {end[0]['step']} to {end[-1]['step']} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
     return "\n".join(lines)
 
@@ -136,8 +142,12 @@ def disk_note(out: Path) -> str:
     return f"; only {free >> 20} MiB of disk are free there" if free < _FULL_BYTES else ""
 
 
-def start_trainer(command: list[str], out: Path, log: Path) -> subprocess.Popen:
-    """Start the command in a session of its own, its loggers writing into `out`, its output added to `log`."""
+def start_trainer(command: list[str], out: Path, log: Path, keep_open: Sequence[int] = ()) -> subprocess.Popen:
+    """Start the command in a session of its own, its loggers writing into `out`, its output added to `log`.
+
+    Args:
+        keep_open: file descriptors that the process gets too.
+    """
     variables = {"VERL_FILE_LOGGER_PATH": str(verl_metrics(out)), **run_folder.logger_variables(out)}
     if "verl.trainer.main_ppo" in command:
         # The trainer runs in a worker of Ray, and a cluster that runs already has an environment of its own.
@@ -146,7 +156,12 @@ def start_trainer(command: list[str], out: Path, log: Path) -> subprocess.Popen:
     environment = {**os.environ, "HYDRA_FULL_ERROR": "1", **variables}
     with log.open("a") as stream:
         return subprocess.Popen(
-            command, stdout=stream, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            command,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+            pass_fds=keep_open,
         )
 
 
@@ -155,20 +170,23 @@ def verl_metrics(out: Path) -> Path:
     return out.absolute() / "verl_metrics.jsonl"
 
 
-def train(command: list[str], out: Path, stall_s: float | None) -> int:
+def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO) -> int:
     """Run a trainer of verl and watch it; returns the exit status.
 
     Args:
         command: the trainer and its overrides.
         out (Path): the run's folder.
         stall_s (float, optional): see `Watch`.
+        lock (TextIO): see `run_folder.lock`; the trainer holds it too, and its number is written there.
     """
     log = out / "train.log"
     said_before = log.stat().st_size if log.exists() else 0
     tail = run_folder.Tail(log)
     metrics = run_folder.MetricsFile(verl_metrics(out), out / "metrics.jsonl")
     total = run_folder.overrides(command).get("trainer.total_training_steps", "?")
-    process = start_trainer(command, out, log)
+    process = start_trainer(command, out, log, keep_open=[lock.fileno()])
+    lock.truncate(0)
+    print(process.pid, file=lock, flush=True)
     print(f"training; everything verl prints is in {log}", flush=True)
     try:
         steps, reason = follow(process, tail, metrics, Watch(stall_s), total)
@@ -244,12 +262,15 @@ def run(args: argparse.Namespace) -> int:
     """Hold the folder, note the command, train; returns the exit status.
 
     Raises:
-        ValueError: the folder has a checkpoint of a run with other settings, or a record that is none.
+        ValueError: a run goes on in the folder, or left a checkpoint of other settings there, or a record that is none.
     """
     if args.stall is not None and not args.stall > 0:
         raise ValueError(f"--stall {args.stall}: must be seconds, above 0")
     args.out.mkdir(parents=True, exist_ok=True)
-    run_folder.hold_settings(args.command, args.out)
-    run_folder.write_command(args.command, args.out, ["--stall", str(args.stall)] if args.stall else [])
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    return train(args.command, args.out, args.stall)
+    with run_folder.lock(args.out) as lock:
+        run_folder.hold_settings(args.command, args.out)
+        run_folder.write_command(args.command, args.out, ["--stall", str(args.stall)] if args.stall else [])
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                signal.signal(number, lambda number, _: sys.exit(128 + number))
+        return train(args.command, args.out, args.stall, lock)

@@ -4,8 +4,10 @@ settings.json   the settings that decide what is learned: a start with other one
 command.sh      the resolved command with its environment variables; runs again as it is
 metrics.jsonl   one flat object per step, from verl's file logger, over all starts of the run
 run_id          under which wandb and SwanLab go on with the run's curves
+lock            held as long as the run goes on, even where its launcher was killed
 """
 
+import fcntl
 import json
 import os
 import re
@@ -31,6 +33,7 @@ _HELD_OF_TRAINER = (
 # Memory and speed: what one lowers after a run that ran out of memory.
 _FREE = (
     "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "algorithm.gtpo.dump_*",
     "algorithm.gtpo.initial_entropy",
     "data.val_files",
     "ray_kwargs.*",
@@ -74,14 +77,33 @@ def _is_held(key: str) -> bool:
     return not any(fnmatchcase(key, pattern) for pattern in _FREE)
 
 
+def lock(out: Path) -> TextIO:
+    """Keep other starts out of the folder, until the file returned is closed here and in the processes that got it.
+
+    Raises:
+        ValueError: a run goes on there.
+    """
+    file = (out / "lock").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.seek(0)
+        raise ValueError(
+            f"a run still goes on in {out} (process {file.read().strip() or '?'}): end it, or set OUT to another folder"
+        ) from error
+    except OSError as error:
+        print(f"{file.name} cannot be locked ({error}): do not start this run twice at a time", flush=True)
+    return file
+
+
 def hold_settings(command: list[str], out: Path) -> None:
-    """Note the run's settings; where verl would resume a checkpoint, they must be those of its run.
+    """Note the run's settings; where there is a checkpoint, they must be those of its run.
 
     Raises:
         ValueError: the folder has a checkpoint of a run with other settings.
     """
     record, new = out / "settings.json", settings(command)
-    if would_resume(command, out) and record.exists():
+    if has_checkpoint(command, out) and record.exists():
         old = read_record(record)
         keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
         if keys:
@@ -93,11 +115,13 @@ def hold_settings(command: list[str], out: Path) -> None:
     write_whole(record, json.dumps(new, indent=1) + "\n")
 
 
-def would_resume(command: list[str], out: Path) -> bool:
-    """Whether verl would go on from a checkpoint: the file in which it notes the last complete one is there."""
-    given = overrides(command)
-    folder = given.get("trainer.default_local_dir", out / "checkpoints")
-    return given.get("trainer.resume_mode") != "disable" and Path(folder, "latest_checkpointed_iteration.txt").exists()
+def has_checkpoint(command: list[str], out: Path) -> bool:
+    """Whether verl, unless told not to, would go on from a checkpoint: the file that names the last complete one.
+
+    With `trainer.resume_mode=disable` too: until the new run saves, a later start would go on from the old one's.
+    """
+    folder = overrides(command).get("trainer.default_local_dir", out / "checkpoints")
+    return Path(folder, "latest_checkpointed_iteration.txt").exists()
 
 
 def write_command(command: list[str], out: Path, options: list[str]) -> None:
@@ -140,9 +164,9 @@ def logger_variables(out: Path) -> dict[str, str]:
 class Tail:
     """The complete lines that a file has gained since the last look; none while it does not exist."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, from_start: bool = False):
         self._path, self._rest = path, ""
-        self._start = path.stat().st_size if path.exists() else 0
+        self._start = path.stat().st_size if path.exists() and not from_start else 0
         self._file: TextIO | None = None
 
     def lines(self) -> list[str]:
@@ -159,14 +183,18 @@ class MetricsFile:
     """`metrics.jsonl`: verl's file log as it grows, flattened; steps that a resumed run repeats are replaced.
 
     Args:
-        source (Path): what verl's file logger writes; an earlier one is removed.
+        source (Path): what verl's file logger writes anew at each start. What a launcher that was killed has not read
+            of an earlier one comes first.
         target (Path): one object per step, all keys at the top level.
     """
 
     def __init__(self, source: Path, target: Path):
-        source.unlink(missing_ok=True)
-        self.target, self._tail, self._begun = target, Tail(source), False
+        self.target = target
         self.records = [_record(line, target) for line in _whole_lines(target)] if target.exists() else []
+        self._tail, self._begun = Tail(source, from_start=True), False
+        list(self.poll())
+        source.unlink(missing_ok=True)
+        self._tail, self._begun = Tail(source), False
 
     def poll(self) -> Iterator[dict[str, Any]]:
         """The steps logged since the last call; one that verl logs in two parts comes again, then whole."""
@@ -175,12 +203,14 @@ class MetricsFile:
             record = {"step": logged["step"], **logged["data"]}
             if {"timing_s/gtpo", "timing_s/step"} <= record.keys():
                 record["timing_share/gtpo"] = record["timing_s/gtpo"] / record["timing_s/step"]
-            second_part = self._begun and self.records[-1]["step"] == record["step"]
-            if second_part:
-                record = self.records.pop() | record
-            if not self._begun:
-                self.records = [earlier for earlier in self.records if earlier["step"] < record["step"]]
-            anew = second_part or not self._begun
+            anew = not self._begun
+            if anew:
+                # verl validates before it goes on, under the number of the step that it goes on from.
+                validation = all(key == "step" or key.startswith("val") for key in record)
+                last = record["step"] + validation
+                self.records = [earlier for earlier in self.records if earlier["step"] < last]
+            if self.records and self.records[-1]["step"] == record["step"]:
+                record, anew = self.records.pop() | record, True
             self.records.append(record)
             self._begun = True
             if anew:  # a run that is killed meanwhile keeps its log

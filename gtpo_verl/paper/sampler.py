@@ -30,7 +30,12 @@ from gtpo_verl.records import read_record, write_whole
 _SETTINGS = (
     "actor_rollout_ref.model.path",
     "actor_rollout_ref.model.lora_adapter_path",
+    "actor_rollout_ref.rollout.name",
+    "actor_rollout_ref.rollout.seed",
     "actor_rollout_ref.rollout.val_kwargs",
+    "data.apply_chat_template_kwargs",
+    "data.seed",
+    "data.shuffle",
     "data.val_files",
     "data.val_max_samples",
     "data.val_batch_size",
@@ -109,9 +114,10 @@ def keep_settings(config: Any, folder: Path) -> None:
     Raises:
         ValueError: the folder holds completions of another model, data or sampling.
     """
-    files = [config.actor_rollout_ref.model.path, config.actor_rollout_ref.model.get("lora_adapter_path")]
+    model, reward = config.actor_rollout_ref.model, config.reward.custom_reward_function
+    files = [model.path, model.get("lora_adapter_path"), *config.data.val_files, reward.path]
     settings = {
-        "files": {str(path): _fingerprint(path) for path in [*files, *config.data.val_files] if path},
+        "files": {str(path): _fingerprint(path) for path in files if path},
         **OmegaConf.to_container(OmegaConf.create({key: OmegaConf.select(config, key) for key in _SETTINGS})),  # type: ignore[dict-item]
     }
     record = folder / "settings.json"

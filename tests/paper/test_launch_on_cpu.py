@@ -1,8 +1,11 @@
 import json
+import signal as signals
+import subprocess
 import sys
 import time
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from gtpo_verl.cli import main
@@ -13,7 +16,7 @@ from gtpo_verl.paper import launch
 def run(tmp_path):
     """`gtpo-verl run` with a script of ours in verl's place, which logs steps as verl's file logger does."""
 
-    def trained(script, *options, overrides=("trainer.total_training_steps=3",)):
+    def arguments(script, *options, overrides=("trainer.total_training_steps=3",)):
         path = tmp_path / "trainer.py"
         header = "import json, os, sys, time\nfile = open(os.environ['VERL_FILE_LOGGER_PATH'], 'w', buffering=1)\n"
         header += (
@@ -22,11 +25,22 @@ def run(tmp_path):
             "    file.write(json.dumps({'step': n, 'data': data}) + '\\n')\n"
         )
         path.write_text(header + script)
-        return main(["run", "--out", str(trained.out), *options, "--", sys.executable, str(path), *overrides])
+        return ["run", "--out", str(trained.out), *options, "--", sys.executable, str(path), *overrides]
 
+    def trained(*args, **kwargs):
+        return main(arguments(*args, **kwargs))
+
+    trained.start = lambda script: subprocess.Popen([sys.executable, "-m", "gtpo_verl", *arguments(script)])
     trained.out = tmp_path / "out"
     trained.records = lambda: [json.loads(line) for line in (trained.out / "metrics.jsonl").read_text().splitlines()]
     return trained
+
+
+def wait_until(condition, timeout_s=60):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_metrics_are_flat_with_gtpos_share_of_the_step(run, capsys):
@@ -56,6 +70,43 @@ def test_a_resumed_run_keeps_what_a_killed_one_has_written_whole(run):
     run("step(3); step(4)")
     assert [record["step"] for record in run.records()] == [1, 2, 3, 4]
     assert not list(run.out.glob("*.partial"))
+
+
+def test_a_validation_before_a_resumed_run_leaves_the_step_that_it_goes_on_from(run):
+    run("step(1); step(2); step(3)")
+    run("step(2, **{'val-core/acc': 0.5}); step(3)")
+    assert [record["step"] for record in run.records()] == [1, 2, 3]
+    assert run.records()[1]["reward/score/mean"] == 12 and run.records()[1]["val-core/acc"] == 0.5
+    assert run("step(3, **{'val-core/acc': 0.7})") == 0  # a run that was complete
+    assert [record["step"] for record in run.records()] == [1, 2, 3]
+    assert run.records()[2]["reward/score/mean"] == 13 and run.records()[2]["val-core/acc"] == 0.7
+
+
+def test_a_metric_that_is_nan_is_shown_as_such(run, capsys):
+    """verl's logger writes null for it."""
+    assert run("step(1, **{'train/loss': 1.0}); step(2, **{'train/loss': None}); step(3, **{'train/loss': 1.0})") == 0
+    assert "step 2/3  loss nan" in (out := capsys.readouterr().out) and "| 1 to 3 | nan |" in out
+
+
+@pytest.mark.parametrize("signal", ["SIGHUP", "SIGTERM", "SIGKILL"])
+def test_a_launcher_that_is_killed_loses_no_step_and_its_trainer_holds_the_folder(run, capsys, signal):
+    script = "step(1)\ntime.sleep(2)\nstep(2)\ntime.sleep(60)"
+    process = run.start(script)
+    metrics = run.out / "verl_metrics.jsonl"
+    wait_until(lambda: (run.out / "metrics.jsonl").exists())
+    trainer = psutil.Process(int((run.out / "lock").read_text()))
+    process.send_signal(getattr(signals, signal))
+    process.wait(60)
+    if signal == "SIGKILL":
+        wait_until(lambda: len(metrics.read_text().splitlines()) == 2)
+        assert run("step(3)") == 2
+        assert f"a run still goes on in {run.out} (process {trainer.pid})" in capsys.readouterr().err
+        trainer.kill()
+        trainer.wait(60)
+        assert run("step(3)") == 0
+        assert [record["step"] for record in run.records()] == [1, 2, 3]
+    else:
+        assert process.returncode == 128 + getattr(signals, signal) and not trainer.is_running()
 
 
 @pytest.mark.parametrize("line", ["[1]", '{"a": 1}', '{"step": "one"}', "\0", "[" * 100_000])

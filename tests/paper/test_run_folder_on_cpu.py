@@ -46,6 +46,7 @@ def test_a_retry_with_other_settings_is_welcome_until_there_is_a_checkpoint(tmp_
         "trainer.save_freq=10",
         "trainer.test_freq=5",
         "+ray_kwargs.ray_init.num_cpus=16",
+        "+algorithm.gtpo.dump_dir=dump",
     ],
 )
 def test_memory_speed_and_reports_may_change(tmp_path, save, change):
@@ -81,11 +82,19 @@ def test_a_folder_whose_record_was_removed_goes_on_with_new_settings(tmp_path, s
 
 def test_the_checkpoints_are_sought_where_verl_writes_them(tmp_path):
     command = [*COMMAND, f"trainer.default_local_dir={tmp_path / 'elsewhere'}"]
-    assert not run_folder.would_resume(command, tmp_path)
+    assert not run_folder.has_checkpoint(command, tmp_path)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/latest_checkpointed_iteration.txt").write_text("3")
-    assert run_folder.would_resume(command, tmp_path)
-    assert not run_folder.would_resume([*command, "trainer.resume_mode=disable"], tmp_path)
+    assert run_folder.has_checkpoint(command, tmp_path)
+
+
+def test_a_run_begun_anew_beside_a_checkpoint_of_other_settings_is_refused(tmp_path, save):
+    """It could die before it saves, and the next start would go on from the other run's checkpoint."""
+    hold_settings(COMMAND, tmp_path)
+    save()
+    hold_settings([*COMMAND, "trainer.resume_mode=disable"], tmp_path)
+    with pytest.raises(ValueError, match=r"\(seed=1, now 2\): set OUT to another folder"):
+        hold_settings([*COMMAND, "seed=2", "trainer.resume_mode=disable"], tmp_path)
 
 
 def test_the_written_command_runs_again_with_the_variables_it_needs_and_no_secret(tmp_path, monkeypatch):

@@ -51,14 +51,15 @@ class Sampler(BatchSampler, FakeTrainer):
 @pytest.fixture
 def config(tmp_path):
     (tmp_path / "test.parquet").write_text("rows")
+    (tmp_path / "reward.py").write_text("def compute_score(**kwargs): return 1.0")
     return OmegaConf.create(
         {
             "actor_rollout_ref": {
                 "model": {"path": "org/model", "lora_adapter_path": None},
-                "rollout": {"val_kwargs": {"n": SAMPLES, "temperature": 1.0}},
+                "rollout": {"seed": 1, "val_kwargs": {"n": SAMPLES, "temperature": 1.0}},
             },
             "data": {"val_files": [str(tmp_path / "test.parquet")], "val_batch_size": 2},
-            "reward": {"custom_reward_function": {"path": "pkg://gtpo_verl.paper.reward"}},
+            "reward": {"custom_reward_function": {"path": str(tmp_path / "reward.py")}},
             "trainer": {"validation_data_dir": str(tmp_path / "out"), "v1": {"trainer_mode": "sample_batches"}},
         }
     )
@@ -109,6 +110,8 @@ def test_a_lost_completion_is_an_error_and_its_batch_is_not_written(config, tmp_
     [
         ("actor_rollout_ref.model.path", "org/other"),
         ("actor_rollout_ref.rollout.val_kwargs.temperature", 0.6),
+        ("actor_rollout_ref.rollout.seed", 2),
+        ("data.apply_chat_template_kwargs", {"enable_thinking": False}),
         ("data.val_batch_size", 3),
     ],
 )
@@ -121,9 +124,10 @@ def test_completions_of_other_settings_are_not_gone_on_with(config, tmp_path, ke
     assert (tmp_path / "out/settings.json").read_text() == before
 
 
-def test_completions_of_questions_that_have_changed_are_not_gone_on_with(config, tmp_path):
+@pytest.mark.parametrize("name", ["test.parquet", "reward.py"])
+def test_completions_of_files_that_have_changed_are_not_gone_on_with(config, tmp_path, name):
     Sampler(config)._validate()
-    (tmp_path / "test.parquet").write_text("other rows")
+    (tmp_path / name).write_text("others")
     with pytest.raises(ValueError, match=r"other settings \(files\)"):
         Sampler(config)._validate()
 
