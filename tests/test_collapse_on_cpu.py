@@ -116,7 +116,7 @@ SICK = {
     "rates/arithmetic-grpo-lr0.0003-seed1": LOST_END,
     "rates/arithmetic-gtpo-lr0.0003-seed1": LOST_ACCURACY,
 }
-"""What ails the study's runs of one prompt a step, as their curves show it; nothing ails the others."""
+"""What ails the study's runs of one prompt a step, as their curves show it. docs/reliability.md says what is missed."""
 
 
 @pytest.mark.parametrize("log", sorted(STUDY.rglob("*.jsonl.gz")), ids=lambda path: path.name)

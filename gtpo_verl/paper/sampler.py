@@ -49,12 +49,12 @@ class BatchSampler:
     """`_validate` in batches, for a trainer of verl that stands behind it in the class's bases."""
 
     def __init__(self, config: Any) -> None:
+        keep_settings(config, Path(config.trainer.validation_data_dir))  # before any worker is up
         config.trainer.v1.trainer_mode = "sync"  # which it is in all other ways
         super().__init__(config)  # type: ignore[call-arg]
 
     def _validate(self: Any) -> dict[str, float]:
         folder = Path(self.config.trainer.validation_data_dir)
-        keep_settings(self.config, folder)
         sources: dict[str, list[int]] = {}
         for index, source in enumerate(self.val_dataset.dataframe["data_source"]):
             sources.setdefault(source, []).append(index)
