@@ -45,11 +45,13 @@ class Completions:
         self.uids = index.tolist() if isinstance(index, np.ndarray | torch.Tensor) else list(index)
         self.groups = self.same_prompt = group_rows(self.uids, self.lengths > 0)
         shorter = self.lengths < (self.shape[1] if response_len is None else response_len)
-        self.own: list[slice | torch.Tensor | np.ndarray] = [slice(length) for length in self.lengths.tolist()]
-        if shorter.any() and (holes := shorter & (response_mask.argmin(-1) != self.lengths)).any():
+        lengths, rows = self.lengths.tolist(), rows_of(response_mask)
+        self.own: list[slice | torch.Tensor | np.ndarray] = [slice(length) for length in lengths]
+        holes = [row for row in shorter.nonzero().flatten().tolist() if rows[row, lengths[row] :].max()]
+        if holes:
             self._flat = response_mask.reshape(-1).nonzero().flatten()
             self._starts = self.lengths.cumsum(0) - self.lengths
-            for row in holes.nonzero().flatten().tolist():
+            for row in holes:
                 self.own[row] = rows_of(response_mask[row].bool())
 
     def positions_by(self, prompts: Sequence[Hashable]) -> None:
