@@ -7,7 +7,7 @@ import re
 
 import torch
 from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer, ModelConfig, TrlParser
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, TrlParser, get_peft_config
 
 from gtpo_verl import GTPOConfig, compute_gtpo_token_advantages
 from gtpo_verl.metrics import compute_gtpo_metrics
@@ -55,6 +55,6 @@ def right_sum(completions, answer, **kwargs):
 if __name__ == "__main__":
     parser = TrlParser((GRPOConfig, ModelConfig, GTPOConfig))
     parser.set_defaults(loss_type="grpo", completion_filter="always")  # Eq. 11: a mean over tokens, then completions
-    config, model, gtpo = parser.parse_args_and_config()
-    sums = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]
-    GTPOTrainer(model.model_name_or_path, right_sum, config, Dataset.from_list(sums), gtpo=gtpo).train()
+    args, model, gtpo = parser.parse_args_and_config()
+    sums = Dataset.from_list([{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)])
+    GTPOTrainer(model.model_name_or_path, right_sum, args, sums, peft_config=get_peft_config(model), gtpo=gtpo).train()

@@ -261,7 +261,7 @@ def _disk(get: Callable) -> Iterator[Finding]:
     existing = next(path for path in (Path(folder).absolute(), *Path(folder).absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
     says = f"{free / GB:.1f} GB free at {existing}, {count} checkpoints take {size / GB:.1f} GB"
-    remedy = "give another trainer.default_local_dir, or keep fewer with trainer.max_actor_ckpt_to_keep"
+    remedy = "give another trainer.default_local_dir, remove old ones, or set trainer.max_actor_ckpt_to_keep lower"
     yield Finding("disk", says, remedy if free < size else "")
 
 

@@ -172,6 +172,10 @@ class TrainerWatch:
         data = trainer.config.data
         self._watch = CollapseWatch(data.max_response_length, data.train_batch_size)
         self._collapse = ""
+        agg_mode = OmegaConf.select(trainer.config, "actor_rollout_ref.actor.loss_agg_mode")
+        self._entropy_is_a_mean = "sum" not in str(agg_mode)
+        if not self._entropy_is_a_mean:
+            logger.warning("%s: entropy is not watched, since verl sums it under loss_agg_mode=%s", KEY, agg_mode)
 
     @classmethod
     def of(cls, trainer: Any) -> "TrainerWatch | None":
@@ -190,6 +194,8 @@ class TrainerWatch:
         step = metrics["training/global_step"]
         if self._collapse:
             raise CollapseError(f"{KEY}=stop, checkpoint of step {step} written: {self._collapse}")
+        if not self._entropy_is_a_mean:
+            metrics = {name: value for name, value in metrics.items() if name != "actor/entropy"}
         found = self._watch.observe(metrics)
         for sentence in found:
             logger.warning("watch for collapse, step %d: %s", step, sentence)

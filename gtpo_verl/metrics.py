@@ -25,7 +25,7 @@ def compute_gtpo_metrics(
     """
     metrics = (
         _conflict_metrics(result)
-        | _lambda_metrics(result, config)
+        | _lambda_metrics(result)
         | _entropy_metrics(result, truncated)
         | _group_metrics(result)
         | {"entropy/threshold": config.entropy_threshold, "filter/active": config.filter_is_active(initial_entropy)}
@@ -57,17 +57,15 @@ def _conflict_metrics(result: GTPOAdvantage) -> dict[str, float | None]:
     }
 
 
-def _lambda_metrics(result: GTPOAdvantage, config: GTPOConfig) -> dict[str, float]:
+def _lambda_metrics(result: GTPOAdvantage) -> dict[str, float]:
     advantages, conflict_len = result.group_advantages, result.conflicts.conflict_len
-    zeroed = (advantages < 0) & (config.conflict_weight_negative == 0)
-    amplified = (advantages > 0) & (config.conflict_weight_positive > 1)
     share = conflict_len / result.completions.lengths.clamp(min=1)
     signal = (result.conflict_weights - 1) * share * advantages
     added, removed = signal[advantages > 0].sum(), signal[advantages < 0].sum()
     moved = added.abs() + removed.abs()
     return {
-        "lambda/zeroed_frac": _token_frac(result, conflict_len * zeroed),
-        "lambda/amplified_frac": _token_frac(result, conflict_len * amplified),
+        "lambda/zeroed_frac": _token_frac(result, conflict_len * (result.conflict_weights == 0)),
+        "lambda/amplified_frac": _token_frac(result, conflict_len * (result.conflict_weights > 1)),
         "lambda/signal_residual": ((added - removed) / moved).item() if moved > 0 else 0.0,
     }
 

@@ -85,15 +85,28 @@ gpus_for() {
 make_data() {
     if [ ! -e "$train_file" ] || [ ! -e "$val_file" ]; then
         python3 -m gtpo_verl data --dataset "$dataset" --out "$data_dir" "$@"
+    else
+        python3 -m gtpo_verl data --dataset "$dataset" --holds "$train_file" "$val_file"
     fi
+}
+
+# The value that a key has in COMMAND, where the last one counts.
+setting() {
+    local word value=
+    for word in "${COMMAND[@]}"; do
+        case $word in "$1="* | "+$1="* | "++$1="*) value=${word#*=} ;; esac
+    done
+    echo "$value"
 }
 
 # STRICT_INITIAL_ENTROPY=1: ⟨H⟩_ini as the paper measures it, on 100 training prompts before the run.
 INITIAL_ENTROPY=()
 measure_initial_entropy() {
     local measured
-    [ "$ALGO-${STRICT_INITIAL_ENTROPY:-0}" = gtpo-1 ] || return 0
-    measured=$(python3 -m gtpo_verl initial-entropy --model "$MODEL_PATH" --data "$train_file" --samples 100 \
-        --max-response-length "$max_response_length" --seed "$seed" | tee /dev/stderr | sed -n 's/^initial_entropy=//p')
+    [ "$ALGO-${STRICT_INITIAL_ENTROPY:-0}-$(setting algorithm.gtpo.initial_entropy)" = gtpo-1- ] || return 0
+    # Not tee /dev/stderr, which empties a file that a job's stderr goes to.
+    measured=$(python3 -m gtpo_verl initial-entropy --model "$(setting actor_rollout_ref.model.path)" \
+        --data "$(setting data.train_files)" --samples 100 --seed "$(setting seed)" \
+        --max-response-length "$(setting data.max_response_length)" | tee >(cat >&2) | sed -n 's/^initial_entropy=//p')
     INITIAL_ENTROPY=(algorithm.gtpo.initial_entropy="$measured")
 }

@@ -21,6 +21,8 @@ batch=${BATCH:-256}                                     # questions sampled at o
 name=$(basename "$checkpoint")
 case $name in global_step_*) name=$(basename "$(dirname "$(dirname "$checkpoint")")")_$name ;; esac
 label=${LABEL:-model/data/$name}                        # MODEL/TRAINING SET/METHOD, as in the paper's Table 1
+[[ $label =~ ^[^/=]+(/[^/=]+/[^/=]+(/[^/=]+)?)?$ ]] ||
+    fail "LABEL=$label: write METHOD, MODEL/TRAINING SET/METHOD or MODEL/TRAINING SET/METHOD/DATA SET, without ="
 OUT=$(realpath -m "${OUT:-outputs/evaluation/${label//\//_}${DATASETS:+_${DATASETS// /_}}}")
 seed=${SEED:-3407}
 max_prompt_length=${MAX_PROMPT_LENGTH:-4000}

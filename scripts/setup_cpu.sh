@@ -28,14 +28,14 @@ requirements() {
 }
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
-if [ ! -x "$venv/bin/python" ]; then
+if [ ! -e "$venv/bin/activate" ]; then     # which venv makes last
     for python in "${PYTHON:-}" python3.11 python3.12 python3.10 python3; do
         [ -n "$python" ] && command -v "$python" >/dev/null &&
             "$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' && break
         python=
     done
     [ -n "$python" ] || { echo "verl needs Python 3.10 to 3.12: install one, or set PYTHON" >&2; exit 1; }
-    "$python" -m venv "$venv" || { echo "$python has no venv module: install python3-venv" >&2; exit 1; }
+    "$python" -m venv --clear "$venv" || { echo "$python has no venv module: install python3-venv" >&2; exit 1; }
 fi
 
 # An environment made from other requirements is brought up to date.

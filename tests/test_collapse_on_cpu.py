@@ -138,6 +138,17 @@ def trainer(choice):
     )
 
 
+def test_an_entropy_that_verl_sums_is_not_watched(caplog):
+    summed = trainer("warn")
+    summed.config.actor_rollout_ref = {"actor": {"loss_agg_mode": "seq-mean-token-sum"}}
+    watch = TrainerWatch.of(summed)
+    assert "entropy is not watched, since verl sums it under loss_agg_mode=seq-mean-token-sum" in caplog.text
+    caplog.clear()
+    for step in range(60):
+        watch.logged({"training/global_step": step, "actor/entropy": 30.0 + 2 * step})
+    assert not caplog.text
+
+
 def test_signs_that_show_in_one_step_are_all_said():
     records = run()
     records[25] |= {"reward/format/mean": -90.0, "completion/eos_rate": -9.0}

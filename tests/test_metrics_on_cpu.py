@@ -140,6 +140,15 @@ def test_weights_of_one_move_no_signal():
     assert metrics["gtpo/lambda/signal_residual"] == 0
 
 
+@pytest.mark.parametrize(("positive", "negative"), [(0.0, 0.0), (2.0, 2.0), (0.5, 3.0)])
+def test_lambda_is_counted_as_it_is_on_either_side(positive, negative):
+    config = GTPOConfig(conflict_weight_positive=positive, conflict_weight_negative=negative)
+    metrics = metrics_of(config)
+    # one conflict token in each of the two completions of group p, of 12 tokens in all
+    assert metrics["gtpo/lambda/zeroed_frac"] == pytest.approx([positive, negative].count(0) / 12)
+    assert metrics["gtpo/lambda/amplified_frac"] == pytest.approx(sum(x > 1 for x in (positive, negative)) / 12)
+
+
 def test_the_documented_metrics_are_those_that_are_logged():
     document = (Path(__file__).resolve().parents[1] / "docs/metrics.md").read_text()
     rows = re.findall(r"^\| (`.*?) \|", document.split("`timing_s/gtpo`")[0], re.MULTILINE)

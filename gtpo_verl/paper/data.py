@@ -308,6 +308,28 @@ def write_parquet(
     return written
 
 
+def check_files(dataset: str, files: Iterable[Path]) -> None:
+    """Whether verl's parquet files may be what a run calls `dataset`; a user's own data are never refused.
+
+    Raises:
+        ValueError: a file that cannot be read, or that holds another of the paper's data sets.
+    """
+    import pyarrow.parquet as pq
+
+    names = {known.name: name for name, known in DATASETS.items()}
+    for path in files:
+        try:
+            table = pq.ParquetFile(path)
+            columns = ["data_source"] if "data_source" in table.schema_arrow.names else []
+            sources = {row["data_source"] for row in table.read(columns).to_pylist()} if columns else set()
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path} cannot be read ({error}): remove it, and it is made anew") from error
+        if others := sorted(names[source] for source in sources & names.keys() if names[source] != dataset):
+            raise ValueError(
+                f"{path} holds {', '.join(others)}, not {dataset}: set DATASET, or DATA_DIR to another folder"
+            )
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``gtpo-verl data``."""
     parser.description = "Write one of the paper's datasets as verl's parquet files, with the paper's prompt."
@@ -315,8 +337,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         f"example: gtpo-verl data --dataset gsm8k --out data/gsm8k\n\nwhere the Hugging Face Hub keeps them:{sources}"
     )
-    parser.add_argument("--dataset", required=True, choices=DATASETS)
-    parser.add_argument("--out", required=True, type=Path, help="folder for train.parquet and test.parquet")
+    parser.add_argument("--dataset", required=True, help=", ".join(DATASETS))
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--out", type=Path, help="folder for train.parquet and test.parquet")
+    what.add_argument(
+        "--holds", type=Path, nargs="+", metavar="FILE", help="only see that files hold no other data set"
+    )
     parser.add_argument("--source", help="another Hub name, a local folder, or a .jsonl, .json or .parquet file")
     parser.add_argument("--split", help="the one split to write (default: train and test, as far as they exist)")
     parser.add_argument(
@@ -325,7 +351,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the files, and print the first row as the model will see it."""
+    """Write the files, and print the first row as the model will see it.
+
+    Raises:
+        ValueError: an unknown data set, a source that cannot be read, or a file of another data set.
+    """
+    if args.holds:
+        check_files(args.dataset, args.holds)
+        return 0
+    if args.dataset not in DATASETS:
+        raise ValueError(f"--dataset {args.dataset}: must be one of {', '.join(DATASETS)}")
     dataset = DATASETS[args.dataset]
     written = write_parquet(dataset, load_splits(dataset, args.source, args.split), args.out, args.sft)
     for path, rows in written.items():

@@ -86,7 +86,7 @@ FORMAT = (
     Curve("format reward", "% of its maximum", ("reward/format/mean",), 10),
     Curve("strict format", "% of its maximum", ("reward/strict/mean",), 100),
 )
-ENTROPY = (Curve("entropy ⟨H⟩", "nats per token", ("actor/entropy", "gtpo/entropy/mean"), mark_ln2=True),)
+ENTROPY = (Curve("entropy ⟨H⟩", "nats per token", ("gtpo/entropy/mean", "actor/entropy"), mark_ln2=True),)
 KL = (Curve("KL to the reference model", "nats per token", ("actor/kl_loss", "actor/reward_kl_penalty")),)
 CONFLICT = (Curve("conflict tokens", "% of tokens", ("gtpo/conflict/token_frac",), 100),)
 LENGTH = (

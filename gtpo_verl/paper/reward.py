@@ -177,8 +177,10 @@ _QUANTITY = re.compile(
     rf"({_NUMBER})\s*(?:%|\^\s*(?:\\circ|\{{\\circ\}})|-?\s*({_WORDS})|\\text\s*\{{\s*({_WORDS})[ .]*\}})"
 )
 _NOT_UNITS = frozenset(
-    "and base billion choose cos cubed dozen exp factorial half hundred ln log million minus mod not or over percent "
-    "pi plus quarters sin sqrt squared tan third thirds thousand times to trillion".split()
+    "and base billion choose cubed dozen factorial half halves hundred million minus mod not or over percent plus "
+    "quarter squared third fourth fifth sixth seventh eighth ninth tenth hundredth thousand thousandth times to "
+    "trillion arccos arcsin arctan cos exp ln log sin sqrt tan "
+    "alpha beta delta gamma lambda mu omega phi pi psi rho sigma tau theta".split()
 )
 
 
@@ -201,7 +203,8 @@ def _clean(answer: str) -> str:
     if text.count("$") == 1:
         text = re.sub(r"^([-+]?)\s*\$\s*(?=[0-9.])|\$$", r"\1", text)
     quantity = _QUANTITY.fullmatch(text)
-    if quantity and _NOT_UNITS.isdisjoint(re.split(r"[ /.-]+", (quantity[2] or quantity[3] or "").lower())):
+    words = re.split(r"[ /.-]+", (quantity[2] or quantity[3] or "").lower()) if quantity else []
+    if quantity and _NOT_UNITS.isdisjoint([*words, *(word.removesuffix("s") for word in words)]):
         return quantity[1]
     return text
 

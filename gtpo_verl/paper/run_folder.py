@@ -100,7 +100,7 @@ def hold_settings(command: list[str], out: Path) -> None:
     """Note the run's settings; where there is a checkpoint, they must be those of its run.
 
     Raises:
-        ValueError: the folder has a checkpoint of a run with other settings.
+        ValueError: the folder has a checkpoint of a run with other settings, or had one that is gone.
     """
     record, new = out / "settings.json", settings(command)
     if has_checkpoint(command, out) and record.exists():
@@ -116,12 +116,26 @@ def hold_settings(command: list[str], out: Path) -> None:
 
 
 def has_checkpoint(command: list[str], out: Path) -> bool:
-    """Whether verl, unless told not to, would go on from a checkpoint: the file that names the last complete one.
+    """Whether verl, unless told not to, would go on from a checkpoint: there is a file that names the last whole one.
 
     With `trainer.resume_mode=disable` too: until the new run saves, a later start would go on from the old one's.
+
+    Raises:
+        ValueError: verl would go on from it, and it is gone; verl would begin anew, without a word.
     """
-    folder = overrides(command).get("trainer.default_local_dir", out / "checkpoints")
-    return Path(folder, "latest_checkpointed_iteration.txt").exists()
+    given = overrides(command)
+    folder = Path(given.get("trainer.default_local_dir", out / "checkpoints"))
+    tracker = folder / "latest_checkpointed_iteration.txt"
+    if not tracker.exists():
+        return False
+    step = tracker.read_text().strip()
+    if given.get("trainer.resume_mode", "auto") == "auto" and not (folder / f"global_step_{step}").is_dir():
+        there = ", ".join(path.name for path in sorted(folder.glob("global_step_*"))) or "none"
+        raise ValueError(
+            f"{tracker} names step {step!r}, whose checkpoint is gone (there: {there}): write the number of one "
+            "that is there into it, or remove it to begin anew"
+        )
+    return True
 
 
 def write_command(command: list[str], out: Path, options: list[str]) -> None:

@@ -223,7 +223,30 @@ def test_missing_data_is_made_and_present_data_is_not(call, tmp_path):
     (tmp_path / "data").mkdir()
     for name in ("train.parquet", "test.parquet"):
         (tmp_path / "data" / name).touch()
-    assert len(call("run_gtpo_qwen", DATASET="math", DATA_DIR=str(tmp_path / "data"))) == 2
+    _, seen, _ = call("run_gtpo_qwen", DATASET="math", DATA_DIR=str(tmp_path / "data"))
+    files = [str(tmp_path / "data" / name) for name in ("train.parquet", "test.parquet")]
+    assert seen == ["-m", "gtpo_verl", "data", "--dataset", "math", "--holds", *files]
+
+
+@pytest.mark.parametrize("label", ["Qwen/GTPO", "Qwen/GSM8K/GRPO beta=0.04", "a/b/c/d/e", "a//c"])
+def test_a_label_that_the_table_cannot_take_is_an_error_before_anything_is_sampled(call, tmp_path, label):
+    with pytest.raises(AssertionError, match=f"LABEL={label}: write METHOD"):
+        call("evaluate", "the/model", LABEL=label)
+    assert not (tmp_path / "calls").exists()
+
+
+def test_data_of_another_name_are_not_trained_on(tmp_path, capsys):
+    sources = {"math": "MATH", "mine": "my own"}
+    for name, source in sources.items():
+        datasets.Dataset.from_list([{"data_source": source}]).to_parquet(tmp_path / name)
+    datasets.Dataset.from_list([{"messages": "of run_sft.sh"}]).to_parquet(tmp_path / "sft")
+    (tmp_path / "half").write_bytes(b"PAR1")
+    holds = ["data", "--dataset", "gsm8k", "--holds"]
+    assert main([*holds, str(tmp_path / "mine"), str(tmp_path / "sft")]) == 0
+    assert main([*holds, str(tmp_path / "math")]) == 2
+    assert f"{tmp_path / 'math'} holds math, not gsm8k: set DATASET" in capsys.readouterr().err
+    assert main([*holds, str(tmp_path / "half")]) == 2
+    assert f"{tmp_path / 'half'} cannot be read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("script", [*TRAINING, "run_sft"])
@@ -294,6 +317,27 @@ def test_the_strict_initial_entropy_is_measured_on_the_untrained_model_and_given
     config = compose_call(trained)
     assert measured[measured.index("--data") + 1] == config.data.train_files
     assert config.algorithm.gtpo.initial_entropy == 0.4123
+
+
+def test_the_strict_initial_entropy_is_that_of_the_overrides(call):
+    changes = (
+        "actor_rollout_ref.model.path=my/model",
+        "data.train_files=/mine",
+        "data.max_response_length=7",
+        "seed=5",
+    )
+    *_, measured, _ = call("run_gtpo_qwen", *changes, STRICT_INITIAL_ENTROPY="1")
+    options = dict(zip(measured[3::2], measured[4::2], strict=True))
+    assert options == {
+        "--model": "my/model",
+        "--data": "/mine",
+        "--samples": "100",
+        "--seed": "5",
+        "--max-response-length": "7",
+    }
+    *_, before, trained = call("run_gtpo_qwen", "algorithm.gtpo.initial_entropy=0.2", STRICT_INITIAL_ENTROPY="1")
+    assert "initial-entropy" not in before
+    assert compose_call(trained).algorithm.gtpo.initial_entropy == 0.2
 
 
 @pytest.mark.parametrize(

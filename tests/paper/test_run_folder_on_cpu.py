@@ -15,7 +15,7 @@ def save(tmp_path):
     """Note a complete checkpoint, as verl does."""
 
     def saved():
-        (tmp_path / "checkpoints").mkdir(exist_ok=True)
+        (tmp_path / "checkpoints/global_step_20").mkdir(parents=True)
         (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("20")
 
     return saved
@@ -83,9 +83,20 @@ def test_a_folder_whose_record_was_removed_goes_on_with_new_settings(tmp_path, s
 def test_the_checkpoints_are_sought_where_verl_writes_them(tmp_path):
     command = [*COMMAND, f"trainer.default_local_dir={tmp_path / 'elsewhere'}"]
     assert not run_folder.has_checkpoint(command, tmp_path)
-    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/global_step_3").mkdir(parents=True)
     (tmp_path / "elsewhere/latest_checkpointed_iteration.txt").write_text("3")
     assert run_folder.has_checkpoint(command, tmp_path)
+
+
+@pytest.mark.parametrize("tracker", ["40", ""])
+def test_a_checkpoint_that_is_gone_is_named(tmp_path, save, tracker):
+    save()
+    (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text(tracker)
+    with pytest.raises(
+        ValueError, match=rf"names step '{tracker}', whose checkpoint is gone \(there: global_step_20\)"
+    ):
+        hold_settings(COMMAND, tmp_path)
+    hold_settings([*COMMAND, "trainer.resume_mode=disable"], tmp_path)
 
 
 def test_a_run_begun_anew_beside_a_checkpoint_of_other_settings_is_refused(tmp_path, save):
