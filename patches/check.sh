@@ -117,14 +117,14 @@ plugin_defers() {
     grep "this verl has GTPO of its own" "both-$tree"
 }
 
-train() { # train USE_V1
+train() { # train MODULE [override…]
     cd "$work"
-    out=$work/train-$tree-$1
+    out=$work/train-$tree-$run
     PYTHONPATH=$work/$tree-patched:$without_plugin python -m gtpo_verl run --out "$out" --stall 100 -- \
-        python -m verl.trainer.main_ppo --config-path "$repo/recipes/config" --config-name gtpo_cpu \
-        task_dir="$task" trainer.default_local_dir="$out/checkpoints" trainer.use_v1="$1" \
+        python -m "verl.$1" --config-path "$repo/recipes/config" --config-name gtpo_cpu \
+        task_dir="$task" trainer.default_local_dir="$out/checkpoints" \
         trainer.total_training_steps=1 actor_rollout_ref.actor.policy_loss.loss_mode=vanilla \
-        algorithm.gtpo.completion_filter=always
+        algorithm.gtpo.completion_filter=always "${@:2}"
     # the three metrics of verl's own GTPO, and none of the plugin's
     python - "$out/metrics.jsonl" <<'PYTHON'
 import json, sys
@@ -134,8 +134,13 @@ assert set(found) == {"gtpo/conflict/token_frac", "gtpo/entropy/mean", "gtpo/fil
 assert found["gtpo/conflict/token_frac"] > 0, found
 PYTHON
 }
-train_v1() { train True; }
-train_legacy() { train False; }
+train_v1() { run=v1 train trainer.main_ppo trainer.use_v1=True; }
+train_legacy() { run=legacy train trainer.main_ppo trainer.use_v1=False; }
+train_one_step_off() {
+    run=one_step_off train experimental.one_step_off_policy.main_ppo trainer.use_v1=False \
+        actor_rollout_ref.hybrid_engine=False actor_rollout_ref.rollout.checkpoint_engine.backend=gloo \
+        +rollout.nnodes=1 +rollout.n_gpus_per_node=1 ray_kwargs.ray_init.num_gpus=2
+}
 
 apply_openrlhf() {
     cd "$work"
@@ -162,7 +167,8 @@ check() { # check TREE FUNCTION DESCRIPTION
     [ $result = ok ] || { echo "--- $3" && tail -n 60 "$log"; }
     [ $result = ok ]
 }
-export -f prepare apply_openrlhf test_openrlhf apply lint upstream_checks example tests numbers plugin_defers train train_v1 train_legacy
+export -f prepare apply_openrlhf test_openrlhf apply lint upstream_checks example tests numbers plugin_defers train
+export -f train_v1 train_legacy train_one_step_off
 
 check_tree() {
     check "$1" apply "git am" || return
@@ -175,6 +181,7 @@ check_tree() {
     check "$1" train_v1 "trains on CPU without the plugin: V1 trainer"
     # on main the legacy trainer is deprecated, and its functions were called above
     [ "$1" = main ] || check "$1" train_legacy "the same with the legacy trainer"
+    [ "$1" = main ] || check "$1" train_one_step_off "the same with one_step_off, an experimental trainer"
 }
 
 check "-" prepare "tools, task" || exit 1
