@@ -117,14 +117,14 @@ plugin_defers() {
     grep "this verl has GTPO of its own" "both-$tree"
 }
 
-train() { # train MODULE [override…]
+train() { # train NAME MODULE [override…]
     cd "$work"
-    out=$work/train-$tree-$run
+    out=$work/train-$tree-$1
     PYTHONPATH=$work/$tree-patched:$without_plugin python -m gtpo_verl run --out "$out" --stall 100 -- \
-        python -m "verl.$1" --config-path "$repo/recipes/config" --config-name gtpo_cpu \
+        python -m "verl.$2" --config-path "$repo/recipes/config" --config-name gtpo_cpu \
         task_dir="$task" trainer.default_local_dir="$out/checkpoints" \
         trainer.total_training_steps=1 actor_rollout_ref.actor.policy_loss.loss_mode=vanilla \
-        algorithm.gtpo.completion_filter=always "${@:2}"
+        algorithm.gtpo.completion_filter=always "${@:3}"
     # the three metrics of verl's own GTPO, and none of the plugin's
     python - "$out/metrics.jsonl" <<'PYTHON'
 import json, sys
@@ -134,10 +134,10 @@ assert set(found) == {"gtpo/conflict/token_frac", "gtpo/entropy/mean", "gtpo/fil
 assert found["gtpo/conflict/token_frac"] > 0, found
 PYTHON
 }
-train_v1() { run=v1 train trainer.main_ppo trainer.use_v1=True; }
-train_legacy() { run=legacy train trainer.main_ppo trainer.use_v1=False; }
+train_v1() { train v1 trainer.main_ppo trainer.use_v1=True; }
+train_legacy() { train legacy trainer.main_ppo trainer.use_v1=False; }
 train_one_step_off() {
-    run=one_step_off train experimental.one_step_off_policy.main_ppo trainer.use_v1=False \
+    train one_step_off experimental.one_step_off_policy.main_ppo trainer.use_v1=False \
         actor_rollout_ref.hybrid_engine=False actor_rollout_ref.rollout.checkpoint_engine.backend=gloo \
         +rollout.nnodes=1 +rollout.n_gpus_per_node=1 ray_kwargs.ray_init.num_gpus=2
 }
