@@ -14,6 +14,7 @@ import re
 import shlex
 import shutil
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -53,6 +54,7 @@ _FREE = (
     "*num_workers",
     "*offload",
 )
+_DYING_S = 15.0  # how long a process that was just killed may hold a folder
 # Variables that a run reads, and never a secret.
 _VARIABLE = re.compile(
     r"(VERL|RAY(?!_JOB)|HF|NCCL|GLOO|CUDA|VLLM|WANDB|SWANLAB|TORCH|PYTORCH|OMP|TOKENIZERS)_\w+|PYTHON(PATH|HASHSEED)"
@@ -84,16 +86,22 @@ def lock(out: Path) -> TextIO:
         ValueError: a run goes on there.
     """
     file = (out / "lock").open("a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.seek(0)
-        raise ValueError(
-            f"a run still goes on in {out} (process {file.read().strip() or '?'}): end it, or set OUT to another folder"
-        ) from error
-    except OSError as error:
-        print(f"{file.name} cannot be locked ({error}): do not start this run twice at a time", flush=True)
-    return file
+    deadline = time.monotonic() + _DYING_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                file.seek(0)
+                raise ValueError(
+                    f"a run still goes on in {out} (process {file.read().strip() or '?'}): end it, or set OUT to "
+                    "another folder"
+                ) from error
+            time.sleep(0.1)
+        except OSError as error:
+            print(f"{file.name} cannot be locked ({error}): do not start this run twice at a time", flush=True)
+            return file
 
 
 def hold_settings(command: list[str], out: Path) -> None:

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from gtpo_verl.cli import main
-from gtpo_verl.paper import launch
+from gtpo_verl.paper import launch, run_folder
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_metric_that_is_nan_is_shown_as_such(run, capsys):
 
 
 @pytest.mark.parametrize("signal", ["SIGHUP", "SIGTERM", "SIGKILL"])
-def test_a_launcher_that_is_killed_loses_no_step_and_its_trainer_holds_the_folder(run, capsys, signal):
+def test_a_launcher_that_is_killed_loses_no_step_and_its_trainer_holds_the_folder(run, capsys, monkeypatch, signal):
     script = "step(1)\ntime.sleep(2)\nstep(2)\ntime.sleep(60)"
     process = run.start(script)
     metrics = run.out / "verl_metrics.jsonl"
@@ -99,10 +99,11 @@ def test_a_launcher_that_is_killed_loses_no_step_and_its_trainer_holds_the_folde
     process.wait(60)
     if signal == "SIGKILL":
         wait_until(lambda: len(metrics.read_text().splitlines()) == 2)
-        assert run("step(3)") == 2
+        with monkeypatch.context() as patched:
+            patched.setattr(run_folder, "_DYING_S", 0.1)
+            assert run("step(3)") == 2
         assert f"a run still goes on in {run.out} (process {trainer.pid})" in capsys.readouterr().err
         trainer.kill()
-        trainer.wait(60)
         assert run("step(3)") == 0
         assert [record["step"] for record in run.records()] == [1, 2, 3]
     else:
