@@ -30,7 +30,10 @@ def run(tmp_path):
     def trained(*args, **kwargs):
         return main(arguments(*args, **kwargs))
 
-    trained.start = lambda script: subprocess.Popen([sys.executable, "-m", "gtpo_verl", *arguments(script)])
+    trained.start = lambda script: subprocess.Popen(
+        [sys.executable, "-m", "gtpo_verl", *arguments(script)],
+        preexec_fn=lambda: signals.signal(signals.SIGHUP, signals.SIG_DFL),  # which the tests' own nohup ignores
+    )
     trained.out = tmp_path / "out"
     trained.records = lambda: [json.loads(line) for line in (trained.out / "metrics.jsonl").read_text().splitlines()]
     return trained
