@@ -15,11 +15,11 @@ from typing import NamedTuple
 import torch
 
 from gtpo_verl.config import CHOICES
-from gtpo_verl.group import Completions
+from gtpo_verl.group import Completions, pick
 
 # Token positions, and rows of whole groups, looked at together: below the 32,768 elements from which on torch divides
-# an operation among threads, since many short operations would each wait for the slowest thread. (Indexing by a tensor
-# it divides from 3,000 elements on; `index_select` and `masked_select` later.)
+# an operation among threads, since many short operations would each wait for the slowest thread. For the same
+# reason `pick` and `masked_select` stand in place of indexing.
 _POSITIONS = 32
 _ROWS = 1000
 
@@ -161,8 +161,8 @@ def _find_runs(
         is_token = offsets < lengths.unsqueeze(-1)
         numbers = torch.where(is_token, lengths.unsqueeze(-1) - 1 - offsets if from_end else offsets, 0)
         tokens = completions.flat(rows.unsqueeze(-1), numbers)
-        ids = responses.index_select(0, tokens.flatten()).view_as(tokens)
-        conflict = _is_conflict(torch.where(is_token, ids, -1).int(), sign[rows]) & is_token
+        ids = torch.where(is_token, pick(responses, tokens), -1).int()
+        conflict = _is_conflict(ids, sign[rows]) & is_token
         if span != "all":
             begun_here = begun.unsqueeze(-1) | (conflict.cumsum(-1) > 0)
             ended_here = ended.unsqueeze(-1) | ((begun_here & ~conflict).cumsum(-1) > 0)

@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from gtpo_verl import preflight
 from gtpo_verl.advantage import GTPOAdvantage, compute_group_advantages, weigh_tokens
 from gtpo_verl.config import GTPOConfig
 from gtpo_verl.entropy import mean_entropy
 from gtpo_verl.group import Completions
-from gtpo_verl.records import write_whole
+from gtpo_verl.records import read_record, write_whole
 
 SCHEMA_VERSION = 1
 HEADER_NAME = "gtpo_dump.json"
@@ -35,6 +35,24 @@ _STEP_TOKENS = 1 << 19
 _FOLDER_BYTES = 4 << 30
 
 logger = logging.getLogger("gtpo_verl")
+
+
+def check_dump(config: DictConfig) -> None:
+    """Raise where a token dump is asked for, under whichever estimator, and cannot be written.
+
+    Raises:
+        ValueError: a setting under which GTPO's part of the dump cannot be computed, or a folder with another run.
+    """
+    if OmegaConf.select(config, "algorithm.gtpo.dump_dir") is None:
+        return
+    folder = Path(str(preflight.check(config).dump_dir))
+    if preflight.resumes(config) or not any(folder.glob(STEP_FILES)):
+        return
+    header = folder / HEADER_NAME
+    if not header.is_file() or read_record(header).get("checkpoints") != config.trainer.default_local_dir:
+        raise ValueError(
+            f"algorithm.gtpo.dump_dir={folder} holds the dump of another run: give another folder, or remove it"
+        )
 
 
 class TokenDump:

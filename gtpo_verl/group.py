@@ -11,6 +11,11 @@ def rows_of(tensor: torch.Tensor) -> torch.Tensor | np.ndarray:
     return tensor.numpy() if tensor.device.type == "cpu" else tensor
 
 
+def pick(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """`values[places]` of a vector, in one thread up to 32,768 places; torch divides indexing from 3,000 on."""
+    return values.index_select(0, places.flatten()).view_as(places)
+
+
 class Completions:
     """The completions of a batch: how many own tokens each has, where its k-th token stands, who shares its prompt.
 
@@ -67,8 +72,7 @@ class Completions:
         """
         if self._flat is None:
             return rows * self.shape[1] + numbers
-        places = self._starts[rows] + numbers
-        return self._flat.index_select(0, places.flatten()).view_as(places)
+        return pick(self._flat, self._starts[rows] + numbers)
 
 
 def group_rows(index: Sequence[Hashable], members: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from gtpo_verl.config import GTPOConfig
 from gtpo_verl.initial_entropy import InitialEntropy, changed_settings
-from gtpo_verl.records import read_record
 
 logger = logging.getLogger("gtpo_verl")
 
@@ -206,7 +205,7 @@ def check_resume(config: DictConfig) -> None:
     Raises:
         ValueError: naming the missing file and the key to set.
     """
-    if not _resumes(config):
+    if not resumes(config):
         return
     folder = resume_folder(config)
     if _measures_initial_entropy(config):
@@ -219,23 +218,6 @@ def check_resume(config: DictConfig) -> None:
         logger.warning("GTPO goes on from %s with other settings: %s", folder, "; ".join(changed))
 
 
-def _resumes(config: DictConfig) -> bool:
+def resumes(config: DictConfig) -> bool:
+    """Whether the run would go on from a checkpoint."""
     return config.trainer.resume_mode != "disable" and any(Path(resume_folder(config)).glob("global_step_*"))
-
-
-def check_dump(config: DictConfig) -> None:
-    """Raise where a token dump is asked for, under whichever estimator, and cannot be written.
-
-    Raises:
-        ValueError: a setting under which GTPO's part of the dump cannot be computed, or a folder with another run.
-    """
-    if OmegaConf.select(config, "algorithm.gtpo.dump_dir") is None:
-        return
-    folder = Path(str(check(config).dump_dir))
-    if _resumes(config) or not any(folder.glob("step_*.jsonl")):
-        return
-    header = folder / "gtpo_dump.json"
-    if not header.is_file() or read_record(header).get("checkpoints") != config.trainer.default_local_dir:
-        raise ValueError(
-            f"algorithm.gtpo.dump_dir={folder} holds the dump of another run: give another folder, or remove it"
-        )

@@ -34,7 +34,7 @@ from packaging.version import InvalidVersion, Version
 
 from gtpo_verl import collapse, preflight, rows, stage
 from gtpo_verl.collapse import TrainerWatch
-from gtpo_verl.dump import TokenDump
+from gtpo_verl.dump import TokenDump, check_dump
 from gtpo_verl.loss import compute_policy_loss_gtpo
 from gtpo_verl.stage import GTPOStage, estimate_gtpo_advantage
 
@@ -124,7 +124,7 @@ def _hook_run_ppo(module: ModuleType) -> None:
 
 def _check(config: Any) -> None:
     collapse.setting(config)
-    preflight.check_dump(config)
+    check_dump(config)
     if _serves(config):
         stage.raise_problems(config)
         _check_trainer(config)

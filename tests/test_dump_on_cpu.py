@@ -14,8 +14,8 @@ from token_dump import batch_of
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.utils.tensordict_utils import get_tensordict
 
-from gtpo_verl import GTPOConfig, compute_gtpo_token_advantages, preflight
-from gtpo_verl.dump import TokenDump, bounded_rows
+from gtpo_verl import GTPOConfig, compute_gtpo_token_advantages
+from gtpo_verl.dump import TokenDump, bounded_rows, check_dump
 
 GROUPED = [0, 1, 3, 2, 5]  # the real rows, group by group
 
@@ -203,22 +203,22 @@ def test_the_legacy_trainer_dumps_what_the_loss_gets(legacy_trainer, legacy_batc
 
 def test_a_dump_that_cannot_be_written_is_refused_before_the_run(compose_config, tmp_path):
     dump = f"+algorithm.gtpo.dump_dir={tmp_path}"
-    preflight.check_dump(compose_config("algorithm.adv_estimator=grpo", "+algorithm.gtpo.dump_freq=0"))
+    check_dump(compose_config("algorithm.adv_estimator=grpo", "+algorithm.gtpo.dump_freq=0"))
     with pytest.raises(ValueError, match="dump_freq=0"):
-        preflight.check_dump(compose_config("algorithm.adv_estimator=grpo", dump, "+algorithm.gtpo.dump_freq=0"))
-    preflight.check_dump(compose_config(dump))
+        check_dump(compose_config("algorithm.adv_estimator=grpo", dump, "+algorithm.gtpo.dump_freq=0"))
+    check_dump(compose_config(dump))
     (tmp_path / "step_000001.jsonl").touch()
     with pytest.raises(ValueError, match="dump_dir=.* holds the dump of another run"):
-        preflight.check_dump(compose_config(dump))
+        check_dump(compose_config(dump))
     config = compose_config(dump)
     (tmp_path / "gtpo_dump.json").write_text(json.dumps({"checkpoints": "/of/another/run"}))
     with pytest.raises(ValueError, match="dump_dir=.* holds the dump of another run"):
-        preflight.check_dump(config)
+        check_dump(config)
     (tmp_path / "gtpo_dump.json").write_text(json.dumps({"checkpoints": config.trainer.default_local_dir}))
-    preflight.check_dump(config)  # its own, of a start that ended before its first checkpoint
+    check_dump(config)  # its own, of a start that ended before its first checkpoint
     (tmp_path / "gtpo_dump.json").unlink()
     (Path(config.trainer.default_local_dir) / "global_step_1").mkdir(parents=True)
-    preflight.check_dump(config)
+    check_dump(config)
 
 
 def test_a_run_that_starts_again_drops_the_steps_that_it_will_make_again(compose_config, tmp_path):

@@ -316,12 +316,11 @@ def check_files(dataset: str, files: Iterable[Path]) -> None:
     """
     import pyarrow.parquet as pq
 
-    names = {known.name: name for name, known in DATASETS.items()}
+    names = {dataset.name: name for name, dataset in DATASETS.items()}
     for path in files:
         try:
-            table = pq.ParquetFile(path)
-            columns = ["data_source"] if "data_source" in table.schema_arrow.names else []
-            sources = {row["data_source"] for row in table.read(columns).to_pylist()} if columns else set()
+            known = "data_source" in pq.read_schema(path).names
+            sources = set(pq.read_table(path, columns=["data_source"])[0].unique().to_pylist()) if known else set()
         except (OSError, ValueError) as error:
             raise ValueError(f"{path} cannot be read ({error}): remove it, and it is made anew") from error
         if others := sorted(names[source] for source in sources & names.keys() if names[source] != dataset):

@@ -181,7 +181,7 @@ def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO) ->
     """
     log = out / "train.log"
     said_before = log.stat().st_size if log.exists() else 0
-    tail = run_folder.Tail(log)
+    tail = run_folder.Tail(log, said_before)
     metrics = run_folder.MetricsFile(verl_metrics(out), out / "metrics.jsonl")
     total = run_folder.overrides(command).get("trainer.total_training_steps", "?")
     process = start_trainer(command, out, log, keep_open=[lock.fileno()])

@@ -184,11 +184,10 @@ def logger_variables(out: Path) -> dict[str, str]:
 
 
 class Tail:
-    """The complete lines that a file has gained since the last look; none while it does not exist."""
+    """The complete lines of a file from byte `start` on, since the last look; none while it does not exist."""
 
-    def __init__(self, path: Path, from_start: bool = False):
-        self._path, self._rest = path, ""
-        self._start = path.stat().st_size if path.exists() and not from_start else 0
+    def __init__(self, path: Path, start: int = 0):
+        self._path, self._start, self._rest = path, start, ""
         self._file: TextIO | None = None
 
     def lines(self) -> list[str]:
@@ -213,7 +212,7 @@ class MetricsFile:
     def __init__(self, source: Path, target: Path):
         self.target = target
         self.records = [_record(line, target) for line in _whole_lines(target)] if target.exists() else []
-        self._tail, self._begun = Tail(source, from_start=True), False
+        self._tail, self._begun = Tail(source), False
         list(self.poll())
         source.unlink(missing_ok=True)
         self._tail, self._begun = Tail(source), False

@@ -1,5 +1,5 @@
 import json
-import signal as signals
+import signal
 import subprocess
 import sys
 import time
@@ -32,7 +32,7 @@ def run(tmp_path):
 
     trained.start = lambda script: subprocess.Popen(
         [sys.executable, "-m", "gtpo_verl", *arguments(script)],
-        preexec_fn=lambda: signals.signal(signals.SIGHUP, signals.SIG_DFL),  # which the tests' own nohup ignores
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # which the tests' own nohup ignores
     )
     trained.out = tmp_path / "out"
     trained.records = lambda: [json.loads(line) for line in (trained.out / "metrics.jsonl").read_text().splitlines()]
@@ -91,16 +91,16 @@ def test_a_metric_that_is_nan_is_shown_as_such(run, capsys):
     assert "step 2/3  loss nan" in (out := capsys.readouterr().out) and "| 1 to 3 | nan |" in out
 
 
-@pytest.mark.parametrize("signal", ["SIGHUP", "SIGTERM", "SIGKILL"])
-def test_a_launcher_that_is_killed_loses_no_step_and_its_trainer_holds_the_folder(run, capsys, monkeypatch, signal):
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
+def test_a_launcher_that_is_killed_loses_no_step_and_its_trainer_holds_the_folder(run, capsys, monkeypatch, number):
     script = "step(1)\ntime.sleep(2)\nstep(2)\ntime.sleep(60)"
     process = run.start(script)
     metrics = run.out / "verl_metrics.jsonl"
     wait_until(lambda: (run.out / "metrics.jsonl").exists())
     trainer = psutil.Process(int((run.out / "lock").read_text()))
-    process.send_signal(getattr(signals, signal))
+    process.send_signal(number)
     process.wait(60)
-    if signal == "SIGKILL":
+    if number == signal.SIGKILL:
         wait_until(lambda: len(metrics.read_text().splitlines()) == 2)
         with monkeypatch.context() as patched:
             patched.setattr(run_folder, "_DYING_S", 0.1)
@@ -110,7 +110,7 @@ def test_a_launcher_that_is_killed_loses_no_step_and_its_trainer_holds_the_folde
         assert run("step(3)") == 0
         assert [record["step"] for record in run.records()] == [1, 2, 3]
     else:
-        assert process.returncode == 128 + getattr(signals, signal) and not trainer.is_running()
+        assert process.returncode == 128 + number and not trainer.is_running()
 
 
 @pytest.mark.parametrize("line", ["[1]", '{"a": 1}', '{"step": "one"}', "\0", "[" * 100_000])
