@@ -148,3 +148,4 @@ if __name__ == "__main__":
     folder, output = sys.argv[1:]
     trainer = train(Recorder, folder, output, GTPOConfig(completion_filter="never"), per_device_train_batch_size=2)
     torch.save(trainer.rows, Path(output) / f"{trainer.accelerator.process_index}.pt")
+    trainer.accelerator.end_training()  # else a thread of the process group may abort a rank as it exits
