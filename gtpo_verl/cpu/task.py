@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from gtpo_verl.records import read_record
 
 
@@ -27,7 +29,8 @@ def make_once(
     """Call `make` for the folder `out`, unless it holds what an earlier call made with these settings.
 
     Everything is written beside `out` and renamed when complete, so an interrupted call leaves nothing that a later one
-    would take for its result. A change of the file `source` counts as a change of the settings.
+    would take for its result. Of calls at the same time one makes it. A change of the file `source` counts as a change
+    of the settings.
 
     Args:
         out: a folder of its own: new, empty, or written by an earlier call.
@@ -45,24 +48,25 @@ def make_once(
     """
     out = Path(out).absolute()
     settings = {**settings, "source": hashlib.sha256(Path(source).read_bytes()).hexdigest()}
-    if (out / record).exists():
-        report = read_record(out / record, "settings", "statistics")
-        if report["settings"] == settings:
-            return report
-    foreign = {path.name for path in out.iterdir()} - {record, *files} if out.exists() else set()
-    if foreign:
-        raise ValueError(f"--out {out} holds {sorted(foreign)}, which is not made here: give a folder of its own")
-
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
-        work = Path(scratch) / out.name
-        work.mkdir()
-        report = {"settings": settings, "statistics": make(work)}
-        (work / record).write_text(json.dumps(report, indent=2) + "\n")
-        if out.exists():
-            shutil.rmtree(out)
-        work.rename(out)
-    return report
+    with FileLock(out.parent / f".{out.name}.lock"):  # a second run waits for what the first one makes
+        if (out / record).exists():
+            report = read_record(out / record, "settings", "statistics")
+            if report["settings"] == settings:
+                return report
+        foreign = {path.name for path in out.iterdir()} - {record, *files} if out.exists() else set()
+        if foreign:
+            raise ValueError(f"--out {out} holds {sorted(foreign)}, which is not made here: give a folder of its own")
+
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
+            work = Path(scratch) / out.name
+            work.mkdir()
+            report = {"settings": settings, "statistics": make(work)}
+            (work / record).write_text(json.dumps(report, indent=2) + "\n")
+            if out.exists():
+                shutil.rmtree(out)
+            work.rename(out)
+        return report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

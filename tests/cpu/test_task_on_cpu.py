@@ -1,6 +1,8 @@
 """What the tasks share: each is made once, for one set of settings, and never half."""
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -18,12 +20,16 @@ def made(tmp_path):
         def __call__(self, seed, fail=None):
             def make(folder):
                 (folder / "model").write_text(str(seed))
+                time.sleep(0.05)
                 if fail:
                     raise fail
                 self.append(seed)
                 return {"reward": 1.0}
 
             return make_once(self.out, {"seed": seed}, str(self.source), make, "task.json", ("model", "warm_start"))
+
+        def files(self):
+            return sorted(path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock")
 
     Made.source.write_text("first")
     return Made()
@@ -32,6 +38,12 @@ def made(tmp_path):
 def test_a_second_call_with_the_same_settings_makes_nothing(made):
     assert made(1) == made(1)
     assert made == [1]
+
+
+def test_of_two_calls_at_the_same_time_one_makes_it_and_the_other_waits(made):
+    with ThreadPoolExecutor() as pool:
+        first, second = pool.map(made, [1, 1])
+    assert first == second and made == [1]
 
 
 def test_the_report_holds_settings_and_statistics(made):
@@ -60,10 +72,10 @@ def test_a_changed_source_is_a_changed_setting(made):
 def test_an_interrupted_call_leaves_what_was_there(made, earlier):
     if earlier:
         made(1)
-    before = sorted(made.out.parent.rglob("*"))
+    before = made.files()
     with pytest.raises(KeyboardInterrupt):
         made(2, fail=KeyboardInterrupt())
-    assert sorted(made.out.parent.rglob("*")) == before
+    assert made.files() == before
     assert not earlier or (made.out / "model").read_text() == "1"
 
 
