@@ -58,6 +58,7 @@ class Sign(NamedTuple):
 
 
 _LOWER_LR = "lower the learning rate, go back to an earlier checkpoint"
+_PROTECT_END = "reward the whole format and the end of sequence, or use GTPO, whose backward mask protects the end"
 _FALLEN = 0.5
 
 SIGNS = (
@@ -89,7 +90,13 @@ SIGNS = (
         ("completion/eos_rate",),
         lambda eos: eos.now < eos.best - 0.2,
         "completions lose their end",
-        "reward the whole format and the end of sequence, or use GTPO, whose backward mask protects the end",
+        _PROTECT_END,
+    ),
+    Sign(
+        ("reward/strict/mean",),
+        lambda strict: strict.now < strict.best - 0.2,
+        "text stands beside the answer, which the format reward does not see",
+        _PROTECT_END,
     ),
     Sign(
         ("response_length/mean", "response_length/limit"),

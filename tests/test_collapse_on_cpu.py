@@ -16,6 +16,7 @@ HEALTHY = {
     "critic/score/mean": 15.0,
     "reward/format/mean": 9.5,
     "reward/acc/mean": 0.7,
+    "reward/strict/mean": 0.95,
     "completion/eos_rate": 1.0,
     "response_length/mean": 30.0,
     "gtpo/filter/dropped_frac": 0.0,
@@ -37,6 +38,7 @@ def run(**changed):
         ({"reward__format__mean": 4.0}, "lose their format"),
         ({"reward__acc__mean": 0.1}, "accuracy is lost while the format stays"),
         ({"completion__eos_rate": 0.5}, "lose their end"),
+        ({"reward__strict__mean": 0.6}, "text stands beside the answer"),
         ({"response_length__mean": 63.0}, "grow to the limit"),
         ({"gtpo__filter__dropped_frac": 0.8}, "filtered out"),
         ({"gtpo__group__zero_std_frac": 1.0, "critic__score__mean": 12.0}, "nothing to learn from"),
@@ -108,12 +110,15 @@ def test_no_false_alarm_on_healthy_runs(log):
 
 
 STUDY = Path(__file__).resolve().parents[1] / "studies/results"
-LOST_END, LOST_ACCURACY = "completions lose their end", "accuracy is lost while the format stays"
+BESIDE, LOST_ACCURACY = "text stands beside the answer", "accuracy is lost while the format stays"
 SICK = {
-    "main/letter_counting-grpo-seed1": LOST_END,
-    "parts/letter_counting-forward-seed1": LOST_END,
-    "rates/arithmetic-grpo-lr0.0001-seed1": LOST_END,
-    "rates/arithmetic-grpo-lr0.0003-seed1": LOST_END,
+    "main/letter_counting-grpo-seed1": BESIDE,
+    "main/letter_counting-grpo-seed3": BESIDE,
+    "main/letter_counting-grpo-seed4": BESIDE,
+    "parts/letter_counting-entropy-seed1": BESIDE,
+    "parts/letter_counting-forward-seed1": BESIDE,
+    "rates/arithmetic-grpo-lr0.0001-seed1": BESIDE,
+    "rates/arithmetic-grpo-lr0.0003-seed1": BESIDE,
     "rates/arithmetic-gtpo-lr0.0003-seed1": LOST_ACCURACY,
 }
 """What ails the study's runs of one prompt a step, as their curves show it. docs/reliability.md says what is missed."""
