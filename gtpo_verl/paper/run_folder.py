@@ -159,7 +159,7 @@ def write_command(command: list[str], out: Path, options: list[str]) -> None:
         *(f"export {name}={shlex.quote(os.environ[name])}" for name in exported),
         " \\\n    ".join([shlex.join(run), shlex.quote(program), *(shlex.quote(word) for word in command[1:])]),
     ]
-    (out / "command.sh").write_text("\n".join(lines) + "\n")
+    write_whole(out / "command.sh", "\n".join(lines) + "\n")  # a shell that reads the old one goes on reading it
 
 
 def logger_variables(out: Path) -> dict[str, str]:

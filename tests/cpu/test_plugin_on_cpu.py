@@ -33,7 +33,7 @@ assert not {"platform", "fixes", "rollout"} & {name.removeprefix("gtpo_verl.cpu.
 assert "cpu" not in PlatformRegistry.registered_names()
 assert ("hf", "async") not in verl.workers.rollout.base._ROLLOUT_REGISTRY
 assert type(verl.utils.distributed.initialize_global_process_group_ray).__name__ == "function"
-assert not {"VERL_ENGINE_DEVICE", "VLLM_TARGET_DEVICE", "RAY_raylet_start_wait_time_s"} & set(os.environ)
+assert not {"VERL_ENGINE_DEVICE", "VLLM_TARGET_DEVICE"} & set(os.environ)
 """
     done = run_python(code, **environment)
     assert done.returncode == 0, done.stderr
@@ -41,9 +41,8 @@ assert not {"VERL_ENGINE_DEVICE", "VLLM_TARGET_DEVICE", "RAY_raylet_start_wait_t
 
 def test_verl_platform_cpu_is_all_that_verl_needs():
     code = """
-import os, sys, verl
+import sys, verl
 assert "gtpo_verl.cpu.rollout" not in sys.modules
-assert os.environ["RAY_raylet_start_wait_time_s"] == "120"
 import torch
 from verl.plugin.platform import get_platform
 from verl.utils.device import get_device_id, get_torch_device

@@ -121,3 +121,13 @@ def test_the_written_command_runs_again_with_the_variables_it_needs_and_no_secre
     monkeypatch.setenv("VERL_PLATFORM", "another")
     subprocess.run(["bash", str(out / "command.sh")], capture_output=True, timeout=120)
     assert "a b [\"x='y z'\", 'trainer.logger=[file]']" in (out / "train.log").read_text()
+
+
+def test_a_shell_that_runs_the_command_does_not_go_on_with_the_one_that_replaces_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    write_command([sys.executable, "-c", "pass"], tmp_path, [])
+    with (tmp_path / "command.sh").open() as shell:
+        first = shell.read()
+        monkeypatch.setenv("VERL_PLATFORM", "cpu")
+        write_command([sys.executable, "-c", "pass"], tmp_path, [])
+        assert shell.read() == "" and len((tmp_path / "command.sh").read_text()) > len(first)
