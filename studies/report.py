@@ -176,7 +176,8 @@ def main() -> int:
     write_finals(done)
     written = [OUT / "tables.md", OUT / "finals.csv"]
     pair = {"gtpo": "GTPO", "grpo": "GRPO"}
-    parts = {**pair, "backward": "backward mask", "forward": "forward mask", "grpo_strict": "GRPO, strict reward"}
+    parts = {"backward": "backward mask", "forward": "forward mask", "entropy": "filter and γ"}
+    parts = {**pair, **parts, "grpo_strict": "GRPO, strict reward"}
     for task in dict.fromkeys(run.task for run in main_runs):
         here = [run for run in main_runs if run.task == task]
         if {run.method for run in here if run.log.exists()} == set(pair):
