@@ -30,7 +30,7 @@ METRICS = {
 }
 _RESAMPLES = 2000
 _BEGINNING = 50
-"""Steps at the start with which a run's end is compared."""
+"""Steps at the start with which a run's end is compared; also those over which its worst stretch is averaged."""
 
 Samples = Sequence[np.ndarray]
 """Final values, an array of seeds per task."""
@@ -70,12 +70,17 @@ def lost_accuracy(run: Run) -> bool:
     return final(run, METRICS["accuracy"]) < values(run.log)[METRICS["accuracy"]][:_BEGINNING].mean()
 
 
+def worst_strict(run: Run) -> float:
+    """Strict format over the worst stretch of the run, which its final value may hide."""
+    return float(np.convolve(values(run.log)[METRICS["strict"]], np.ones(_BEGINNING) / _BEGINNING, "valid").min())
+
+
 def table(runs: Sequence[Run], by: Callable[[Run], tuple[str, ...]], columns: Sequence[str]) -> list[str]:
     """One line per value of `by`, in the order of the plan: runs that are done of those planned, failures, finals."""
     names = ["accuracy", "strict", "entropy", "length"]
     lines = [
-        f"| {' | '.join(columns)} | runs | end lost | accuracy lost | {' | '.join(names)} |",
-        f"|{'---|' * (len(columns) + 3 + len(names))}",
+        f"| {' | '.join(columns)} | runs | end lost | accuracy lost | {' | '.join(names)} | worst strict |",
+        f"|{'---|' * (len(columns) + 4 + len(names))}",
     ]
     keys = list(dict.fromkeys(map(by, runs)))
     for key in keys:
@@ -88,6 +93,7 @@ def table(runs: Sequence[Run], by: Callable[[Run], tuple[str, ...]], columns: Se
         for name in names:
             samples = [np.array([final(run, METRICS[name]) for run in task]) for task in tasks]
             cells.append(interval(iqm, samples))
+        cells.append(f"{min(map(worst_strict, done)):.2f}")
         counts = [f"{sum(map(lost, done))}/{len(done)}" for lost in (lost_end, lost_accuracy)]
         lines.append(f"| {' | '.join([*key, f'{len(done)} of {len(planned)}', *counts, *cells])} |")
     return lines
@@ -169,7 +175,10 @@ def main() -> int:
         ),
         "What the paper leaves open, on `arithmetic`": table(of("open"), by_method, ["method"]),
     }
-    lines = [f"{len(done)} of {len(runs)} runs are done. Made by `python -m studies.report`."]
+    lines = [
+        f"{len(done)} of {len(runs)} runs are done. Made by `python -m studies.report`. Worst strict: the lowest mean "
+        f"over {_BEGINNING} steps of one of the runs."
+    ]
     for title, rows in sections.items():
         lines += ["", f"## {title}", "", *(rows if len(rows) > 2 else ["Not run."])]
     (OUT / "tables.md").write_text("# Tables of the study\n\n" + "\n".join(lines) + "\n")

@@ -151,10 +151,18 @@ def test_the_tables_count_what_is_done_and_what_went_wrong(results, tmp_path, mo
     tables = (tmp_path / "out/tables.md").read_text()
     assert "| arithmetic | grpo | 3 of 10 | 3/3 | 0/3 |" in tables
     assert "| arithmetic | gtpo | 3 of 10 | 0/3 | 0/3 |" in tables
+    assert "| 1.00 [1.00, 1.00] | 1.00 |\n" in tables and "| 0.25 [0.25, 0.25] | 0.25 |\n" in tables
     assert "| strict | 1.00 [1.00, 1.00] |" in tables
     rows = list(csv.DictReader((tmp_path / "out/finals.csv").open()))
     assert len(rows) == 6 + len(list(plan.selection()))
     assert (tmp_path / "out/arithmetic.png").stat().st_size > 10_000
+
+
+def test_the_worst_stretch_of_a_run_that_recovers_is_told(results):
+    (run,) = (one for one in plan.quick() if one.method == "gtpo")
+    constant = dict.fromkeys(report.METRICS.values(), lambda step: 1.0)
+    logged(run, {**constant, "reward/strict/mean": lambda step: 0.0 if 100 < step <= 140 else 1.0})
+    assert report.worst_strict(run) == pytest.approx(0.2) and not report.lost_end(run)
 
 
 def test_a_short_or_failed_run_leaves_no_log(results, tmp_path, monkeypatch, capsys):
