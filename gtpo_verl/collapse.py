@@ -59,7 +59,7 @@ class Sign(NamedTuple):
 
 _LOWER_LR = "lower the learning rate, go back to an earlier checkpoint"
 _PROTECT_END = "reward the whole format and the end of sequence, or use GTPO, whose backward mask protects the end"
-_FALLEN = 0.5
+_FALLEN, _LOST = 0.5, 0.2
 
 SIGNS = (
     Sign(
@@ -88,13 +88,13 @@ SIGNS = (
     ),
     Sign(
         ("completion/eos_rate",),
-        lambda eos: eos.now < eos.best - 0.2,
+        lambda eos: eos.now < eos.best - _LOST,
         "completions lose their end",
         _PROTECT_END,
     ),
     Sign(
         ("reward/strict/mean",),
-        lambda strict: strict.now < strict.best - 0.2,
+        lambda strict: strict.now < strict.best - _LOST,
         "text stands beside the answer, which the format reward does not see",
         _PROTECT_END,
     ),

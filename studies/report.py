@@ -29,8 +29,8 @@ METRICS = {
     "entropy": "actor/entropy",
 }
 _RESAMPLES = 2000
-_BEGINNING = 50
-"""Steps at the start with which a run's end is compared; also those over which its worst stretch is averaged."""
+_STRETCH = 50
+"""Steps over which a run's beginning and its worst stretch are averaged."""
 
 Samples = Sequence[np.ndarray]
 """Final values, an array of seeds per task."""
@@ -67,12 +67,12 @@ def lost_end(run: Run) -> bool:
 
 def lost_accuracy(run: Run) -> bool:
     """Whether the run ends less accurate than it began."""
-    return final(run, METRICS["accuracy"]) < values(run.log)[METRICS["accuracy"]][:_BEGINNING].mean()
+    return final(run, METRICS["accuracy"]) < values(run.log)[METRICS["accuracy"]][:_STRETCH].mean()
 
 
 def worst_strict(run: Run) -> float:
     """Strict format over the worst stretch of the run, which its final value may hide."""
-    return float(np.convolve(values(run.log)[METRICS["strict"]], np.ones(_BEGINNING) / _BEGINNING, "valid").min())
+    return float(np.convolve(values(run.log)[METRICS["strict"]], np.ones(_STRETCH) / _STRETCH, "valid").min())
 
 
 def table(runs: Sequence[Run], by: Callable[[Run], tuple[str, ...]], columns: Sequence[str]) -> list[str]:
@@ -177,7 +177,7 @@ def main() -> int:
     }
     lines = [
         f"{len(done)} of {len(runs)} runs are done. Made by `python -m studies.report`. Worst strict: the lowest mean "
-        f"over {_BEGINNING} steps of one of the runs."
+        f"over {_STRETCH} steps of one of the runs."
     ]
     for title, rows in sections.items():
         lines += ["", f"## {title}", "", *(rows if len(rows) > 2 else ["Not run."])]
@@ -185,8 +185,13 @@ def main() -> int:
     write_finals(done)
     written = [OUT / "tables.md", OUT / "finals.csv"]
     pair = {"gtpo": "GTPO", "grpo": "GRPO"}
-    parts = {"backward": "backward mask", "forward": "forward mask", "entropy": "filter and γ"}
-    parts = {**pair, **parts, "grpo_strict": "GRPO, strict reward"}
+    parts = {
+        **pair,
+        "backward": "backward mask",
+        "forward": "forward mask",
+        "entropy": "filter and γ",
+        "grpo_strict": "GRPO, strict reward",
+    }
     for task in dict.fromkeys(run.task for run in main_runs):
         here = [run for run in main_runs if run.task == task]
         if {run.method for run in here if run.log.exists()} == set(pair):

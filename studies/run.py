@@ -77,7 +77,7 @@ def execute(run: Run, outputs: Path) -> bool:
     """Make the run's task and run it; whether its log is complete."""
     changes = "".join(f"-{key}{value:g}" for key, value in run.warm_start.items())
     task = outputs / "tasks" / f"{run.task}{changes}-seed{run.seed}"
-    with _one_at_a_time:  # it draws from torch's random state, and methods share the folder
+    with _one_at_a_time:  # it draws from torch's random state
         prepare(task, WarmStartConfig(seed=run.seed, task=run.task, **run.warm_start))
     out = outputs / run.name
     shutil.rmtree(out, ignore_errors=True)

@@ -110,18 +110,22 @@ def test_no_false_alarm_on_healthy_runs(log):
 
 
 STUDY = Path(__file__).resolve().parents[1] / "studies/results"
-BESIDE, LOST_ACCURACY = "text stands beside the answer", "accuracy is lost while the format stays"
+BESIDE = "text stands beside the answer, which the format reward does not see"
+LOST_END = "completions lose their end"
+LOST_ACCURACY = "accuracy is lost while the format stays, which entropy and reward hide"
+LOST_FORMAT = "completions lose their format"
+GROWN = "completions grow to the limit"
 SICK = {
-    "main/letter_counting-grpo-seed1": BESIDE,
-    "main/letter_counting-grpo-seed3": BESIDE,
-    "main/letter_counting-grpo-seed4": BESIDE,
-    "parts/letter_counting-double-seed1": BESIDE,
-    "parts/letter_counting-entropy-seed1": BESIDE,
-    "parts/letter_counting-forward-seed1": BESIDE,
-    "parts/letter_counting-grpo_coin-seed1": BESIDE,
-    "rates/arithmetic-grpo-lr0.0001-seed1": BESIDE,
-    "rates/arithmetic-grpo-lr0.0003-seed1": BESIDE,
-    "rates/arithmetic-gtpo-lr0.0003-seed1": LOST_ACCURACY,
+    "main/letter_counting-grpo-seed1": [BESIDE, LOST_END, GROWN],
+    "main/letter_counting-grpo-seed3": [BESIDE],
+    "main/letter_counting-grpo-seed4": [BESIDE],
+    "parts/letter_counting-double-seed1": [BESIDE],
+    "parts/letter_counting-entropy-seed1": [BESIDE, LOST_END],
+    "parts/letter_counting-forward-seed1": [BESIDE, LOST_END, GROWN],
+    "parts/letter_counting-grpo_coin-seed1": [BESIDE, LOST_FORMAT],
+    "rates/arithmetic-grpo-lr0.0001-seed1": [BESIDE, LOST_END],
+    "rates/arithmetic-grpo-lr0.0003-seed1": [BESIDE, LOST_END, LOST_ACCURACY, GROWN],
+    "rates/arithmetic-gtpo-lr0.0003-seed1": [LOST_ACCURACY],
 }
 """What ails the study's runs of one prompt a step, as their curves show it. docs/reliability.md says what is missed."""
 
@@ -133,9 +137,8 @@ def test_the_watch_names_the_sick_runs_of_the_study_and_no_other(log):
         record["critic/score/mean"] = record["reward/score/mean"]
         record["response_length/mean"] = record["completion/length/mean"]
     named = [said for _, said in alarms(records, max_response_length=64, prompts_per_step=1)]
-    expected = SICK.get(str(log.relative_to(STUDY)).removesuffix(".jsonl.gz"))
-    assert bool(named) == bool(expected), named
-    assert not expected or named[0].startswith(expected)
+    expected = SICK.get(str(log.relative_to(STUDY)).removesuffix(".jsonl.gz"), [])
+    assert [said.partition(":")[0] for said in named] == expected
 
 
 def trainer(choice):

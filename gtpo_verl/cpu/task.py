@@ -48,12 +48,12 @@ def make_once(
     """
     out = Path(out).absolute()
     settings = {**settings, "source": hashlib.sha256(Path(source).read_bytes()).hexdigest()}
+    if made := _made(out / record, settings):
+        return made
     out.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(out.parent / f".{out.name}.lock"):  # a second run waits for what the first one makes
-        if (out / record).exists():
-            report = read_record(out / record, "settings", "statistics")
-            if report["settings"] == settings:
-                return report
+    with FileLock(out.parent / f".{out.name}.lock"):
+        if made := _made(out / record, settings):  # by a call that held the lock
+            return made
         foreign = {path.name for path in out.iterdir()} - {record, *files} if out.exists() else set()
         if foreign:
             raise ValueError(f"--out {out} holds {sorted(foreign)}, which is not made here: give a folder of its own")
@@ -67,6 +67,11 @@ def make_once(
                 shutil.rmtree(out)
             work.rename(out)
         return report
+
+
+def _made(record: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    report = read_record(record, "settings", "statistics") if record.exists() else None
+    return report if report and report["settings"] == settings else None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -316,11 +316,11 @@ def check_files(dataset: str, files: Iterable[Path]) -> None:
     """
     import pyarrow.parquet as pq
 
-    names = {dataset.name: name for name, dataset in DATASETS.items()}
+    names = {known.name: name for name, known in DATASETS.items()}
     for path in files:
         try:
-            known = "data_source" in pq.read_schema(path).names
-            sources = set(pq.read_table(path, columns=["data_source"])[0].unique().to_pylist()) if known else set()
+            named = "data_source" in pq.read_schema(path).names
+            sources = set(pq.read_table(path, columns=["data_source"])[0].unique().to_pylist()) if named else set()
         except (OSError, ValueError) as error:
             raise ValueError(f"{path} cannot be read ({error}): remove it, and it is made anew") from error
         if others := sorted(names[source] for source in sources & names.keys() if names[source] != dataset):
