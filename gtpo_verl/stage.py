@@ -6,7 +6,6 @@ to the estimator, and log the metrics of the trainer's `GTPOStage` afterwards.
 """
 
 import logging
-import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -27,7 +26,6 @@ from gtpo_verl.metrics import compute_gtpo_metrics
 from gtpo_verl.rows import ENTROPY, RESPONSE_MASK, RESPONSES, ROW, final_outputs
 
 logger = logging.getLogger("gtpo_verl")
-logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
 
 problems: list[str] = []
 """What keeps GTPO from running in this process; empty if nothing does."""

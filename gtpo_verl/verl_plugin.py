@@ -18,6 +18,7 @@ tested gets a warning and the same checks: that what is hooked is there and take
 
 import inspect
 import logging
+import os
 import sys
 import time
 import traceback
@@ -307,6 +308,15 @@ def _wrap(module: ModuleType, path: str, wrapper: Callable, *parameters: str) ->
     wrapt.wrap_object(module, path, _Hook, (wrapper,))
 
 
+def _configure_logging() -> None:
+    """Keep this package's log apart from the root logger, as verl keeps its own: importing vLLM raises it to ERROR."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s:%(asctime)s:%(message)s"))
+    logger.handlers = [handler]
+    logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
+    logger.propagate = False
+
+
 def _install() -> None:
     found = _verl_version()
     if found is not None and found < Version(SUPPORTED_VERL[0]):
@@ -321,6 +331,7 @@ def _install() -> None:
 
 
 try:
+    _configure_logging()
     _install()
 except Exception:
     # verl logs a plugin's exception at DEBUG level only and goes on without the plugin.

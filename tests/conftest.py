@@ -1,3 +1,4 @@
+import logging
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,13 @@ settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def caplog(caplog, monkeypatch):
+    """pytest listens at the root logger, from which the plugin keeps its log apart."""
+    monkeypatch.setattr(logging.getLogger("gtpo_verl"), "propagate", True)
+    return caplog
 
 
 @pytest.fixture

@@ -1,3 +1,4 @@
+import logging
 import os
 import re
 import subprocess
@@ -42,6 +43,21 @@ print(estimators[0].__module__, losses[0].__module__)
 
 def test_importing_verl_does_not_import_the_trainer():
     assert run_python("import verl, sys; print('verl.trainer.ppo.core_algos' in sys.modules)") == "False"
+
+
+def test_the_log_is_shown_once_also_where_the_root_logger_shows_errors_only():
+    """vLLM imports model_hosting_container_standards, which sets the root logger and its handlers so."""
+    code = """
+import logging, sys, verl
+for root in (logging.getLogger(), *logging.getLogger().handlers):
+    root.setLevel(int(sys.argv[-1]))
+logging.getLogger("gtpo_verl").info("seen")
+logging.getLogger("gtpo_verl.paper.reward").warning("seen")
+"""
+    for level in (logging.DEBUG, logging.ERROR):
+        command = [sys.executable, "-c", code, str(level)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert result.returncode == 0 and result.stderr.count("seen") == 2, result.stderr
 
 
 def test_gtpo_is_registered_in_a_ray_worker():
