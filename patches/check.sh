@@ -2,7 +2,8 @@
 # Check the patches (GTPO, arXiv:2508.03772); see README.md beside this file and openrlhf-0.11.2/README.md.
 #
 #   bash patches/check.sh                           on verl 0.9.1 and OpenRLHF 0.11.2 as PyPI has them
-#   VERL_MAIN=/path/to/verl bash patches/check.sh   and on what that clone has checked out, with upstream's own checks
+#   VERL_MAIN=/path/to/verl bash patches/check.sh   and on what that clone has checked out, with upstream's own checks,
+#                                                   and 0.9.1 with two more of its trainers
 #
 # Nothing is left behind but .venv and .cache.
 set -euo pipefail
@@ -179,16 +180,21 @@ check_tree() {
     check "$1" numbers "same bits as the plugin, both trainers"
     check "$1" plugin_defers "with the plugin installed too, verl's own serves gtpo"
     check "$1" train_v1 "trains on CPU without the plugin: V1 trainer"
-    # on main the legacy trainer is deprecated, and its functions were called above
-    [ "$1" = main ] || check "$1" train_legacy "the same with the legacy trainer"
-    [ "$1" = main ] || check "$1" train_one_step_off "the same with one_step_off, an experimental trainer"
+}
+check_other_trainers() { # `numbers` calls their functions; on main the legacy one is deprecated
+    check 0.9.1 train_legacy "the same with the legacy trainer"
+    check 0.9.1 train_one_step_off "the same with one_step_off, an experimental trainer"
 }
 
 check "-" prepare "tools, task" || exit 1
 set +e
 check OpenRLHF apply_openrlhf "git am" && check OpenRLHF test_openrlhf "its tests, on CPU" &
-check_tree 0.9.1 &
-[ -z "${VERL_MAIN:-}" ] || check_tree main &
+if [ -z "${VERL_MAIN:-}" ]; then
+    check_tree 0.9.1 &
+else
+    (check_tree 0.9.1 && check_other_trainers) &
+    check_tree main &
+fi
 wait
 printf '\n| %-8s | %-62s | %-6s | %4s |\n|----------|%s|--------|------|\n' tree check result s "$(printf -- '-%.0s' {1..64})"
 sort "$work/rows"

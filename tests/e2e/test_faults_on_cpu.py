@@ -1,5 +1,7 @@
-"""What a cluster does to a run of verl's trainer: full disks, killed workers and servers; and what then goes on."""
+"""What a cluster does to a run of verl's trainer: full disks, killed workers, servers, runs; and what then goes on."""
 
+import contextlib
+import subprocess
 import time
 
 import psutil
@@ -63,10 +65,20 @@ def test_each_start_after_a_fault_goes_on_from_the_last_whole_checkpoint(train):
         saved = saved_step()
         killed_at.add(saved)
 
-    result = train("trainer.save_freq=1", "algorithm.gtpo.initial_entropy=0.5", steps=9)
+    process = train("trainer.save_freq=1", "algorithm.gtpo.initial_entropy=0.5", steps=9, wait=False)
+    wait_for(process, lambda: saved_step() > saved)
+    for member in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    process.wait()
+    changed_after, saved = saved, saved_step()
+    killed_at.add(saved)
+
+    command = ["bash", str(train.out / "command.sh")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"step {saved + 1}/9" in result.stdout and f"step {saved}/9" not in result.stdout
     initial = {record["step"]: record["gtpo/entropy/initial"] for record in train.records()}
     assert set(range(1, 10)) - initial.keys() <= killed_at  # verl logs a step after its checkpoint
-    assert all(value == (0.5 if step > saved else measured.value) for step, value in initial.items())
+    assert all(value == (0.5 if step > changed_after else measured.value) for step, value in initial.items())
     assert InitialEntropy.load(train.out / "checkpoints") == InitialEntropy(0.5)
