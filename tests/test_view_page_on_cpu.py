@@ -48,10 +48,16 @@ def show(driver, tmp_path):
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
         driver.get(page.as_uri())
+        let_draw(driver)
         return driver
 
     yield shown
     assert driver.get_log("browser") == []
+
+
+def let_draw(driver):
+    """Wait until the page has seen what is near the screen, which it draws a frame later."""
+    driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(arguments[0])))")
 
 
 def find(driver, selector):
@@ -64,6 +70,7 @@ def text(driver, selector):
 
 def tokens(driver, row):
     """Text and classes of the drawn tokens of a completion."""
+    let_draw(driver)
     script = "return [...document.querySelectorAll('article')[arguments[0]].querySelectorAll('.token')]"
     return driver.execute_script(f"{script}.map(x => [x.textContent, x.className])", row)
 
