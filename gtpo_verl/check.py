@@ -64,7 +64,7 @@ def check(command: Sequence[str] = ()) -> Iterator[Finding]:
     """The findings about this environment, and about this machine if a command of verl is given.
 
     Raises:
-        ValueError: the command's config cannot be composed.
+        ValueError: the command's config cannot be composed, or GTPO cannot run with it.
     """
     if missing := [name for name in ("torch", "verl") if find_spec(name) is None]:
         yield Finding(
@@ -73,7 +73,11 @@ def check(command: Sequence[str] = ()) -> Iterator[Finding]:
         return
     yield from _registration()
     if command:
+        from gtpo_verl import verl_plugin
+
         config = compose(command)
+        if not verl_plugin.problems():
+            verl_plugin.check_config(config)
         yield _packages(config)
         yield from _machine(config)
 

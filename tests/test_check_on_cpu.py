@@ -143,6 +143,12 @@ def test_an_override_that_verl_does_not_know_is_one_line(capsys):
     assert "verl would not take this command" in line and "no_such_key" in line
 
 
+def test_a_config_with_which_gtpo_cannot_run_is_one_line(capsys):
+    assert main(["check", "--", "algorithm.adv_estimator=gtpo", "actor_rollout_ref.rollout.n=1"]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("gtpo-verl")]
+    assert line.startswith("gtpo-verl check: actor_rollout_ref.rollout.n=1: GTPO compares")
+
+
 def test_a_model_that_is_not_there_is_one_line(capsys, tmp_path):
     model = f"actor_rollout_ref.model.path={tmp_path}/none"
     assert main(["check", "--", model, "trainer.save_freq=1"]) == 2
