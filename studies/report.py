@@ -192,10 +192,10 @@ def main() -> int:
         "entropy": "filter and γ",
         "grpo_strict": "GRPO, strict reward",
     }
-    for task in dict.fromkeys(run.task for run in main_runs):
-        here = [run for run in main_runs if run.task == task]
+    pairs = {run.task: [other for other in main_runs if other.task == run.task] for run in main_runs}
+    for name, here in (pairs | {"noisy_start": of("noisy")}).items():
         if {run.method for run in here if run.log.exists()} == set(pair):
-            written += draw(here, pair, task, f"{task}, G = 8")
+            written += draw(here, pair, name, f"{name}, G = 8")
     compared = on("letter_counting")
     if {run.method for run in compared if run.log.exists()} > set(pair):
         written += draw(compared, parts, "parts", "letter_counting: which part of GTPO keeps the end")

@@ -115,17 +115,22 @@ LOST_END = "completions lose their end"
 LOST_ACCURACY = "accuracy is lost while the format stays, which entropy and reward hide"
 LOST_FORMAT = "completions lose their format"
 GROWN = "completions grow to the limit"
+HALVED = "the reward fell below half of its best"
+ALIKE = "nearly all groups have equal rewards, below the best"
 SICK = {
     "main/letter_counting-grpo-seed1": [BESIDE, LOST_END, GROWN],
     "main/letter_counting-grpo-seed3": [BESIDE],
     "main/letter_counting-grpo-seed4": [BESIDE],
+    "noisy/arithmetic-grpo-lr0.0002-seed1": [BESIDE, LOST_END, GROWN],
     "parts/letter_counting-double-seed1": [BESIDE],
     "parts/letter_counting-entropy-seed1": [BESIDE, LOST_END],
     "parts/letter_counting-forward-seed1": [BESIDE, LOST_END, GROWN],
     "parts/letter_counting-grpo_coin-seed1": [BESIDE, LOST_FORMAT],
     "rates/arithmetic-grpo-lr0.0001-seed1": [BESIDE, LOST_END],
     "rates/arithmetic-grpo-lr0.0003-seed1": [BESIDE, LOST_END, LOST_ACCURACY, GROWN],
+    "rates/arithmetic-grpo-lr0.001-seed1": [HALVED, LOST_FORMAT],
     "rates/arithmetic-gtpo-lr0.0003-seed1": [LOST_ACCURACY],
+    "rates/arithmetic-gtpo-lr0.001-seed1": [LOST_END, HALVED, LOST_FORMAT, BESIDE, ALIKE],
 }
 """What ails the study's runs of one prompt a step, as their curves show it. docs/reliability.md says what is missed."""
 
