@@ -98,7 +98,7 @@ def _hook_validate_config(module: ModuleType) -> None:
 
     def validate_config(wrapped: Callable, instance: None, args: tuple, kwargs: dict) -> Any:
         config = kwargs["config"] if "config" in kwargs else args[0]
-        check_config(config)
+        _check(config)
         found = preflight.departures(config) if _serves(config) else preflight.unclipped_updates(config)
         if found:
             logger.warning("GTPO: with these settings the run is not the paper's:\n%s", preflight.as_table(found))
@@ -117,14 +117,20 @@ def _hook_run_ppo(module: ModuleType) -> None:
     """The way of verl's experimental trainers into Ray; fully_async takes no other check."""
 
     def run_ppo(wrapped: Callable, instance: None, args: tuple, kwargs: dict) -> Any:
-        check_config(kwargs["config"] if "config" in kwargs else args[0])
+        _check(kwargs["config"] if "config" in kwargs else args[0])
         return wrapped(*args, **kwargs)
 
     _wrap(module, "run_ppo", run_ppo, "config")
 
 
+def _check(config: Any) -> None:
+    check_config(config)
+    if _serves(config):
+        preflight.check_resume(config)
+
+
 def check_config(config: Any) -> None:
-    """What is asked of a verl config before anything starts.
+    """What is asked of a verl config, whatever its folder holds.
 
     Raises:
         ValueError: GTPO, its dump or the watch cannot run so; the message names key, value and remedy.
@@ -135,7 +141,6 @@ def check_config(config: Any) -> None:
         stage.raise_problems(config)
         _check_trainer(config)
         preflight.check(config)
-        preflight.check_resume(config)
 
 
 def _check_trainer(config: Any) -> None:

@@ -116,7 +116,7 @@ def selection() -> Iterator[Run]:
 
 def quick() -> list[Run]:
     """GTPO and GRPO, one seed of the main comparison, run anew each time."""
-    return list(_seeds("quick", "arithmetic", ("grpo", "gtpo"), (1,)))
+    return list(_seeds("quick", "arithmetic", ("gtpo", "grpo"), (1,)))
 
 
 def plan() -> list[Run]:
