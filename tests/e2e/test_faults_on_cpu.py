@@ -78,6 +78,7 @@ def test_each_start_after_a_fault_goes_on_from_the_last_whole_checkpoint(train):
     result = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"step {saved + 1}/9" in result.stdout and f"step {saved}/9" not in result.stdout
+    assert "step 9/9" in result.stdout
     initial = {record["step"]: record["gtpo/entropy/initial"] for record in train.records()}
     assert set(range(1, 10)) - initial.keys() <= killed_at  # verl logs a step after its checkpoint
     assert all(value == (0.5 if step > changed_after else measured.value) for step, value in initial.items())

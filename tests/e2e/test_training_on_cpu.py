@@ -4,6 +4,8 @@ import math
 import re
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 pytestmark = pytest.mark.e2e
 
@@ -22,13 +24,31 @@ def check_gtpo_records(records, steps, ppo_kl=1e-3):
     assert len({record["gtpo/entropy/initial"] for record in records}) == 1
 
 
+def test_two_data_parallel_ranks_take_the_step_that_one_takes_on_the_same_rollouts(train, tmp_path):
+    same = ["skip.rollout_tq.enable=true", f"skip.rollout_tq.dump_dir={tmp_path}", "skip.rollout_tq.steps=[1]"]
+    same += ["actor_rollout_ref.actor.optim.optimizer=SGD", "actor_rollout_ref.actor.optim.lr=0.1"]
+    same += ["data.train_batch_size=3", "trainer.save_freq=1"]
+    same += ["actor_rollout_ref.actor.checkpoint.save_contents=[hf_model]"]
+    first, weights = {}, {}
+    for ranks in (1, 2):
+        folder = tmp_path / f"checkpoints{ranks}"
+        result = train(*same, f"trainer.n_gpus_per_node={ranks}", f"trainer.default_local_dir={folder}", steps=ranks)
+        assert result.returncode == 0, result.stdout + result.stderr
+        check_gtpo_records(train.records(), ranks)
+        first[ranks] = train.records()[0]
+        weights[ranks] = load_file(folder / "global_step_1/actor/huggingface/model.safetensors")
+    for key, value in first[1].items():
+        if key.startswith("gtpo/") or key in ("actor/grad_norm", "actor/entropy", "reward/score/mean"):
+            assert first[2][key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
+    for name, weight in weights[1].items():
+        torch.testing.assert_close(weights[2][name], weight, rtol=0, atol=5e-7)
+
+
 ASYNC = "trainer.v1.sampler.custom_sampler.name=RewardMetricsReplayBufferAsync"
 
 
-def test_colocate_async_trains_two_ranks_on_groups_that_dapo_keeps(train):
-    """That two ranks take the step of one: test_parallelism_on_cpu.py."""
+def test_colocate_async_trains_on_groups_that_dapo_keeps(train):
     result = train(
-        "trainer.n_gpus_per_node=2",
         "trainer.v1.trainer_mode=colocate_async",
         ASYNC,
         "algorithm.filter_groups.enable=true",
