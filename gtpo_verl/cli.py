@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from importlib import import_module
 
 COMMANDS = {
-    "check": ("gtpo_verl.check", "say whether GTPO can run here, and if not, what to do"),
+    "check": ("gtpo_verl.runs.check", "say whether GTPO can run here, and if not, what to do"),
     "data": ("gtpo_verl.paper.data", "write one of the paper's datasets as verl's parquet files"),
-    "initial-entropy": ("gtpo_verl.paper.measure", "measure a model's entropy before training, as the paper does"),
-    "run": ("gtpo_verl.paper.launch", "start one of verl's trainers in a folder of its own, and watch it"),
-    "export": ("gtpo_verl.paper.export", "write a checkpoint as a model or adapter for transformers and vLLM"),
-    "smoke": ("gtpo_verl.paper.smoke", "a few steps of a recipe with a small model: does it all work here?"),
+    "initial-entropy": (
+        "gtpo_verl.paper.measure_initial_entropy",
+        "measure a model's entropy before training",
+    ),
+    "run": ("gtpo_verl.runs.launch", "start one of verl's trainers in a folder of its own, and watch it"),
+    "export": ("gtpo_verl.runs.export", "write a checkpoint as a model or adapter for transformers and vLLM"),
+    "smoke": ("gtpo_verl.runs.smoke", "a few steps of a recipe with a small model: does it all work here?"),
     "evaluate": ("gtpo_verl.paper.evaluation", "pass@k and maj@k of verl's validation dumps"),
     "task": ("gtpo_verl.cpu.task", "make the data and the model of a run without an accelerator"),
     "view": ("gtpo_verl.view", "one HTML file that shows what GTPO does to each token of a run"),
@@ -32,7 +35,7 @@ where things are:
   train        bash recipes/run_gtpo_qwen.sh, or algorithm.adv_estimator=gtpo in any verl config
   settings     docs/keys.md has every key of algorithm.gtpo
   experiments  docs/reproduce.md leads to the paper's tables and figures
-  code         gtpo_verl is GTPO in verl, gtpo_verl.paper the experiments, gtpo_verl.cpu verl without an accelerator
+  code         gtpo_verl is GTPO in verl, gtpo_verl.runs launches it, gtpo_verl.cpu is verl without an accelerator
 """
 
 

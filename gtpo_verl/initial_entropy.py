@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from gtpo_verl.config import GTPOConfig
-from gtpo_verl.records import read_record, write_whole
+from gtpo_verl.records import atomic_write, read_record
 
 _FILE_NAME = "gtpo_initial_entropy.json"
 _SETTINGS = "gtpo"
@@ -84,7 +84,7 @@ class InitialEntropy:
         """Write the record, and the settings that it is used with, into the folder of the checkpoints."""
         path = self.path(folder)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(asdict(self) | {_SETTINGS: asdict(config)}, indent=2) + "\n")
+        atomic_write(path, json.dumps(asdict(self) | {_SETTINGS: asdict(config)}, indent=2) + "\n")
         return path
 
     @classmethod

@@ -21,7 +21,7 @@ def read_record(path: Path, *keys: str) -> dict[str, Any]:
     return record
 
 
-def write_whole(path: Path, text: str) -> None:
+def atomic_write(path: Path, text: str) -> None:
     """Write a file that is there in full or as it was before, whenever the process ends and however full the disk."""
     partial = path.with_suffix(".partial")
     partial.write_text(text)

@@ -86,12 +86,12 @@ ROLLOUT=(
     transfer_queue.backend.SimpleStorage.total_storage_size=$((2 * batch * samples))
 )
 
-# gtpo_verl.paper.sampler samples in batches. Ray gets the variable too, for a cluster that runs already.
-export VERL_USE_EXTERNAL_MODULES=${VERL_USE_EXTERNAL_MODULES:+$VERL_USE_EXTERNAL_MODULES,}gtpo_verl.paper.sampler
+# gtpo_verl.paper.batched_validation samples in batches. Ray gets the variable too, for a cluster that runs already.
+export VERL_USE_EXTERNAL_MODULES=${VERL_USE_EXTERNAL_MODULES:+$VERL_USE_EXTERNAL_MODULES,}gtpo_verl.paper.batched_validation
 TRAINER=(
     seed="$seed"
     trainer.n_gpus_per_node="$NGPUS_PER_NODE"
-    trainer.v1.trainer_mode=sample_batches
+    trainer.v1.trainer_mode=batched_validation
     trainer.val_only=True
     trainer.val_before_train=True
     trainer.resume_mode=disable

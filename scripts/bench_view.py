@@ -16,7 +16,7 @@ from chromium import open_chromium
 from token_dump import END, batch_of, save_tokenizer
 
 from gtpo_verl import GTPOConfig, cli
-from gtpo_verl.dump import TokenDump
+from gtpo_verl.verl_plugin.token_dump import TokenDump
 
 ACTIONS = {
     "hover": "show(rows[3], 50)",

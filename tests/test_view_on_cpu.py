@@ -86,7 +86,7 @@ def test_a_completion_of_wrong_fields_is_named_by_its_line(dump, tmp_path, capsy
     (tmp_path / "step_000001.jsonl").write_text(f"{first}\n{json.dumps(completion)}\n")
     assert cli.main(["view", str(tmp_path), "--out", str(tmp_path / "view.html")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "step_000001.jsonl:2 is not as gtpo_verl.dump writes it" in line and len(line) < 500
+    assert "step_000001.jsonl:2 is not a line of a token dump" in line and len(line) < 500
     assert not (tmp_path / "view.html").exists()
 
 

@@ -7,7 +7,7 @@ import pytest
 from token_dump import END, GOOD, HOSTILE, STEPS, batch_of, save_tokenizer, write_dump
 
 from gtpo_verl import GTPOConfig, cli
-from gtpo_verl.dump import TokenDump
+from gtpo_verl.verl_plugin.token_dump import TokenDump
 
 pytest.importorskip("selenium", reason="selenium is not installed: bash scripts/setup_browser.sh")
 import chromium  # noqa: E402

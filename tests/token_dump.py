@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from gtpo_verl import GTPOConfig
-from gtpo_verl.dump import TokenDump
+from gtpo_verl.verl_plugin.token_dump import TokenDump
 from gtpo_verl.view import byte_level_alphabet
 
 END = 256

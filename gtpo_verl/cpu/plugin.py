@@ -43,7 +43,7 @@ def _register_replica(module: Any) -> None:
 
 
 def _register_checkpoint_engine(module: Any) -> None:
-    from gtpo_verl.cpu import weights  # noqa: F401  (importing it registers it)
+    from gtpo_verl.cpu import gloo_checkpoint_engine  # noqa: F401  (importing it registers it)
 
 
 def _load_replica() -> type:

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gtpo_verl.cpu.task import make_once
+from gtpo_verl.cpu.make_once import make_once
 from gtpo_verl.paper.data import MathDataset, Row, write_parquet
 
 EOS, PAD = "<|im_end|>", "<|endoftext|>"

@@ -35,7 +35,7 @@ from transformers import (
 )
 from verl.utils.torch_functional import get_response_mask
 
-from gtpo_verl.cpu.task import make_once
+from gtpo_verl.cpu.make_once import make_once
 from gtpo_verl.paper.reward import TAGS, compute_format_reward, extract_answer, is_strict
 
 # Qwen's own names: the class that transformers picks for a Qwen2 model adds <|endoftext|> to a vocabulary without it.

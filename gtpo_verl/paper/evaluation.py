@@ -23,8 +23,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from gtpo_verl.paper.dumps import Question, benchmark_name, read_dump
 from gtpo_verl.paper.table1 import DEFAULT_K, RESAMPLES, SEED, Label, Record, evaluate, table
+from gtpo_verl.paper.validation_dumps import Question, benchmark_name, read_dump
 
 
 def parse_dump_argument(argument: str) -> tuple[Label, str, Path]:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from gtpo_verl.paper.dumps import Question
-from gtpo_verl.paper.estimators import expected_majority, majority_of_draw, pass_at_k
+from gtpo_verl.paper.pass_at_k import expected_majority, majority_of_draw, pass_at_k
+from gtpo_verl.paper.validation_dumps import Question
 
 DEFAULT_K = (1, 4, 8, 16, 32, 64)
 RESAMPLES = 10_000

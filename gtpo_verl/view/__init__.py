@@ -1,6 +1,7 @@
 """`gtpo-verl view`: what GTPO (arXiv:2508.03772) does to each token of a run, as one HTML file that needs nothing else.
 
-It reads what `gtpo_verl.dump` wrote, decodes it, and puts it with `view.html`, `view.css` and `view.js` into one file.
+It reads a token dump (`gtpo_verl.verl_plugin.token_dump`), decodes it, and puts it with `view.html`, `view.css` and
+`view.js` into one file.
 """
 
 import argparse
@@ -16,8 +17,8 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
-from gtpo_verl.dump import HEADER_NAME, SCHEMA_VERSION, STEP_FILES
 from gtpo_verl.records import read_record
+from gtpo_verl.verl_plugin.token_dump import HEADER_NAME, SCHEMA_VERSION, STEP_FILES
 
 # A page of about a quarter of this many bytes is still opened by a browser in a moment.
 _DUMP_BYTES = 256 << 20
@@ -96,7 +97,7 @@ def thin_out(paths: list[Path], size: int = _DUMP_BYTES) -> list[Path]:
 
 
 def read_step(path: Path) -> list[dict[str, Any]]:
-    """The completions of a step file, as `gtpo_verl.dump` wrote them.
+    """The completions of a step file, as `gtpo_verl.verl_plugin.token_dump` wrote them.
 
     Raises:
         ValueError: they are not; the message names the line.
@@ -107,7 +108,9 @@ def read_step(path: Path) -> list[dict[str, Any]]:
             try:
                 completions.append(_checked(json.loads(line)))
             except (KeyError, RecursionError, TypeError, ValueError) as error:
-                raise ValueError(f"{path}:{number} is not as gtpo_verl.dump writes it ({error!r})") from error
+                raise ValueError(
+                    f"{path}:{number} is not a line of a token dump ({error!r})"
+                ) from error
     if not completions:
         raise ValueError(f"{path} holds no completion")
     return completions

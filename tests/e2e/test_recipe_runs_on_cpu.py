@@ -14,7 +14,7 @@ import pytest
 from safetensors.torch import load_file
 
 from gtpo_verl.paper.data import format_solution
-from gtpo_verl.paper.launch import end_process
+from gtpo_verl.runs.launch import end_process
 
 pytestmark = pytest.mark.e2e
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from gtpo_verl.paper.launch import end_process
+from gtpo_verl.runs.launch import end_process
 
 pytestmark = pytest.mark.e2e
 

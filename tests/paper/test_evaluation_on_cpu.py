@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from gtpo_verl.cli import main
 from gtpo_verl.paper import table1
-from gtpo_verl.paper.dumps import Question, benchmark_name, number_answers, read_dump
-from gtpo_verl.paper.estimators import (
+from gtpo_verl.paper.evaluation import evaluate_dumps, parse_dump_argument
+from gtpo_verl.paper.pass_at_k import (
     RIGHT,
     UNPARSED,
     expected_majority,
@@ -24,8 +24,8 @@ from gtpo_verl.paper.estimators import (
     majority_of_draw,
     pass_at_k,
 )
-from gtpo_verl.paper.evaluation import evaluate_dumps, parse_dump_argument
 from gtpo_verl.paper.table1 import Label, evaluate, table
+from gtpo_verl.paper.validation_dumps import Question, benchmark_name, number_answers, read_dump
 
 GTPO = Label("Qwen", "GSM8K", "GTPO")
 

@@ -6,8 +6,8 @@ TransferQueue's default capacity, nothing to resume from, and an hour in which t
 called for one batch of questions after the other. Each batch is written at once, and a second start leaves out what
 is there. In a verl config, with the V1 trainer:
 
-    VERL_USE_EXTERNAL_MODULES=gtpo_verl.paper.sampler          in the environment
-    trainer.v1.trainer_mode=sample_batches  trainer.val_only=True
+    VERL_USE_EXTERNAL_MODULES=gtpo_verl.paper.batched_validation          in the environment
+    trainer.v1.trainer_mode=batched_validation  trainer.val_only=True
     data.val_files=[…]  data.val_batch_size=256                questions of a batch
     trainer.validation_data_dir=DIR
 
@@ -24,7 +24,7 @@ import wrapt
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from gtpo_verl.records import read_record, write_whole
+from gtpo_verl.records import atomic_write, read_record
 
 # What decides a completion. A folder with other values is not gone on with.
 _SETTINGS = (
@@ -45,7 +45,7 @@ _SETTINGS = (
 )
 
 
-class BatchSampler:
+class BatchedValidation:
     """`_validate` in batches, for a trainer of verl that stands behind it in the class's bases."""
 
     def __init__(self, config: Any) -> None:
@@ -125,7 +125,7 @@ def keep_settings(config: Any, folder: Path) -> None:
         changed = ", ".join(key for key in settings if kept.get(key) != settings[key])
         raise ValueError(f"{folder} holds completions of other settings ({changed}): give another OUT, or remove it")
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(record, json.dumps(settings, indent=1) + "\n")
+    atomic_write(record, json.dumps(settings, indent=1) + "\n")
 
 
 def _fingerprint(path: str) -> list[list]:
@@ -136,5 +136,5 @@ def _fingerprint(path: str) -> list[list]:
 
 @wrapt.when_imported("verl.trainer.ppo.v1.trainer_sync")
 def _register(trainer_sync: Any) -> None:
-    trainer = type("BatchSamplerSync", (BatchSampler, trainer_sync.PPOTrainerSync), {})
-    trainer_sync.register_trainer("sample_batches")(trainer)
+    trainer = type("BatchedValidationSync", (BatchedValidation, trainer_sync.PPOTrainerSync), {})
+    trainer_sync.register_trainer("batched_validation")(trainer)

@@ -15,7 +15,7 @@ from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.utils.tensordict_utils import get_tensordict
 
 from gtpo_verl import GTPOConfig, compute_gtpo_token_advantages
-from gtpo_verl.dump import TokenDump, bounded_rows, check_dump
+from gtpo_verl.verl_plugin.token_dump import TokenDump, bounded_rows, check_dump
 
 GROUPED = [0, 1, 3, 2, 5]  # the real rows, group by group
 
@@ -98,7 +98,7 @@ def test_a_step_is_cut_to_whole_groups_and_a_folder_to_its_limit(tmp_path, monke
         [0, 3, 1, 4, 2, 5],
     ]
     dump = TokenDump(config, "gtpo", "x")
-    monkeypatch.setattr("gtpo_verl.dump._FOLDER_BYTES", 2000)
+    monkeypatch.setattr("gtpo_verl.verl_plugin.token_dump._FOLDER_BYTES", 2000)
     for step in range(1, 4):
         if dump.is_due(step):
             dump.write(step, batch, "uuvvww", batch["responses"], row_len, 0.3)

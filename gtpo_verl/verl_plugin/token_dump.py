@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from gtpo_verl import preflight
 from gtpo_verl.advantage import GTPOAdvantage, compute_group_advantages, weigh_tokens
 from gtpo_verl.config import GTPOConfig
 from gtpo_verl.entropy import mean_entropy
 from gtpo_verl.group import Completions
-from gtpo_verl.records import read_record, write_whole
+from gtpo_verl.records import atomic_write, read_record
+from gtpo_verl.verl_plugin import preflight
 
 SCHEMA_VERSION = 1
 HEADER_NAME = "gtpo_dump.json"
@@ -164,11 +164,11 @@ class TokenDump:
         self.folder.mkdir(parents=True, exist_ok=True)
         filter_active = self.config.filter_is_active(initial_entropy)
         header = self._header | {"initial_entropy": initial_entropy, "filter_active": filter_active}
-        write_whole(self.folder / HEADER_NAME, json.dumps(header | {"gtpo": asdict(self.config)}, indent=2) + "\n")
+        atomic_write(self.folder / HEADER_NAME, json.dumps(header | {"gtpo": asdict(self.config)}, indent=2) + "\n")
         path = self.folder / f"step_{step:06d}.jsonl"
         rows = bounded_rows(result)
         lines = "".join(line + "\n" for line in dump_lines(step, rows, batch, uids, prompts, row_len, result))
-        write_whole(path, (path.read_text() if step == self._step else "") + lines)
+        atomic_write(path, (path.read_text() if step == self._step else "") + lines)
         self._step = step
         self._bytes += len(lines)  # JSON is ASCII
         if len(rows) < int((completions.lengths > 0).sum()):

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gtpo_verl.cpu.task import make_once
+from gtpo_verl.cpu.make_once import make_once
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from gtpo_verl.paper import run_folder
-from gtpo_verl.paper.run_folder import hold_settings, overrides, settings, write_command
+from gtpo_verl.runs import run_folder
+from gtpo_verl.runs.run_folder import hold_settings, overrides, settings, write_command
 
 COMMAND = ["python3", "-m", "verl.trainer.main_ppo", "--config-name", "gtpo", "seed=1", "trainer.n_gpus_per_node=2"]
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gtpo_verl.paper.launch import end_process
+from gtpo_verl.runs.launch import end_process
 
 SMALL_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 _LIMIT_S = 1800

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from gtpo_verl.cli import main
-from gtpo_verl.paper import launch, run_folder
+from gtpo_verl.runs import launch, run_folder
 
 
 @pytest.fixture

@@ -7,10 +7,11 @@ import pytest
 from omegaconf import OmegaConf
 from verl.utils.tracking import Tracking
 
-from gtpo_verl import collapse, verl_plugin
-from gtpo_verl.collapse import WINDOW, CollapseError, TrainerWatch, alarms
+from gtpo_verl import verl_plugin
+from gtpo_verl.verl_plugin import collapse
+from gtpo_verl.verl_plugin.collapse import WINDOW, CollapseError, TrainerWatch, alarms
 
-LOGS = sorted((Path(__file__).resolve().parents[1] / "docs/results/cpu").glob("*.jsonl"))
+LOGS = sorted((Path(__file__).resolve().parents[2] / "docs/results/cpu").glob("*.jsonl"))
 HEALTHY = {
     "actor/entropy": 0.1,
     "critic/score/mean": 15.0,
@@ -109,7 +110,7 @@ def test_no_false_alarm_on_healthy_runs(log):
     assert alarms(records, max_response_length=64, prompts_per_step=8) == []
 
 
-STUDY = Path(__file__).resolve().parents[1] / "studies/results"
+STUDY = Path(__file__).resolve().parents[2] / "studies/results"
 BESIDE = "text stands beside the answer, which the format reward does not see"
 LOST_END = "completions lose their end"
 LOST_ACCURACY = "accuracy is lost while the format stays, which entropy and reward hide"
@@ -231,11 +232,11 @@ def test_nothing_is_watched_unless_it_is_asked_for():
     off.config.trainer.collapse_watch = False
     assert TrainerWatch.of(off) is None
     with pytest.raises(ValueError, match="trainer.collapse_watch=off: must be one of none, warn, stop"):
-        collapse.setting(trainer("off").config)
+        collapse.read_mode(trainer("off").config)
 
 
 def test_a_trainer_with_a_loop_of_its_own_is_not_watched_in_silence(compose_config):
     """verl's one_step_off and fully_async, whose configs have a section `rollout`."""
     with pytest.raises(ValueError, match="trainer.collapse_watch=warn: .* which it does not watch; remove it"):
-        collapse.setting(compose_config("+trainer.collapse_watch=warn", "+rollout.nnodes=1"))
-    assert collapse.setting(compose_config("+rollout.nnodes=1")) == "none"
+        collapse.read_mode(compose_config("+trainer.collapse_watch=warn", "+rollout.nnodes=1"))
+    assert collapse.read_mode(compose_config("+rollout.nnodes=1")) == "none"

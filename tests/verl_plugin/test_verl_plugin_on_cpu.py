@@ -15,10 +15,11 @@ from omegaconf import open_dict
 from verl.trainer.ppo import core_algos, metric_utils, ray_trainer
 from verl.utils import config as verl_config
 
-from gtpo_verl import stage, verl_plugin
+from gtpo_verl import verl_plugin
 from gtpo_verl.cli import main
+from gtpo_verl.verl_plugin import estimator
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 NOT_LOADED = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": "", "VERL_PLATFORM": ""}
 
 
@@ -38,7 +39,7 @@ losses = [core_algos.get_policy_loss_fn(name) for name in ("gtpo", "gtpo_traject
 assert estimators[0] is estimators[1] and losses[0] is losses[1]
 print(estimators[0].__module__, losses[0].__module__)
 """
-    assert run_python(code) == "gtpo_verl.stage gtpo_verl.loss"
+    assert run_python(code) == "gtpo_verl.verl_plugin.estimator gtpo_verl.loss"
 
 
 def test_importing_verl_does_not_import_the_trainer():
@@ -82,9 +83,10 @@ def test_a_name_that_another_package_took_is_left_to_it():
 from verl.trainer.ppo import core_algos, ray_trainer
 @core_algos.register_adv_est("gtpo")
 def group_turn_policy_optimization(**kwargs): ...
-from gtpo_verl import stage, verl_plugin
+from gtpo_verl import verl_plugin
+from gtpo_verl.verl_plugin import estimator
 assert core_algos.get_adv_estimator_fn("gtpo") is group_turn_policy_optimization
-assert core_algos.get_adv_estimator_fn("gtpo_trajectory") is stage.estimate_gtpo_advantage
+assert core_algos.get_adv_estimator_fn("gtpo_trajectory") is estimator.estimate_gtpo_advantage
 print(*verl_plugin.problems())
 """
     assert "__main__.group_turn_policy_optimization" in run_python(code, **NOT_LOADED)
@@ -116,7 +118,7 @@ def test_the_alias_is_checked_like_the_name(compose_config):
 
 @pytest.fixture
 def fresh_problems(monkeypatch):
-    monkeypatch.setattr(stage, "problems", [])
+    monkeypatch.setattr(estimator, "problems", [])
 
 
 def test_supported_versions_are_the_same_everywhere():
@@ -227,10 +229,10 @@ print("the disk is gone" in said.getvalue() and "gtpo is not there" in said.getv
 def test_report_says_what_is_registered_where(capsys, monkeypatch):
     assert main(["check"]) == 0
     out = capsys.readouterr().out
-    assert "advantage estimator gtpo: gtpo_verl.stage.estimate_gtpo_advantage" in out
+    assert "advantage estimator gtpo: gtpo_verl.verl_plugin.estimator.estimate_gtpo_advantage" in out
     v1 = "yes" if find_spec("verl.trainer.ppo.v1") else "this verl has none"
     assert "loaded by verl: yes" in out and "hook on legacy trainer: yes" in out and f"hook on V1 trainer: {v1}" in out
-    monkeypatch.setattr(stage, "problems", ["the sky has fallen"])
+    monkeypatch.setattr(estimator, "problems", ["the sky has fallen"])
     assert main(["check"]) == 1
     assert "the sky has fallen" in capsys.readouterr().out
 

@@ -4,8 +4,8 @@ import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import PPOTrainer, get_trainer_cls
 
-from gtpo_verl.paper.dumps import read_dump
-from gtpo_verl.paper.sampler import BatchSampler
+from gtpo_verl.paper.batched_validation import BatchedValidation
+from gtpo_verl.paper.validation_dumps import read_dump
 
 SOURCES = ["GSM8K", "org/AIME", "GSM8K", "GSM8K", "org/AIME"]
 SAMPLES = 3
@@ -44,7 +44,7 @@ class FakeTrainer:
         return self._val_metrics_update(["the rewards"], bootstrap="them")
 
 
-class Sampler(BatchSampler, FakeTrainer):
+class Sampler(BatchedValidation, FakeTrainer):
     pass
 
 
@@ -60,7 +60,7 @@ def config(tmp_path):
             },
             "data": {"val_files": [str(tmp_path / "test.parquet")], "val_batch_size": 2},
             "reward": {"custom_reward_function": {"path": str(tmp_path / "reward.py")}},
-            "trainer": {"validation_data_dir": str(tmp_path / "out"), "v1": {"trainer_mode": "sample_batches"}},
+            "trainer": {"validation_data_dir": str(tmp_path / "out"), "v1": {"trainer_mode": "batched_validation"}},
         }
     )
 
@@ -133,6 +133,6 @@ def test_completions_of_files_that_have_changed_are_not_gone_on_with(config, tmp
 
 
 def test_verl_knows_the_trainer_once_the_module_is_loaded():
-    trainer = get_trainer_cls("sample_batches")
-    assert issubclass(trainer, BatchSampler) and issubclass(trainer, get_trainer_cls("sync"))
-    assert trainer._validate is BatchSampler._validate
+    trainer = get_trainer_cls("batched_validation")
+    assert issubclass(trainer, BatchedValidation) and issubclass(trainer, get_trainer_cls("sync"))
+    assert trainer._validate is BatchedValidation._validate

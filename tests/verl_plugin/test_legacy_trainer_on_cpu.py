@@ -12,13 +12,14 @@ from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.utils.tensordict_utils import get_tensordict
 
-from gtpo_verl import GTPOConfig, stage
+from gtpo_verl import GTPOConfig
+from gtpo_verl.verl_plugin import estimator
 
 
 @pytest.fixture
 def trainer(compose_config, rows, monkeypatch):
     """verl's trainer without its workers, in a process without an earlier one."""
-    monkeypatch.setattr(stage, "_current", ContextVar("stage", default=None))
+    monkeypatch.setattr(estimator, "_current", ContextVar("stage", default=None))
     trainer = ray_trainer.RayPPOTrainer.__new__(ray_trainer.RayPPOTrainer)
     trainer.config, trainer.global_steps = compose_config("data.max_response_length=6"), 1
     trainer.use_legacy_worker_impl = "disable"  # verl 0.7.1's word for the workers of all later versions

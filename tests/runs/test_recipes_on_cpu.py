@@ -17,12 +17,13 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-from gtpo_verl import GTPOConfig, preflight
+from gtpo_verl import GTPOConfig
 from gtpo_verl.cli import main
 from gtpo_verl.paper.data import DATASETS, load_splits, make_rows, make_sft_rows, write_parquet
 from gtpo_verl.paper.evaluation import parse_dump_argument
 from gtpo_verl.paper.reward import compute_score
-from gtpo_verl.paper.run_folder import overrides
+from gtpo_verl.runs.run_folder import overrides
+from gtpo_verl.verl_plugin import preflight
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINING = ("run_gtpo_qwen", "run_gtpo_llama", "run_gtpo_qwen_fsdp2_multinode", "run_gtpo_qwen_megatron")
@@ -452,7 +453,7 @@ def test_evaluation_draws_64_completions_of_every_question_in_one_start_of_verl(
     assert checked == ["-m", "gtpo_verl", "check", "--", "python3", *sampled]
     config = compose_call(sampled)
     assert config.trainer.val_only and config.trainer.val_before_train
-    assert config.trainer.v1.trainer_mode == "sample_batches"
+    assert config.trainer.v1.trainer_mode == "batched_validation"
     assert config.data.val_files == [str(tmp_path / name / "test.parquet") for name in names]
     rollout = config.actor_rollout_ref.rollout
     assert (config.actor_rollout_ref.model.path, rollout.val_kwargs.n, rollout.val_kwargs.do_sample) == (
@@ -461,7 +462,10 @@ def test_evaluation_draws_64_completions_of_every_question_in_one_start_of_verl(
         True,
     )
     assert config.data.val_batch_size * 64 <= config.transfer_queue.backend.SimpleStorage.total_storage_size
-    assert config.ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES == "gtpo_verl.paper.sampler"
+    assert (
+        config.ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES
+        == "gtpo_verl.paper.batched_validation"
+    )
     check_against_verl(config)
     assert evaluated[1:3] == ["gtpo_verl", "evaluate"] and evaluated[evaluated.index("--samples") + 1] == "64"
     label, _, dump = parse_dump_argument(evaluated[3])
@@ -515,7 +519,7 @@ def prompts(tmp_path):
 
 
 def test_the_initial_entropy_is_sampled_from_the_whole_distribution_at_temperature_1(tiny_model, prompts, monkeypatch):
-    from gtpo_verl.paper import measure
+    from gtpo_verl.paper import measure_initial_entropy as measure
 
     settings = []
     sample_entropies = measure.sample_entropies
@@ -537,7 +541,7 @@ def test_the_initial_entropy_is_sampled_from_the_whole_distribution_at_temperatu
 def test_the_recorded_entropies_are_those_of_a_second_pass(tiny_model, prompts):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from gtpo_verl.paper import measure
+    from gtpo_verl.paper import measure_initial_entropy as measure
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_model, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(tiny_model).eval()

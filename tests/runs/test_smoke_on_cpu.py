@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gtpo_verl.cli import main
-from gtpo_verl.paper import smoke
+from gtpo_verl.runs import smoke
 
 # A recipe in which verl is a few lines of shell: each start adds the steps up to the last one, and saves it.
 RECIPE = """

@@ -1,8 +1,8 @@
 """GTPO between verl's old-log-prob pass and its update: the estimator, and what it needs beside rewards.
 
 verl hands an advantage estimator neither token ids nor entropy and takes no metrics from it. So the hooks of
-`gtpo_verl.verl_plugin` give every row of the trainer's batch what GTPO needs of it (`gtpo_verl.rows`), show the batch
-to the estimator, and log the metrics of the trainer's `GTPOStage` afterwards.
+`gtpo_verl.verl_plugin` give every row of the trainer's batch what GTPO needs of it (`batch_fields`), show the batch
+to the estimator, and log the metrics of the trainer's `GTPOEstimator` afterwards.
 """
 
 import logging
@@ -16,21 +16,21 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from gtpo_verl import preflight
 from gtpo_verl.advantage import GTPOAdvantage, check_finite, compute_group_advantages, weigh_tokens
 from gtpo_verl.entropy import mean_entropy
 from gtpo_verl.group import Completions
 from gtpo_verl.initial_entropy import InitialEntropy
 from gtpo_verl.loss import compute_policy_loss_gtpo
 from gtpo_verl.metrics import compute_gtpo_metrics
-from gtpo_verl.rows import ENTROPY, RESPONSE_MASK, RESPONSES, ROW, final_outputs
+from gtpo_verl.verl_plugin import preflight
+from gtpo_verl.verl_plugin.batch_fields import ENTROPY, RESPONSE_MASK, RESPONSES, ROW, final_outputs
 
 logger = logging.getLogger("gtpo_verl")
 
 problems: list[str] = []
 """What keeps GTPO from running in this process; empty if nothing does."""
 
-_current: ContextVar["GTPOStage | None"] = ContextVar("gtpo_stage", default=None)
+_current: ContextVar["GTPOEstimator | None"] = ContextVar("gtpo_stage", default=None)
 _batch: ContextVar[Any] = ContextVar("gtpo_batch", default=None)
 
 
@@ -80,7 +80,7 @@ def estimating(batch: Any) -> Iterator[None]:
         _batch.reset(token)
 
 
-class GTPOStage:
+class GTPOEstimator:
     """The advantage stage of one trainer: initial entropy, advantages and metrics of each batch.
 
     Args:
@@ -112,7 +112,7 @@ class GTPOStage:
             logger.info("GTPO runs without a reference policy: no KL term, no reference worker")
 
     @classmethod
-    def of(cls, trainer: Any) -> "GTPOStage":
+    def of(cls, trainer: Any) -> "GTPOEstimator":
         """The stage of a trainer, made at its first batch; the estimator's calls are for it from now on."""
         if not hasattr(trainer, "_gtpo_stage"):
             trainer._gtpo_stage = cls(trainer.config, trainer.global_steps)

@@ -3,8 +3,9 @@ from importlib.util import find_spec
 import pytest
 import verl.utils.config
 
-from gtpo_verl import GTPOConfig, preflight
+from gtpo_verl import GTPOConfig
 from gtpo_verl.initial_entropy import InitialEntropy
+from gtpo_verl.verl_plugin import preflight
 
 
 def test_cpu_recipe_is_the_papers_gtpo(compose_config):

@@ -1,7 +1,7 @@
 """`gtpo-verl run`: start one of verl's trainers in a folder of its own, and watch it.
 
 All recipes start through it. It follows what verl's file logger writes, prints a line per step, at the end a table and
-a figure, and leaves in the folder what `gtpo_verl.paper.run_folder` lists, `training.png` and `.svg`, and `train.log`
+a figure, and leaves in the folder what `gtpo_verl.runs.run_folder` lists, `training.png` and `.svg`, and `train.log`
 (all that verl printed). verl can wait for ever for a rollout worker that has failed, or go on without the completions
 that it lost: with --stall such a run is ended, with the error lines of the log in sight and a non-zero exit status.
 """
@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 import psutil
 
-from gtpo_verl.paper import run_folder
+from gtpo_verl.runs import run_folder
 
 # Column of the closing table -> metric, in the order in which it is printed; one that a run does not log is left out.
 COLUMNS = {
@@ -54,7 +54,7 @@ _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _SAID_BY_GTPO = re.compile(r"GTPO[: ].*|^ +\S+  +\S+  +\S.*")
 
 
-class Watch:
+class StallDetector:
     """Why a run should be ended, if it should.
 
     Args:
@@ -67,12 +67,12 @@ class Watch:
         self._ends, self._stall_s = stall_s is not None, stall_s or float("inf")
         self._last, self._limit, self._fatal = time.monotonic(), 3 * self._stall_s, ""
 
-    def step(self) -> None:
+    def on_step(self) -> None:
         """A step was made."""
         if not self._fatal:
             self._last, self._limit = time.monotonic(), self._stall_s
 
-    def line(self, line: str) -> None:
+    def on_log_line(self, line: str) -> None:
         """A line of the log."""
         if _FAILURE.search(line):
             self._limit = min(self._limit, self._stall_s / 4)
@@ -85,7 +85,7 @@ class Watch:
         else:
             print(f"verl says {found[0]!r}: it may hang, or go on with fewer completions", flush=True)
 
-    def reason(self, exited: bool) -> str:
+    def failure(self, exited: bool) -> str:
         """Empty while all is well."""
         if self._ends and (exited or time.monotonic() - self._last > self._limit):
             return self._fatal or ("" if exited else f"no step for {self._limit:.0f} s")
@@ -176,7 +176,7 @@ def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO) ->
     Args:
         command: the trainer and its overrides.
         out (Path): the run's folder.
-        stall_s (float, optional): see `Watch`.
+        stall_s (float, optional): see `StallDetector`.
         lock (TextIO): see `run_folder.lock`; the trainer holds it too, and its number is written there.
     """
     log = out / "train.log"
@@ -189,7 +189,7 @@ def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO) ->
     print(process.pid, file=lock, flush=True)
     print(f"training; everything verl prints is in {log}", flush=True)
     try:
-        steps, reason = follow(process, tail, metrics, Watch(stall_s), total)
+        steps, reason = follow(process, tail, metrics, StallDetector(stall_s), total)
     finally:
         end_process(process)
     status = process.wait()
@@ -210,7 +210,7 @@ def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO) ->
 
 
 def follow(
-    process: subprocess.Popen, log: run_folder.Tail, metrics: run_folder.MetricsFile, watch: Watch, total: str
+    process: subprocess.Popen, log: run_folder.Tail, metrics: run_folder.MetricsFile, watch: StallDetector, total: str
 ) -> tuple[int, str]:
     """Print progress until the process ends or should be ended; returns the steps seen and why it should be ended."""
     steps = 0
@@ -219,7 +219,7 @@ def follow(
         for record in metrics.poll():
             print(progress_line(record, total), flush=True)
             steps += 1
-            watch.step()
+            watch.on_step()
         finished = bool(steps) and str(metrics.records[-1]["step"]) == total
         for line in log.lines():
             if found := _STEPS.search(line):
@@ -227,8 +227,8 @@ def follow(
             if said := _SAID_BY_GTPO.search(line):
                 print(said[0], flush=True)
             if not finished:  # what workers say while they are shut down is no failure
-                watch.line(line)
-        if (reason := watch.reason(exited)) or exited:
+                watch.on_log_line(line)
+        if (reason := watch.failure(exited)) or exited:
             return steps, reason
         time.sleep(_POLL_S)
 

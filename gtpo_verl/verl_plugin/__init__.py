@@ -6,8 +6,8 @@ Loading it only leaves post-import hooks, so a process that never trains pays ne
 - `core_algos`: registers the advantage estimator and the policy loss, as `gtpo` and as `gtpo_trajectory`.
 - `verl.utils.config`: `validate_config`, which verl calls before any worker is up, runs GTPO's preflight.
 - `tracking` and the trainers' `fit`: the watch for collapse, under any estimator that asks for it.
-- the trainers: each row of the batch gets the fields that the estimator needs (`gtpo_verl.rows`), and the metrics are
-  logged. Where a token dump is asked for, the step's batch is handed to `gtpo_verl.dump`.
+- the trainers: each row of the batch gets the fields that the estimator needs (`batch_fields`), and the metrics are
+  logged. Where a token dump is asked for, the step's batch is handed to `token_dump`.
 
 A verl that has GTPO of its own serves `gtpo` itself; this plugin then serves `gtpo_trajectory` only.
 
@@ -33,11 +33,11 @@ import wrapt
 from omegaconf import OmegaConf
 from packaging.version import InvalidVersion, Version
 
-from gtpo_verl import collapse, preflight, rows, stage
-from gtpo_verl.collapse import TrainerWatch
-from gtpo_verl.dump import TokenDump, check_dump
 from gtpo_verl.loss import compute_policy_loss_gtpo
-from gtpo_verl.stage import GTPOStage, estimate_gtpo_advantage
+from gtpo_verl.verl_plugin import batch_fields, collapse, estimator, preflight
+from gtpo_verl.verl_plugin.collapse import TrainerWatch
+from gtpo_verl.verl_plugin.estimator import GTPOEstimator, estimate_gtpo_advantage
+from gtpo_verl.verl_plugin.token_dump import TokenDump, check_dump
 
 SUPPORTED_VERL = ("0.7.1", "0.8.0", "0.9.0", "0.9.1")
 
@@ -48,7 +48,7 @@ _watch: ContextVar[TrainerWatch | None] = ContextVar("gtpo_collapse_watch", defa
 
 def problems() -> list[str]:
     """What keeps GTPO from running in this process; empty if nothing does."""
-    found = stage.problems + stage.name_problems((key, "gtpo") for key in preflight.NAMED_BY)
+    found = estimator.problems + estimator.name_problems((key, "gtpo") for key in preflight.NAMED_BY)
     return list(dict.fromkeys(found))  # two hooks on one function find the same
 
 
@@ -135,10 +135,10 @@ def check_config(config: Any) -> None:
     Raises:
         ValueError: GTPO, its dump or the watch cannot run so; the message names key, value and remedy.
     """
-    collapse.setting(config)
+    collapse.read_mode(config)
     check_dump(config)
     if _serves(config):
-        stage.raise_problems(config)
+        estimator.raise_problems(config)
         _check_trainer(config)
         preflight.check(config)
 
@@ -156,8 +156,8 @@ def _hook_v1_trainer(module: Any) -> None:
         if not _serves(trainer.config):
             return wrapped(*args, **kwargs)
         batch, metrics = _batch_and_metrics(*args, **kwargs)
-        gtpo = GTPOStage.of(trainer)
-        tq, module.tq = module.tq, rows.QueueWithGTPO(module.tq, batch.keys, _rejects(trainer.config))
+        gtpo = GTPOEstimator.of(trainer)
+        tq, module.tq = module.tq, batch_fields.QueueWithGTPO(module.tq, batch.keys, _rejects(trainer.config))
         try:
             batch = wrapped(*args, **kwargs)
         finally:
@@ -209,7 +209,7 @@ def _last_outputs(keys: list[str]) -> list[str]:
 
 def _fetch(tq: Any, fields: list[str], **where: Any) -> Any:
     data = tq.kv_batch_get(select_fields=fields, **where)
-    rows.check_fields(data, fields)
+    batch_fields.check_fields(data, fields)
     return data
 
 
@@ -217,13 +217,13 @@ def _hook_legacy_trainer(module: ModuleType) -> None:
     def compute_old_log_prob(wrapped: Callable, trainer: Any, args: tuple, kwargs: dict) -> Any:
         result = wrapped(*args, **kwargs)
         if _serves(trainer.config):
-            GTPOStage.of(trainer)
+            GTPOEstimator.of(trainer)
             data = kwargs["batch"] if "batch" in kwargs else args[0]
-            rows.add_to(result[0].batch, data, _rejects(trainer.config))
+            batch_fields.add_to(result[0].batch, data, _rejects(trainer.config))
         return result
 
     def compute_advantage(wrapped: Callable, instance: None, args: tuple, kwargs: dict) -> Any:
-        with stage.estimating((kwargs["data"] if "data" in kwargs else args[0]).batch):
+        with estimator.estimating((kwargs["data"] if "data" in kwargs else args[0]).batch):
             return wrapped(*args, **kwargs)
 
     _wrap(module, "RayPPOTrainer._compute_old_log_prob", compute_old_log_prob, "batch")
@@ -259,7 +259,7 @@ def _hook_legacy_dump(module: ModuleType) -> None:
 
 
 def _initial_entropy(trainer: Any) -> float | None:
-    record = GTPOStage.of(trainer).initial_entropy if _serves(trainer.config) else None
+    record = GTPOEstimator.of(trainer).initial_entropy if _serves(trainer.config) else None
     return record.value if record else None
 
 
@@ -287,7 +287,7 @@ def _hook_tracking(module: ModuleType) -> None:
 
 def _hook_data_metrics(module: ModuleType) -> None:
     def compute_data_metrics(wrapped: Callable, instance: None, args: tuple, kwargs: dict) -> dict[str, Any]:
-        return wrapped(*args, **kwargs) | GTPOStage.take_current_metrics()
+        return wrapped(*args, **kwargs) | GTPOEstimator.take_current_metrics()
 
     _wrap(module, "compute_data_metrics", compute_data_metrics)
 
@@ -309,11 +309,13 @@ def _wrap(module: ModuleType, path: str, wrapper: Callable, *parameters: str) ->
     try:
         taken = inspect.signature(attrgetter(path)(module)).parameters
     except AttributeError as error:
-        stage.problems.append(f"verl {verl.__version__} has no {name}: {error}")
+        estimator.problems.append(f"verl {verl.__version__} has no {name}: {error}")
         return
     missing = [parameter for parameter in parameters if parameter not in taken]
     if missing:
-        stage.problems.append(f"in verl {verl.__version__} {name} takes no {', '.join(missing)}: ({', '.join(taken)})")
+        estimator.problems.append(
+            f"in verl {verl.__version__} {name} takes no {', '.join(missing)}: ({', '.join(taken)})"
+        )
         return
     wrapt.wrap_object(module, path, _Hook, (wrapper,))
 
@@ -330,7 +332,9 @@ def _configure_logging() -> None:
 def _install() -> None:
     found = _verl_version()
     if found is not None and found < Version(SUPPORTED_VERL[0]):
-        stage.problems.append(f"GTPO needs verl {SUPPORTED_VERL[0]} or later; this is {verl.__version__}: upgrade verl")
+        estimator.problems.append(
+            f"GTPO needs verl {SUPPORTED_VERL[0]} or later; this is {verl.__version__}: upgrade verl"
+        )
     wrapt.register_post_import_hook(_register, "verl.trainer.ppo.core_algos")
     wrapt.register_post_import_hook(_hook_validate_config, "verl.utils.config")
     wrapt.register_post_import_hook(_hook_run_ppo, "verl.trainer.main_ppo")

@@ -187,7 +187,7 @@ class TrainerWatch:
     @classmethod
     def of(cls, trainer: Any) -> "TrainerWatch | None":
         """The watch that the trainer's config asks for."""
-        chosen = setting(trainer.config)
+        chosen = read_mode(trainer.config)
         return None if chosen == "none" else cls(trainer, chosen == "stop")
 
     def logged(self, metrics: Mapping[str, Any]) -> None:
@@ -212,7 +212,7 @@ class TrainerWatch:
             self._collapse = "; ".join(found)
 
 
-def setting(config: DictConfig) -> str:
+def read_mode(config: DictConfig) -> str:
     """`trainer.collapse_watch` of a verl config; `none` where it is not set.
 
     Raises:

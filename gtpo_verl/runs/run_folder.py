@@ -21,7 +21,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TextIO
 
-from gtpo_verl.records import read_record, write_whole
+from gtpo_verl.records import atomic_write, read_record
 
 # Of the trainer section only these decide what is learned, or whether the files of a checkpoint can be read.
 _HELD_OF_TRAINER = (
@@ -120,7 +120,7 @@ def hold_settings(command: list[str], out: Path) -> None:
                 f"{out} has a checkpoint of a run with other settings ({changes}): set OUT to another folder, "
                 f"or remove {record} to go on from that checkpoint all the same"
             )
-    write_whole(record, json.dumps(new, indent=1) + "\n")
+    atomic_write(record, json.dumps(new, indent=1) + "\n")
 
 
 def has_checkpoint(command: list[str], out: Path) -> bool:
@@ -159,7 +159,7 @@ def write_command(command: list[str], out: Path, options: list[str]) -> None:
         *(f"export {name}={shlex.quote(os.environ[name])}" for name in exported),
         " \\\n    ".join([shlex.join(run), shlex.quote(program), *(shlex.quote(word) for word in command[1:])]),
     ]
-    write_whole(out / "command.sh", "\n".join(lines) + "\n")  # a shell that reads the old one goes on reading it
+    atomic_write(out / "command.sh", "\n".join(lines) + "\n")  # a shell that reads the old one goes on reading it
 
 
 def logger_variables(out: Path) -> dict[str, str]:
@@ -235,7 +235,7 @@ class MetricsFile:
             self.records.append(record)
             self._begun = True
             if anew:  # a run that is killed meanwhile keeps its log
-                write_whole(self.target, "".join(json.dumps(line) + "\n" for line in self.records))
+                atomic_write(self.target, "".join(json.dumps(line) + "\n" for line in self.records))
             else:
                 with self.target.open("a") as file:
                     file.write(json.dumps(record) + "\n")

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from gtpo_verl.paper.estimators import RIGHT, UNPARSED
+from gtpo_verl.paper.pass_at_k import RIGHT, UNPARSED
 
 
 @dataclass(frozen=True)

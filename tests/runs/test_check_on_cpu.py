@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
-from gtpo_verl import check
 from gtpo_verl.cli import main
+from gtpo_verl.runs import check
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")

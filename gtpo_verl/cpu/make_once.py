@@ -1,0 +1,69 @@
+"""Make a folder of files once, whatever is interrupted or runs at the same time."""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from gtpo_verl.records import read_record
+
+
+def make_once(
+    out: str | Path,
+    settings: dict[str, Any],
+    source: str,
+    make: Callable[[Path], dict[str, float]],
+    record: str,
+    files: Iterable[str],
+) -> dict[str, Any]:
+    """Call `make` for the folder `out`, unless it holds what an earlier call made with these settings.
+
+    Everything is written beside `out` and renamed when complete, so an interrupted call leaves nothing that a later one
+    would take for its result. Of calls at the same time one makes it. A change of the file `source` counts as a change
+    of the settings.
+
+    Args:
+        out: a folder of its own: new, empty, or written by an earlier call.
+        settings: what decides the result, as JSON has it.
+        source: the module's `__file__`.
+        make: writes the files into the folder that it is given; returns statistics to keep.
+        record: name of the JSON file for settings and statistics.
+        files: names of what may lie in `out` besides.
+
+    Returns:
+        The content of the record: `settings` and `statistics`.
+
+    Raises:
+        ValueError: `out` holds something that is not made here, which the renaming would remove.
+    """
+    out = Path(out).absolute()
+    settings = {**settings, "source": hashlib.sha256(Path(source).read_bytes()).hexdigest()}
+    if made := _made(out / record, settings):
+        return made
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(out.parent / f".{out.name}.lock"):
+        if made := _made(out / record, settings):  # by a call that held the lock
+            return made
+        foreign = {path.name for path in out.iterdir()} - {record, *files} if out.exists() else set()
+        if foreign:
+            raise ValueError(f"--out {out} holds {sorted(foreign)}, which is not made here: give a folder of its own")
+
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
+            work = Path(scratch) / out.name
+            work.mkdir()
+            report = {"settings": settings, "statistics": make(work)}
+            (work / record).write_text(json.dumps(report, indent=2) + "\n")
+            if out.exists():
+                shutil.rmtree(out)
+            work.rename(out)
+        return report
+
+
+def _made(record: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    report = read_record(record, "settings", "statistics") if record.exists() else None
+    return report if report and report["settings"] == settings else None
