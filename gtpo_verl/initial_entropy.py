@@ -88,6 +88,24 @@ class InitialEntropy:
         return path
 
     @classmethod
+    def known_before(cls, config: GTPOConfig, resumed_from: str | Path | None) -> "InitialEntropy | None":
+        """What a run knows of its initial entropy before its first batch; None: to be measured, or not needed.
+
+        Args:
+            config: the settings.
+            resumed_from: the folder of the record that the run goes on from; None where the run begins.
+
+        Raises:
+            ValueError: the run is resumed, the filter rests on the initial entropy, and there is no record of it.
+        """
+        if config.initial_entropy is not None:
+            return cls(config.initial_entropy)
+        if resumed_from is None:
+            return None
+        needed = config.completion_filter == "auto"
+        return cls.load(resumed_from) if needed or cls.path(resumed_from).exists() else None
+
+    @classmethod
     def load(cls, folder: str | Path) -> "InitialEntropy":
         """Read the record of a run that is resumed.
 

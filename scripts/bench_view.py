@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from chromium import open_chromium
-from token_dump import END, batch_of, save_tokenizer
+from token_dump import END, batch_of, save_tokenizer, write
 
 from gtpo_verl import GTPOConfig, cli
 from gtpo_verl.verl_plugin.token_dump import TokenDump
@@ -43,7 +43,7 @@ def main() -> None:
         batch, row_len = batch_of([completion() for _ in range(64)], [float(i % 2) for i in range(64)])
         dump = TokenDump(GTPOConfig(dump_dir=f"{folder}/dump"), "gtpo", save_tokenizer(f"{folder}/tokenizer"))
         start = time.process_time()
-        path = dump.write(1, batch, ["prompt"] * 64, batch["responses"][:, :20], row_len, 0.3)
+        path = write(dump, 1, batch, ["prompt"] * 64, batch["responses"][:, :20], row_len)
         print(f"writing the dump: {time.process_time() - start:.2f} s, {path.stat().st_size / 1e6:.0f} MB")
         start = time.process_time()
         cli.main(["view", f"{folder}/dump", "-o", f"{folder}/view.html"])

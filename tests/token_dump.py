@@ -1,10 +1,13 @@
 """A token dump of made-up completions, and the byte-level tokenizer that spells them; imported by the view's tests."""
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from gtpo_verl import GTPOConfig
+from gtpo_verl import GTPOConfig, compute_gtpo_token_advantages
+from gtpo_verl.advantage import compute_group_advantages
+from gtpo_verl.group import Completions
 from gtpo_verl.verl_plugin.token_dump import TokenDump
 from gtpo_verl.view import byte_level_alphabet
 
@@ -57,12 +60,25 @@ def batch_of(completions, rewards, entropy=0.25):
     }, row_len
 
 
+def write(dump, step, batch, uids, prompts, row_len, initial_entropy=0.3):
+    """What verl's trainers give the dump of a batch of which GTPO's advantages are not asked for."""
+    completions = Completions(batch["response_mask"], uids)
+    result = compute_gtpo_token_advantages(
+        compute_group_advantages(batch["token_level_rewards"].sum(-1), completions),
+        uids,
+        *(batch[name] for name in ("responses", "response_mask", "entropy")),
+        dump.config,
+        initial_entropy,
+    )
+    return dump.write(step, batch, uids, prompts, row_len, result, initial_entropy)
+
+
 def write_dump(folder, tokenizer, steps, adv_estimator="gtpo", prompt="7 + 5 = ?", **config):
     """A dump of `steps`: {step: (texts, rewards, entropy)}, every step one group."""
     dump = TokenDump(GTPOConfig(dump_dir=str(folder), dump_freq=1, **config), adv_estimator, tokenizer)
     for step, (texts, rewards, entropy) in steps.items():
         completions = [[*(text if isinstance(text, bytes) else text.encode()), END] for text in texts]
         batch, row_len = batch_of(completions, rewards, entropy)
-        prompts = [torch.tensor(list(prompt.encode()))] * len(texts)
-        dump.write(step, batch, ["prompt"] * len(texts), prompts, row_len, initial_entropy=0.3)
+        prompts = [np.frombuffer(prompt.encode(), dtype=np.uint8)] * len(texts)
+        write(dump, step, batch, ["prompt"] * len(texts), prompts, row_len)
     return folder

@@ -73,11 +73,11 @@ def check(command: Sequence[str] = ()) -> Iterator[Finding]:
         return
     yield from _registration()
     if command:
-        from gtpo_verl import verl_plugin
+        from gtpo_verl.verl_plugin import preflight, registration
 
         config = compose(command)
-        if not verl_plugin.problems():
-            verl_plugin.check_config(config)
+        if not registration.load_errors():
+            preflight.validate(config)
         yield _packages(config)
         yield from _machine(config)
 
@@ -116,9 +116,10 @@ def _registration() -> Iterator[Finding]:
     from verl.trainer.ppo import core_algos
 
     from gtpo_verl import verl_plugin
+    from gtpo_verl.verl_plugin import registration, trainer_hooks
 
     yield Finding("gtpo_verl", f"{version('gtpo-verl')} at {verl_plugin.__file__}")
-    tested = f"tested: {', '.join(verl_plugin.SUPPORTED_VERL)}"
+    tested = f"tested: {', '.join(registration.SUPPORTED_VERL)}"
     yield Finding("verl", f"{verl.__version__} at {verl.__file__} ({tested})")
     yield Finding(
         "loaded by verl",
@@ -134,18 +135,12 @@ def _registration() -> Iterator[Finding]:
     ):
         function = registry.get("gtpo")
         yield Finding(kind, f"{function.__module__}.{function.__qualname__}" if function else "not registered")
-    for name, module, path in (
-        ("validate_config", "verl.utils.config", "validate_config"),
-        ("V1 trainer", "verl.trainer.ppo.v1.trainer_base", "PPOTrainer._compute_advantage"),
-        ("legacy trainer", "verl.trainer.ppo.ray_trainer", "RayPPOTrainer._compute_old_log_prob"),
-        ("advantages", "verl.trainer.ppo.ray_trainer", "compute_advantage"),
-        ("metrics", "verl.trainer.ppo.metric_utils", "compute_data_metrics"),
-    ):
+    for subject, module, path, _ in trainer_hooks.HOOKS:
         hooked = _hooked(module, path)
-        yield Finding(f"hook on {name}", hooked, f"{module}.{path} is not hooked" if hooked == "no" else "")
-    if verl_plugin.verl_has_gtpo():
+        yield Finding(f"hook on {subject}", hooked, f"{module}.{path} is not hooked" if hooked == "no" else "")
+    if registration.verl_has_gtpo():
         yield Finding("gtpo", "this verl has GTPO of its own: it serves gtpo, the plugin gtpo_trajectory")
-    for problem in verl_plugin.problems():
+    for problem in registration.load_errors():
         yield Finding("registration", "failed", problem)
 
 

@@ -1,4 +1,4 @@
-"""What a verl config must be for GTPO (arXiv:2508.03772) to run, and to be the paper's; told before workers start."""
+"""Checks, before workers start, that a verl config can run GTPO (arXiv:2508.03772), and whether it is the paper's."""
 
 import logging
 import os
@@ -6,20 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import verl
 from omegaconf import DictConfig, OmegaConf
 
 from gtpo_verl.config import GTPOConfig
 from gtpo_verl.initial_entropy import InitialEntropy, changed_settings
+from gtpo_verl.records import read_record
+from gtpo_verl.verl_plugin import collapse, registration
+from gtpo_verl.verl_plugin.registration import LOSS_MODE, NAMES
+from gtpo_verl.verl_plugin.token_dump import HEADER_NAME, STEP_FILES
 
 logger = logging.getLogger("gtpo_verl")
-
-ALIAS = "gtpo_trajectory"
-NAMES = ("gtpo", ALIAS)
-"""Names of estimator and loss. The alias tells this GTPO from arXiv:2508.04349 and 2511.14846, which are `gtpo` too."""
-
-ADV_ESTIMATOR = "algorithm.adv_estimator"
-LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
-NAMED_BY = (ADV_ESTIMATOR, LOSS_MODE)
 
 # Losses of verl under which a conflict token's gradient is not λ times what it would be (docs/compose.md).
 _LOSSES_THAT_CHANGE_LAMBDA = {
@@ -38,29 +35,36 @@ class Departure(NamedTuple):
     paper: str
 
 
-def adv_estimator(config: DictConfig) -> str:
-    """The name of the advantage estimator that this verl config asks for."""
-    return str(OmegaConf.select(config, ADV_ESTIMATOR))
-
-
-def uses_gtpo(config: DictConfig) -> bool:
-    """Whether this verl config trains with GTPO's advantages."""
-    return adv_estimator(config) in NAMES
-
-
-def check(config: DictConfig) -> GTPOConfig:
-    """Raise on settings with which GTPO cannot run.
+def validate(config: DictConfig) -> None:
+    """Raise on settings with which GTPO, its token dump or the watch for collapse cannot run.
 
     Args:
         config (DictConfig): verl's whole config.
 
-    Returns:
-        The checked settings of `algorithm.gtpo`.
-
     Raises:
         ValueError: naming key, value and remedy.
+        RuntimeError: GTPO cannot run in this process.
     """
-    gtpo = GTPOConfig.from_config(config.algorithm)
+    collapse.read_mode(config)
+    if OmegaConf.select(config, "algorithm.gtpo.dump_dir") is not None:
+        _check_gtpo(config)
+        _check_dump(config)
+    if registration.serves(config):
+        registration.raise_load_errors(config)
+        _check_trainer(config)
+        _check_gtpo(config)
+
+
+def _check_trainer(config: DictConfig) -> None:
+    if "use_v1" not in config.trainer and OmegaConf.select(config, "transfer_queue.enable"):
+        raise ValueError(
+            f"transfer_queue.enable=True: in verl {verl.__version__} GTPO has no hook in a trainer on TransferQueue "
+            "(0.8.0's main_ppo_sync); set it to False and start verl.trainer.main_ppo, or use verl 0.9.0 or later"
+        )
+
+
+def _check_gtpo(config: DictConfig) -> None:
+    GTPOConfig.from_config(config.algorithm)
     n = config.actor_rollout_ref.rollout.n
     if n < 2:
         raise ValueError(
@@ -74,7 +78,6 @@ def check(config: DictConfig) -> GTPOConfig:
             "set it to False (verl's fully_async trainer ships True)"
         )
     _check_sequence_parallel(config)
-    return gtpo
 
 
 def _check_sequence_parallel(config: DictConfig) -> None:
@@ -92,6 +95,18 @@ def _check_sequence_parallel(config: DictConfig) -> None:
                 "completion alone: set the size to 1, or "
                 "actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2"
             )
+
+
+def _check_dump(config: DictConfig) -> None:
+    """A dump, under whichever estimator, goes into a folder of its own."""
+    folder = Path(str(config.algorithm.gtpo.dump_dir))
+    if resumes(config) or not any(folder.glob(STEP_FILES)):
+        return
+    header = folder / HEADER_NAME
+    if not header.is_file() or read_record(header).get("checkpoints") != config.trainer.default_local_dir:
+        raise ValueError(
+            f"algorithm.gtpo.dump_dir={folder} holds the dump of another run: give another folder, or remove it"
+        )
 
 
 def departures(config: DictConfig) -> list[Departure]:
@@ -207,11 +222,10 @@ def check_resume(config: DictConfig) -> None:
     """
     if not resumes(config):
         return
-    folder = resume_folder(config)
-    if _measures_initial_entropy(config):
-        InitialEntropy.load(folder)
+    folder, gtpo = resume_folder(config), GTPOConfig.from_config(config.algorithm)
+    InitialEntropy.known_before(gtpo, folder)
     try:
-        changed = changed_settings(folder, GTPOConfig.from_config(config.algorithm))
+        changed = changed_settings(folder, gtpo)
     except ValueError as error:
         changed = [f"which ones cannot be told: {error}"]
     if changed:

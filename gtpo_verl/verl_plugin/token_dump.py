@@ -17,14 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from gtpo_verl.advantage import GTPOAdvantage, compute_group_advantages, weigh_tokens
+from gtpo_verl.advantage import GTPOAdvantage
 from gtpo_verl.config import GTPOConfig
-from gtpo_verl.entropy import mean_entropy
-from gtpo_verl.group import Completions
-from gtpo_verl.records import atomic_write, read_record
-from gtpo_verl.verl_plugin import preflight
+from gtpo_verl.records import atomic_write
+from gtpo_verl.verl_plugin import registration
 
 SCHEMA_VERSION = 1
 HEADER_NAME = "gtpo_dump.json"
@@ -37,24 +35,6 @@ _FOLDER_BYTES = 4 << 30
 logger = logging.getLogger("gtpo_verl")
 
 
-def check_dump(config: DictConfig) -> None:
-    """Raise where a token dump is asked for, under whichever estimator, and cannot be written.
-
-    Raises:
-        ValueError: a setting under which GTPO's part of the dump cannot be computed, or a folder with another run.
-    """
-    if OmegaConf.select(config, "algorithm.gtpo.dump_dir") is None:
-        return
-    folder = Path(str(preflight.check(config).dump_dir))
-    if preflight.resumes(config) or not any(folder.glob(STEP_FILES)):
-        return
-    header = folder / HEADER_NAME
-    if not header.is_file() or read_record(header).get("checkpoints") != config.trainer.default_local_dir:
-        raise ValueError(
-            f"algorithm.gtpo.dump_dir={folder} holds the dump of another run: give another folder, or remove it"
-        )
-
-
 class TokenDump:
     """Writes the groups of every `dump_freq`-th step, and of the first, into `dump_dir`.
 
@@ -62,33 +42,20 @@ class TokenDump:
         config (GTPOConfig): with a `dump_dir`.
         adv_estimator (str): verl's name of the run's estimator.
         tokenizer (str): folder or Hub name of its tokenizer.
-        norm_adv_by_std_in_grpo (bool): as for `compute_gtpo_outcome_advantage`.
         checkpoints (str): folder of the run's checkpoints, by which a later start knows its own dump.
-
-    Attributes:
-        collected: tensors of the step's batch that its trainer will have dropped when the others are ready.
     """
 
-    def __init__(
-        self,
-        config: GTPOConfig,
-        adv_estimator: str,
-        tokenizer: str,
-        norm_adv_by_std_in_grpo: bool = True,
-        checkpoints: str = "",
-    ):
+    def __init__(self, config: GTPOConfig, adv_estimator: str, tokenizer: str, checkpoints: str = ""):
         assert config.dump_dir is not None
         self.config = config
         self.folder = Path(config.dump_dir)
-        self.norm_adv_by_std_in_grpo = norm_adv_by_std_in_grpo
         self._header = {
             "schema_version": SCHEMA_VERSION,
             "adv_estimator": adv_estimator,
-            "gtpo_applied": adv_estimator in preflight.NAMES,
+            "gtpo_applied": adv_estimator in registration.NAMES,
             "tokenizer": tokenizer,
             "checkpoints": checkpoints,
         }
-        self.collected: dict[str, torch.Tensor] = {}
         self._step = -1
         self._bytes = sum(path.stat().st_size for path in self.folder.glob(STEP_FILES))
 
@@ -102,9 +69,8 @@ class TokenDump:
             model = config.actor_rollout_ref.model
             trainer._gtpo_dump = cls(
                 GTPOConfig.from_config(config.algorithm),
-                preflight.adv_estimator(config),
+                registration.adv_estimator(config),
                 str(model.get("tokenizer_path") or model.path),
-                config.algorithm.get("norm_adv_by_std_in_grpo", True),
                 config.trainer.default_local_dir,
             )
             trainer._gtpo_dump.remove_from(trainer.global_steps)
@@ -121,14 +87,14 @@ class TokenDump:
         """Whether the groups of this step are written."""
         return (step == 1 or step % self.config.dump_freq == 0) and self._bytes < _FOLDER_BYTES
 
-    @torch.no_grad()
     def write(
         self,
         step: int,
         batch: Mapping[str, torch.Tensor],
         uids: Sequence[str],
-        prompts: Sequence[torch.Tensor],
+        prompts: Sequence[np.ndarray],
         row_len: torch.Tensor,
+        result: GTPOAdvantage,
         initial_entropy: float | None,
     ) -> Path:
         """Write the groups of one step, after those that this dump has written of it (separate_async has several
@@ -137,30 +103,18 @@ class TokenDump:
         Args:
             step (int): verl's `global_steps`.
             batch: tensors of shape (bs, response_length): `responses`, `entropy` (nats), `response_mask`,
-                `old_log_probs`, `token_level_rewards`, `advantages`; and `loss_mask`, the response mask that the loss
-                sees, without the tokens that verl's rollout correction rejected.
+                `old_log_probs`, `token_level_rewards`, `advantages`; `loss_mask`, the response mask that the loss
+                sees, without the tokens that verl's rollout correction rejected; and `rollout_log_probs` where the
+                rollout returns them.
             uids: (bs,) uid of each row's prompt.
             prompts: (bs,) token ids of each row's prompt.
             row_len (torch.Tensor): (bs,), length of each response, tool output included.
-            initial_entropy (float | None): ⟨H⟩_ini of the run in nats per token. None: the one of the settings, else of
-                an earlier dump in this folder, else of this batch.
+            result (GTPOAdvantage): GTPO of the batch.
+            initial_entropy (float | None): ⟨H⟩_ini of the run in nats per token.
 
         Returns:
             The file.
         """
-        completions = Completions(batch["response_mask"], uids)
-        if initial_entropy is None:
-            initial_entropy = self._initial_entropy(batch["entropy"], completions)
-        completions.positions_by([(uid, tuple(ids.tolist())) for uid, ids in zip(uids, prompts, strict=True)])
-        rewards = batch["token_level_rewards"].sum(-1)
-        result = weigh_tokens(
-            compute_group_advantages(rewards, completions, self.norm_adv_by_std_in_grpo),
-            completions,
-            batch["responses"],
-            batch["entropy"],
-            self.config,
-            initial_entropy,
-        )
         self.folder.mkdir(parents=True, exist_ok=True)
         filter_active = self.config.filter_is_active(initial_entropy)
         header = self._header | {"initial_entropy": initial_entropy, "filter_active": filter_active}
@@ -171,21 +125,13 @@ class TokenDump:
         atomic_write(path, (path.read_text() if step == self._step else "") + lines)
         self._step = step
         self._bytes += len(lines)  # JSON is ASCII
-        if len(rows) < int((completions.lengths > 0).sum()):
+        if len(rows) < int((result.completions.lengths > 0).sum()):
             logger.info("GTPO's dump of step %d: %d completions, for size; the others are left out", step, len(rows))
         if self._bytes >= _FOLDER_BYTES:
             logger.warning(
                 "GTPO's dump in %s has reached %d bytes and ends with step %d", self.folder, self._bytes, step
             )
         return path
-
-    def _initial_entropy(self, entropy: torch.Tensor, completions: Completions) -> float:
-        if self.config.initial_entropy is not None:
-            return self.config.initial_entropy
-        header = self.folder / HEADER_NAME
-        if header.is_file():
-            return json.loads(header.read_text())["initial_entropy"]
-        return mean_entropy(entropy, completions)[completions.lengths > 0].mean().item()
 
 
 def bounded_rows(result: GTPOAdvantage, tokens: int = _STEP_TOKENS) -> list[int]:
@@ -204,7 +150,7 @@ def dump_lines(
     rows: Sequence[int],
     batch: Mapping[str, torch.Tensor],
     uids: Sequence[str],
-    prompts: Sequence[torch.Tensor],
+    prompts: Sequence[np.ndarray],
     row_len: torch.Tensor,
     result: GTPOAdvantage,
 ) -> Iterator[str]:
@@ -218,6 +164,8 @@ def dump_lines(
         "entropy": _short(batch["entropy"][rows]),
         "trainer_logprobs": _short(batch["old_log_probs"][rows]),
     }
+    if "rollout_log_probs" in batch:
+        columns["inference_logprobs"] = _short(batch["rollout_log_probs"][rows])
     rewards = batch["token_level_rewards"].sum(-1)
     for at, row in enumerate(rows):
         length = int(row_len[row])

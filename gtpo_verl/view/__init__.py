@@ -108,9 +108,7 @@ def read_step(path: Path) -> list[dict[str, Any]]:
             try:
                 completions.append(_checked(json.loads(line)))
             except (KeyError, RecursionError, TypeError, ValueError) as error:
-                raise ValueError(
-                    f"{path}:{number} is not a line of a token dump ({error!r})"
-                ) from error
+                raise ValueError(f"{path}:{number} is not a line of a token dump ({error!r})") from error
     if not completions:
         raise ValueError(f"{path} holds no completion")
     return completions

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from verl.utils.tracking import Tracking
 
 from gtpo_verl import verl_plugin
-from gtpo_verl.verl_plugin import collapse
+from gtpo_verl.verl_plugin import collapse, trainer_hooks
 from gtpo_verl.verl_plugin.collapse import WINDOW, CollapseError, TrainerWatch, alarms
 
 LOGS = sorted((Path(__file__).resolve().parents[2] / "docs/results/cpu").glob("*.jsonl"))
@@ -204,7 +204,9 @@ def test_it_follows_what_a_trainer_of_verl_logs_under_grpo():
             for record in run(completion__eos_rate=0.5):
                 tracking.log(data=record | {"training/global_step": record["step"]}, step=record["step"])
 
-    verl_plugin._hook_fit(SimpleNamespace(__name__="verl", RayPPOTrainer=RayPPOTrainer), "RayPPOTrainer")
+    verl_plugin._wrap(
+        "RayPPOTrainer.fit", trainer_hooks.fit, SimpleNamespace(__name__="verl", RayPPOTrainer=RayPPOTrainer)
+    )
     with pytest.raises(CollapseError, match="lose their end"):
         RayPPOTrainer().fit()
     Tracking("project", "experiment", []).log({"training/global_step": 1}, step=1)  # outside of a trainer

@@ -1,6 +1,5 @@
 """The data-proto stage in verl's legacy trainer, with the workers replaced by what they return."""
 
-from contextvars import ContextVar
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,9 +16,9 @@ from gtpo_verl.verl_plugin import estimator
 
 
 @pytest.fixture
-def trainer(compose_config, rows, monkeypatch):
+def trainer(compose_config, rows):
     """verl's trainer without its workers, in a process without an earlier one."""
-    monkeypatch.setattr(estimator, "_current", ContextVar("stage", default=None))
+    estimator.current_step.set(None)
     trainer = ray_trainer.RayPPOTrainer.__new__(ray_trainer.RayPPOTrainer)
     trainer.config, trainer.global_steps = compose_config("data.max_response_length=6"), 1
     trainer.use_legacy_worker_impl = "disable"  # verl 0.7.1's word for the workers of all later versions
@@ -112,7 +111,7 @@ def test_grpo_in_the_same_process_is_verls(trainer, batch, rows):
     batch = old_log_prob_pass(trainer, batch, rows)
     batch = compute_advantage(batch, adv_estimator="grpo", config=trainer.config.algorithm)
     assert not any(key.startswith("gtpo/") for key in ray_trainer.compute_data_metrics(batch=batch, use_critic=False))
-    assert not hasattr(trainer, "_gtpo_stage") and not any(key.startswith("gtpo_") for key in batch.batch.keys())
+    assert not hasattr(trainer, "_gtpo_estimator") and not any(key.startswith("gtpo_") for key in batch.batch.keys())
 
 
 def test_rejected_tokens_keep_their_position_and_get_no_advantage(trainer, batch, rows):

@@ -10,7 +10,7 @@ from gtpo_verl.verl_plugin import preflight
 
 def test_cpu_recipe_is_the_papers_gtpo(compose_config):
     config = compose_config()
-    preflight.check(config)
+    preflight.validate(config)
     assert preflight.departures(config) == []
     assert not preflight.needs_reference_policy(config)
 

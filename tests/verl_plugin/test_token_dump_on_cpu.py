@@ -4,18 +4,19 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import open_dict
 from rollout_batch import LENGTHS, SCORES, UIDS, padded, real_mean_entropy
 from test_legacy_trainer_on_cpu import batch as legacy_batch  # noqa: F401
 from test_legacy_trainer_on_cpu import trainer as legacy_trainer  # noqa: F401
-from token_dump import batch_of
+from token_dump import batch_of, write
 from verl.trainer.ppo.ray_trainer import compute_advantage
-from verl.utils.tensordict_utils import get_tensordict
 
 from gtpo_verl import GTPOConfig, compute_gtpo_token_advantages
-from gtpo_verl.verl_plugin.token_dump import TokenDump, bounded_rows, check_dump
+from gtpo_verl.verl_plugin import preflight
+from gtpo_verl.verl_plugin.token_dump import TokenDump, bounded_rows
 
 GROUPED = [0, 1, 3, 2, 5]  # the real rows, group by group
 
@@ -41,7 +42,7 @@ def test_a_line_has_the_parts_of_which_the_advantage_is_made(tmp_path):
     torch.manual_seed(0)
     batch, row_len = batch_of(completions, [2.0, 0.0, 1.0], entropy=torch.rand(3, 4))
     config = GTPOConfig(dump_dir=str(tmp_path), entropy_threshold=0.5, completion_filter="always")
-    path = TokenDump(config, "gtpo", "/model").write(3, batch, ["u"] * 3, [torch.tensor([8])] * 3, row_len, 0.3)
+    path = write(TokenDump(config, "gtpo", "/model"), 3, batch, ["u"] * 3, [np.array([8])] * 3, row_len)
     found = lines(tmp_path, 3)
     assert path.name == "step_000003.jsonl"
     result = compute_gtpo_token_advantages(
@@ -66,19 +67,19 @@ def test_several_updates_of_one_step_share_its_file_and_a_run_begun_anew_replace
     dump = TokenDump(GTPOConfig(dump_dir=str(tmp_path)), "gtpo", "x")
     batch, row_len = batch_of([[1, 2], [1, 3]], [1.0, 0.0])
     for step, uid in ((1, "a"), (1, "b"), (10, "c")):
-        dump.write(step, batch, [uid] * 2, batch["responses"], row_len, 0.3)
+        write(dump, step, batch, [uid] * 2, batch["responses"], row_len)
     assert [line["uid"] for line in lines(tmp_path)] == ["a", "a", "b", "b"]
     assert [line["uid"] for line in lines(tmp_path, 10)] == ["c", "c"]
     assert dump._bytes == sum(path.stat().st_size for path in tmp_path.glob("step_*"))
     again = TokenDump(GTPOConfig(dump_dir=str(tmp_path)), "gtpo", "x")
-    again.write(1, batch, ["d"] * 2, batch["responses"], row_len, 0.3)
+    write(again, 1, batch, ["d"] * 2, batch["responses"], row_len)
     assert [line["uid"] for line in lines(tmp_path)] == ["d", "d"]
 
 
 def test_numbers_that_json_cannot_say_are_null(tmp_path):
     batch, row_len = batch_of([[1, 2], [1, 3]], [1.0, 0.0])
     batch["old_log_probs"] = torch.tensor([[-0.5, -torch.inf], [torch.nan, -1.0]])
-    TokenDump(GTPOConfig(dump_dir=str(tmp_path)), "gtpo", "x").write(1, batch, "uu", batch["responses"], row_len, 0.3)
+    write(TokenDump(GTPOConfig(dump_dir=str(tmp_path)), "gtpo", "x"), 1, batch, "uu", batch["responses"], row_len)
     assert [line["trainer_logprobs"] for line in lines(tmp_path)] == [[-0.5, None], [None, -1.0]]
 
 
@@ -101,7 +102,7 @@ def test_a_step_is_cut_to_whole_groups_and_a_folder_to_its_limit(tmp_path, monke
     monkeypatch.setattr("gtpo_verl.verl_plugin.token_dump._FOLDER_BYTES", 2000)
     for step in range(1, 4):
         if dump.is_due(step):
-            dump.write(step, batch, "uuvvww", batch["responses"], row_len, 0.3)
+            write(dump, step, batch, "uuvvww", batch["responses"], row_len)
     assert dump.is_due(4) is False and len(list(tmp_path.glob("step_*.jsonl"))) < 3
     assert TokenDump(config, "gtpo", "x").is_due(4) is False
 
@@ -109,17 +110,6 @@ def test_a_step_is_cut_to_whole_groups_and_a_folder_to_its_limit(tmp_path, monke
 def test_the_first_step_and_every_nth_are_due(tmp_path):
     dump = TokenDump(GTPOConfig(dump_dir=str(tmp_path), dump_freq=4), "gtpo", "x")
     assert [step for step in range(1, 13) if dump.is_due(step)] == [1, 4, 8, 12]
-
-
-def test_initial_entropy_without_gtpo_is_that_of_the_first_dump(tmp_path):
-    batch, row_len = batch_of([[1], [2]], [1.0, 0.0], entropy=0.9)
-    dump = TokenDump(GTPOConfig(dump_dir=str(tmp_path)), "grpo", "x")
-    dump.write(1, batch, "uu", batch["responses"], row_len, None)
-    batch["entropy"] = batch["entropy"] - 0.5
-    dump.write(10, batch, "uu", batch["responses"], row_len, None)
-    header = json.loads((tmp_path / "gtpo_dump.json").read_text())
-    assert header["initial_entropy"] == pytest.approx(0.9) and header["filter_active"] is False
-    assert header["gtpo_applied"] is False
 
 
 def check_header(folder, estimator, initial_entropy):
@@ -140,11 +130,11 @@ def v1_step(compose_config, rows, monkeypatch, tmp_path):
             self.rows = self.rows | {field: list(fields[field].unbind()) for field in fields.keys()}
             return super().kv_batch_put(keys, partition_id, fields)
 
-    def step(estimator, global_steps, keys):
+    def step(adv_estimator, global_steps, keys, initial_entropy=0.3):
         trainer = v1.PPOTrainerSync.__new__(v1.PPOTrainerSync)
         trainer.config = compose_config(
-            *("data.max_response_length=6", "algorithm.gtpo.initial_entropy=0.3"),
-            *(f"algorithm.adv_estimator={estimator}", f"+algorithm.gtpo.dump_dir={tmp_path / 'dump'}"),
+            *("data.max_response_length=6", f"algorithm.gtpo.initial_entropy={initial_entropy}"),
+            *(f"algorithm.adv_estimator={adv_estimator}", f"+algorithm.gtpo.dump_dir={tmp_path / 'dump'}"),
         )
         trainer.global_steps = global_steps
         queue, metrics = Queue(rows, keys), {}
@@ -176,6 +166,25 @@ def test_of_a_session_with_several_outputs_the_last_one_is_dumped(v1_step, rows,
     assert found == [rows["responses"][i].tolist() for i in (1, 3, 2, 5)]
 
 
+def test_initial_entropy_without_gtpo_is_that_of_the_first_dump(v1_step, rows, tmp_path):
+    rows["prompts"] = [torch.tensor([7])] * 6
+    keys = [f"{uid}_{i}_0" for i, uid in enumerate(UIDS)]
+    measured = real_mean_entropy(rows)
+    for global_steps in (1, 10):
+        v1_step("grpo", global_steps, keys, initial_entropy="null")
+        check_header(tmp_path / "dump", "grpo", measured)
+        rows["entropy"] = [entropy + 0.5 for entropy in rows["entropy"]]
+
+
+@pytest.mark.parametrize("adv_estimator", ["gtpo", "grpo"])
+def test_outputs_of_an_agent_loop_are_dumped_as_they_are_trained(v1_step, rows, tmp_path, adv_estimator):
+    """verl's own grpo is called with the last outputs alone."""
+    rows["prompts"] = [torch.tensor([7])] * 6
+    v1_step(adv_estimator, 1, ["p_0_1", "p_0_0", "q_0_0", "p_1_0", "pad0f_0_0", "q_1_0"])
+    found = [line["token_ids"] for line in lines(tmp_path / "dump")]
+    assert found == [rows["responses"][i].tolist() for i in (0, 3, 2, 5)]
+
+
 @pytest.mark.parametrize("estimator", ["gtpo", "grpo"])
 def test_the_legacy_trainer_dumps_what_the_loss_gets(legacy_trainer, legacy_batch, rows, tmp_path, estimator):  # noqa: F811
     trainer, batch = legacy_trainer, legacy_batch
@@ -188,37 +197,38 @@ def test_the_legacy_trainer_dumps_what_the_loss_gets(legacy_trainer, legacy_batc
     batch = batch.union(old_log_prob)
     batch.batch["token_level_rewards"] = padded(rows, "rm_scores")
     batch.batch["old_log_probs"] = padded(rows, "old_log_probs")
-    batch = compute_advantage(batch, adv_estimator=estimator, config=trainer.config.algorithm)
     batch.batch["response_mask"] = batch.batch["response_mask"].clone()
     batch.batch["response_mask"][0, 2] = 0  # what verl's rollout correction does to a token that it rejects
-    trainer.actor_rollout_wg.update_actor = lambda batch: get_tensordict({}, {"metrics": {"mfu": 0.0}})
-    trainer._update_actor(batch)
+    batch.batch["rollout_log_probs"] = batch.batch["old_log_probs"] - 1
+    batch = compute_advantage(batch, adv_estimator=estimator, config=trainer.config.algorithm)
     found = lines(folder)
     assert found[0].pop("loss_mask") == [1, 1, 0, 1, 1]
     found[0]["loss_mask"] = [1] * 5
     check_lines(found, rows, batch.batch["advantages"])
     assert [line["prompt_ids"] for line in found] == [[1]] * 5
+    expected = (rows["old_log_probs"][0] - 1).tolist()
+    assert found[0]["inference_logprobs"] == pytest.approx(expected, abs=1e-4)
     check_header(folder, estimator, real_mean_entropy(rows))
 
 
 def test_a_dump_that_cannot_be_written_is_refused_before_the_run(compose_config, tmp_path):
     dump = f"+algorithm.gtpo.dump_dir={tmp_path}"
-    check_dump(compose_config("algorithm.adv_estimator=grpo", "+algorithm.gtpo.dump_freq=0"))
+    preflight.validate(compose_config("algorithm.adv_estimator=grpo", "+algorithm.gtpo.dump_freq=0"))
     with pytest.raises(ValueError, match="dump_freq=0"):
-        check_dump(compose_config("algorithm.adv_estimator=grpo", dump, "+algorithm.gtpo.dump_freq=0"))
-    check_dump(compose_config(dump))
+        preflight.validate(compose_config("algorithm.adv_estimator=grpo", dump, "+algorithm.gtpo.dump_freq=0"))
+    preflight.validate(compose_config(dump))
     (tmp_path / "step_000001.jsonl").touch()
     with pytest.raises(ValueError, match="dump_dir=.* holds the dump of another run"):
-        check_dump(compose_config(dump))
+        preflight.validate(compose_config(dump))
     config = compose_config(dump)
     (tmp_path / "gtpo_dump.json").write_text(json.dumps({"checkpoints": "/of/another/run"}))
     with pytest.raises(ValueError, match="dump_dir=.* holds the dump of another run"):
-        check_dump(config)
+        preflight.validate(config)
     (tmp_path / "gtpo_dump.json").write_text(json.dumps({"checkpoints": config.trainer.default_local_dir}))
-    check_dump(config)  # its own, of a start that ended before its first checkpoint
+    preflight.validate(config)  # its own, of a start that ended before its first checkpoint
     (tmp_path / "gtpo_dump.json").unlink()
     (Path(config.trainer.default_local_dir) / "global_step_1").mkdir(parents=True)
-    check_dump(config)
+    preflight.validate(config)
 
 
 def test_a_run_that_starts_again_drops_the_steps_that_it_will_make_again(compose_config, tmp_path):

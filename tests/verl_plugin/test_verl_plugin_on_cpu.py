@@ -17,7 +17,7 @@ from verl.utils import config as verl_config
 
 from gtpo_verl import verl_plugin
 from gtpo_verl.cli import main
-from gtpo_verl.verl_plugin import estimator
+from gtpo_verl.verl_plugin import registration, trainer_hooks
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_LOADED = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": "", "VERL_PLATFORM": ""}
@@ -84,10 +84,10 @@ from verl.trainer.ppo import core_algos, ray_trainer
 @core_algos.register_adv_est("gtpo")
 def group_turn_policy_optimization(**kwargs): ...
 from gtpo_verl import verl_plugin
-from gtpo_verl.verl_plugin import estimator
+from gtpo_verl.verl_plugin import estimator, registration
 assert core_algos.get_adv_estimator_fn("gtpo") is group_turn_policy_optimization
 assert core_algos.get_adv_estimator_fn("gtpo_trajectory") is estimator.estimate_gtpo_advantage
-print(*verl_plugin.problems())
+print(*registration.load_errors())
 """
     assert "__main__.group_turn_policy_optimization" in run_python(code, **NOT_LOADED)
 
@@ -117,12 +117,12 @@ def test_the_alias_is_checked_like_the_name(compose_config):
 
 
 @pytest.fixture
-def fresh_problems(monkeypatch):
-    monkeypatch.setattr(estimator, "problems", [])
+def no_load_errors(monkeypatch):
+    monkeypatch.setattr(registration, "_load_errors", [])
 
 
 def test_supported_versions_are_the_same_everywhere():
-    first, *_, last = versions = verl_plugin.SUPPORTED_VERL
+    first, *_, last = versions = registration.SUPPORTED_VERL
     assert f'verl = ["verl>={first},<={last}"]' in (ROOT / "pyproject.toml").read_text()
     assert f"|| set -- {' '.join(versions)}\n" in (ROOT / "scripts/check_verl_versions.sh").read_text()
     set_up = (ROOT / "scripts/setup_cpu.sh").read_text()
@@ -132,7 +132,7 @@ def test_supported_versions_are_the_same_everywhere():
 
 
 @pytest.fixture
-def install_in(monkeypatch, fresh_problems):
+def install_in(monkeypatch, no_load_errors):
     def install(version):
         monkeypatch.setattr(verl, "__version__", version)
         monkeypatch.setattr(verl_plugin.wrapt, "register_post_import_hook", lambda *args: None)
@@ -144,7 +144,7 @@ def install_in(monkeypatch, fresh_problems):
 @pytest.mark.parametrize("version", ["0.6.1", "0.7.0", "0.7.0.dev"])
 def test_a_verl_that_is_too_old_is_an_error_once_gtpo_is_asked_for(compose_config, install_in, version):
     install_in(version)
-    assert f"needs verl 0.7.1 or later; this is {version}" in verl_plugin.problems()[0]
+    assert f"needs verl 0.7.1 or later; this is {version}" in registration.load_errors()[0]
     with pytest.raises(RuntimeError, match=f"GTPO cannot run.*{version}"):
         validate(compose_config())
     validate(compose_config("algorithm.adv_estimator=grpo"))
@@ -153,20 +153,20 @@ def test_a_verl_that_is_too_old_is_an_error_once_gtpo_is_asked_for(compose_confi
 @pytest.mark.parametrize("version", ["0.8.0.dev", "0.9.1+fork", "0.10.0.dev", "1.0", "main"])
 def test_a_verl_that_was_not_tested_gets_one_warning(compose_config, install_in, caplog, version):
     install_in(version)
-    assert verl_plugin.problems() == []
+    assert registration.load_errors() == []
     validate(compose_config())
-    (record,) = [r for r in caplog.records if r.name == "gtpo_verl"]
-    assert f"tested with verl 0.7.1 to {verl_plugin.SUPPORTED_VERL[-1]}; this is {version}." in record.getMessage()
+    (record,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert f"tested with verl 0.7.1 to {registration.SUPPORTED_VERL[-1]}; this is {version}." in record.getMessage()
 
 
-@pytest.mark.parametrize("version", [*verl_plugin.SUPPORTED_VERL, "0.8.1"])
+@pytest.mark.parametrize("version", [*registration.SUPPORTED_VERL, "0.8.1"])
 def test_a_tested_verl_gets_none(compose_config, install_in, caplog, version):
     install_in(version)
     validate(compose_config())
-    assert verl_plugin.problems() == [] and not caplog.records
+    assert registration.load_errors() == [] and not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-def test_a_verl_that_has_gtpo_serves_it_and_the_plugin_its_alias(compose_config, monkeypatch, fresh_problems, capsys):
+def test_a_verl_that_has_gtpo_serves_it_and_the_plugin_its_alias(compose_config, monkeypatch, no_load_errors, capsys):
     def verls_own(**kwargs): ...
 
     verls_own.__module__ = core_algos.__name__
@@ -175,7 +175,7 @@ def test_a_verl_that_has_gtpo_serves_it_and_the_plugin_its_alias(compose_config,
     monkeypatch.setattr(core_algos, "AdvantageEstimator", Enum("AdvantageEstimator", {"GTPO": "gtpo"}))
     verl_plugin._register(core_algos)
     assert core_algos.get_adv_estimator_fn("gtpo") is core_algos.get_policy_loss_fn("gtpo") is verls_own
-    assert verl_plugin.problems() == []
+    assert registration.load_errors() == []
 
     validate(compose_config("+algorithm.gtpo.unknown=1"))
     with pytest.raises(ValueError, match=r"algorithm\.gtpo\.unknown=1"):
@@ -184,23 +184,41 @@ def test_a_verl_that_has_gtpo_serves_it_and_the_plugin_its_alias(compose_config,
     assert "it serves gtpo, the plugin gtpo_trajectory" in capsys.readouterr().out
 
 
-def test_hook_that_does_not_fit_is_a_problem_and_not_a_crash(fresh_problems):
-    verl_plugin._hook_v1_trainer(SimpleNamespace(__name__="verl.trainer.ppo.v1.trainer_base", PPOTrainer=object))
-    assert "has no verl.trainer.ppo.v1.trainer_base.PPOTrainer._compute_advantage" in verl_plugin.problems()[0]
+def test_hook_that_does_not_fit_is_a_problem_and_not_a_crash(no_load_errors):
+    module = SimpleNamespace(__name__="verl.trainer.ppo.v1.trainer_base", PPOTrainer=object)
+    verl_plugin._wrap("PPOTrainer._compute_advantage", trainer_hooks.v1_compute_advantage, module)
+    assert "has no verl.trainer.ppo.v1.trainer_base.PPOTrainer._compute_advantage" in registration.load_errors()[0]
 
 
-def test_a_function_that_takes_other_arguments_is_not_hooked(fresh_problems):
+def test_a_function_that_takes_other_arguments_is_not_hooked(no_load_errors):
     class PPOTrainer:
         def _compute_advantage(self, batch): ...
 
-        def fit(self): ...
-
     module = SimpleNamespace(__name__="verl.trainer.ppo.v1.trainer_base", PPOTrainer=PPOTrainer)
     before = PPOTrainer._compute_advantage
-    verl_plugin._hook_v1_trainer(module)
-    (problem,) = verl_plugin.problems()
+    verl_plugin._wrap("PPOTrainer._compute_advantage", trainer_hooks.v1_compute_advantage, module)
+    (problem,) = registration.load_errors()
     assert "PPOTrainer._compute_advantage takes no metrics: (self, batch)" in problem
     assert PPOTrainer._compute_advantage is before
+
+
+def test_a_call_with_an_argument_that_no_hook_knows_passes_through(no_load_errors):
+    def compute(data, adv_estimator, extra=None, *, later=0):
+        return data, adv_estimator, extra, later
+
+    module = SimpleNamespace(__name__="verl.trainer", compute=compute)
+    read = []
+
+    def hook(proceed, instance, *, data, extra):
+        read.append((data, extra))
+        return proceed()
+
+    verl_plugin._wrap("compute", hook, module)
+    assert module.compute(1, "gtpo", later=3) == (1, "gtpo", None, 3)
+    assert module.compute(data=1, adv_estimator="gtpo", extra=2) == (1, "gtpo", 2, 0)
+    assert read == [(1, None), (1, 2)] and registration.load_errors() == []
+    with pytest.raises(TypeError, match="unknown"):
+        module.compute(1, "gtpo", unknown=1)
 
 
 def test_a_trainer_that_validates_nothing_is_checked_before_ray(compose_config):
@@ -232,7 +250,7 @@ def test_report_says_what_is_registered_where(capsys, monkeypatch):
     assert "advantage estimator gtpo: gtpo_verl.verl_plugin.estimator.estimate_gtpo_advantage" in out
     v1 = "yes" if find_spec("verl.trainer.ppo.v1") else "this verl has none"
     assert "loaded by verl: yes" in out and "hook on legacy trainer: yes" in out and f"hook on V1 trainer: {v1}" in out
-    monkeypatch.setattr(estimator, "problems", ["the sky has fallen"])
+    monkeypatch.setattr(registration, "_load_errors", ["the sky has fallen"])
     assert main(["check"]) == 1
     assert "the sky has fallen" in capsys.readouterr().out
 

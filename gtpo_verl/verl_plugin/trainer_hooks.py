@@ -1,0 +1,170 @@
+"""What GTPO does at each function of verl that it hooks.
+
+A hook is called with `proceed`, which calls verl's function with what it was called with, its instance (None for a
+function), and by name those of its arguments that the hook reads.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+import verl
+
+from gtpo_verl.verl_plugin import batch_fields, preflight, registration
+from gtpo_verl.verl_plugin.collapse import TrainerWatch
+from gtpo_verl.verl_plugin.estimator import Step, check_log_probs, current_step
+
+logger = logging.getLogger("gtpo_verl")
+
+_watch: ContextVar[TrainerWatch | None] = ContextVar("gtpo_collapse_watch", default=None)
+
+
+class Hook(NamedTuple):
+    """A function of verl and what is called in its place.
+
+    Args:
+        subject: what it is for, in the report of `gtpo-verl check`.
+        module: of verl.
+        path: of the function in it.
+        hook: called as this module says.
+    """
+
+    subject: str
+    module: str
+    path: str
+    hook: Callable
+
+
+def validate_config(proceed: Callable, instance: None, *, config: Any) -> Any:
+    """verl's own trainers call this in their task runner, before any worker is up."""
+    _validate(config)
+    serves = registration.serves(config)
+    found = preflight.departures(config) if serves else preflight.unclipped_updates(config)
+    if found:
+        logger.warning("GTPO: with these settings the run is not the paper's:\n%s", preflight.as_table(found))
+    if serves and not preflight.needs_reference_policy(config):
+        logger.info("GTPO runs without a reference policy: no KL term, no reference worker")
+    if serves and not registration.is_tested():
+        logger.warning(
+            "GTPO was tested with verl %s to %s; this is %s. What it hooks is there; compare the first steps' "
+            "gtpo/* metrics with what you expect",
+            *(registration.SUPPORTED_VERL[0], registration.SUPPORTED_VERL[-1], verl.__version__),
+        )
+    return proceed()
+
+
+def run_ppo(proceed: Callable, instance: None, *, config: Any) -> Any:
+    """The way of verl's experimental trainers into Ray; fully_async takes no other check."""
+    _validate(config)
+    return proceed()
+
+
+def _validate(config: Any) -> None:
+    preflight.validate(config)
+    if registration.serves(config):
+        preflight.check_resume(config)
+
+
+def v1_compute_advantage(proceed: Callable, trainer: Any, *, batch: Any, metrics: dict[str, Any]) -> Any:
+    """The V1 trainer's advantages: its rows are in TransferQueue."""
+    step = Step.of(trainer)
+    if step is None:
+        return proceed()
+    from verl.trainer.ppo.v1 import trainer_base
+
+    step.fields = batch_fields.from_transfer_queue(trainer_base.tq, batch)
+    try:
+        result = proceed()
+    finally:
+        current_step.set(None)
+    metrics.update(step.metrics)
+    return result
+
+
+def legacy_compute_old_log_prob(proceed: Callable, trainer: Any, *, batch: Any) -> Any:
+    """The legacy trainer has entropies here only, and may move its rows before it computes advantages."""
+    result = proceed()
+    if Step.of(trainer):
+        batch_fields.keep_in_batch(result[0].batch, batch.batch)
+    return result
+
+
+def compute_advantage(proceed: Callable, instance: None, *, data: Any) -> Any:
+    """Both trainers call this, with padded rows."""
+    step = current_step.get()
+    if step is None:
+        return proceed()
+    fields = step.fields = step.fields or batch_fields.take_from_batch(data.batch)
+    if fields and step.estimator.applied:
+        check_log_probs(data.batch, fields.response_mask, data.non_tensor_batch["uid"])
+    try:
+        data = proceed()
+    finally:
+        step.fields = None  # they serve once
+    if fields and step.dump:
+        start = time.perf_counter()
+        _dump(step, fields, data)
+        step.metrics["timing_s/gtpo_dump"] = time.perf_counter() - start
+    return data
+
+
+def _dump(step: Step, fields: batch_fields.BatchFields, data: Any) -> None:
+    """Hand the step to the token dump, one output per session."""
+    assert step.dump is not None
+    if len(data) > len(fields.final):  # verl's grpo comes with the last outputs alone
+        data = data.select_idxs(fields.final)
+    fields = fields.of_sessions()
+    uids = data.non_tensor_batch["uid"]
+    result = step.result or step.estimator.weigh(fields, data.batch["token_level_rewards"], uids)
+    names = ("old_log_probs", "token_level_rewards", "advantages", "rollout_log_probs")
+    columns: dict[str, torch.Tensor] = {name: data.batch[name] for name in names if name in data.batch.keys()}
+    columns |= {"loss_mask": data.batch["response_mask"], "response_mask": fields.response_mask}
+    columns |= {"responses": fields.responses, "entropy": fields.entropy}
+    initial_entropy = step.estimator.initial_entropy_value
+    step.dump.write(step.number, columns, uids, fields.prompts, fields.response_len, result, initial_entropy)
+
+
+def compute_data_metrics(proceed: Callable, instance: None) -> dict[str, Any]:
+    """The legacy trainer logs what this returns."""
+    step = current_step.get()
+    current_step.set(None)
+    return proceed() | (step.metrics if step else {})
+
+
+def fit(proceed: Callable, trainer: Any) -> Any:
+    """The watch for collapse lives as long as the trainer's loop."""
+    token = _watch.set(TrainerWatch.of(trainer))
+    try:
+        return proceed()
+    finally:
+        _watch.reset(token)
+
+
+def log(proceed: Callable, tracking: Any, *, data: dict[str, Any]) -> Any:
+    """What the trainer logs, under any estimator."""
+    result = proceed()
+    watch = _watch.get()
+    if watch:
+        watch.logged(data)
+    return result
+
+
+HOOKS = (
+    Hook("settings", "verl.utils.config", "validate_config", validate_config),
+    Hook("settings of experimental trainers", "verl.trainer.main_ppo", "run_ppo", run_ppo),
+    Hook("V1 trainer", "verl.trainer.ppo.v1.trainer_base", "PPOTrainer._compute_advantage", v1_compute_advantage),
+    Hook("V1 trainer's loop", "verl.trainer.ppo.v1.trainer_base", "PPOTrainer.fit", fit),
+    Hook(
+        "legacy trainer",
+        "verl.trainer.ppo.ray_trainer",
+        "RayPPOTrainer._compute_old_log_prob",
+        legacy_compute_old_log_prob,
+    ),
+    Hook("legacy trainer's loop", "verl.trainer.ppo.ray_trainer", "RayPPOTrainer.fit", fit),
+    Hook("advantages", "verl.trainer.ppo.ray_trainer", "compute_advantage", compute_advantage),
+    Hook("metrics", "verl.trainer.ppo.metric_utils", "compute_data_metrics", compute_data_metrics),
+    Hook("logger", "verl.utils.tracking", "Tracking.log", log),
+)
