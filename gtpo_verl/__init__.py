@@ -15,34 +15,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gtpo_verl.advantage import (
-        GTPOAdvantage,
-        compute_gtpo_outcome_advantage,
-        compute_gtpo_token_advantages,
-    )
-    from gtpo_verl.config import GTPOConfig
-    from gtpo_verl.conflict import compute_conflict_mask, compute_conflict_weights
-    from gtpo_verl.entropy import compute_completion_filter, compute_trajectory_entropy
-    from gtpo_verl.loss import compute_policy_loss_gtpo
+    from gtpo_verl.advantage import GTPOAdvantage as GTPOAdvantage
+    from gtpo_verl.advantage import compute_gtpo_outcome_advantage as compute_gtpo_outcome_advantage
+    from gtpo_verl.advantage import compute_gtpo_token_advantages as compute_gtpo_token_advantages
+    from gtpo_verl.completion_filter import compute_completion_filter as compute_completion_filter
+    from gtpo_verl.completion_filter import compute_trajectory_entropy as compute_trajectory_entropy
+    from gtpo_verl.config import GTPOConfig as GTPOConfig
+    from gtpo_verl.conflict import compute_conflict_mask as compute_conflict_mask
+    from gtpo_verl.conflict import compute_conflict_weights as compute_conflict_weights
+    from gtpo_verl.loss import compute_policy_loss_gtpo as compute_policy_loss_gtpo
 
-__all__ = [
-    "GTPOAdvantage",
-    "GTPOConfig",
-    "compute_completion_filter",
-    "compute_conflict_mask",
-    "compute_conflict_weights",
-    "compute_gtpo_outcome_advantage",
-    "compute_gtpo_token_advantages",
-    "compute_policy_loss_gtpo",
-    "compute_trajectory_entropy",
-]
+_MODULES = {
+    "GTPOAdvantage": "advantage",
+    "GTPOConfig": "config",
+    "compute_completion_filter": "completion_filter",
+    "compute_conflict_mask": "conflict",
+    "compute_conflict_weights": "conflict",
+    "compute_gtpo_outcome_advantage": "advantage",
+    "compute_gtpo_token_advantages": "advantage",
+    "compute_policy_loss_gtpo": "loss",
+    "compute_trajectory_entropy": "completion_filter",
+}
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
     # Imported at first use: `gtpo-verl check` has to work without torch, and the reward's processes do not need it.
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    modules = (
-        import_module(f"gtpo_verl.{module}") for module in ("advantage", "config", "conflict", "entropy", "loss")
-    )
-    return next(vars(module)[name] for module in modules if name in vars(module))
+    return getattr(import_module(f"gtpo_verl.{_MODULES[name]}"), name)

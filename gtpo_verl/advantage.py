@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gtpo_verl.completion_filter import completions_to_keep, mean_entropy
 from gtpo_verl.config import GTPOConfig
 from gtpo_verl.conflict import Conflicts, find_conflicts, sign_weights
-from gtpo_verl.entropy import compute_completion_filter, mean_entropy
-from gtpo_verl.group import Completions, rows_of
+from gtpo_verl.group import Completions, new_zeros, rows_of
 
 
 class GTPOAdvantage(NamedTuple):
@@ -100,7 +100,7 @@ def compute_gtpo_outcome_advantage(
         token_level_rewards.sum(-1), completions, norm_adv_by_std_in_grpo, epsilon
     )
     settings = GTPOConfig.from_config(config)
-    result = weigh_tokens(group_advantages, completions, responses, entropy, settings, initial_entropy)
+    result = apply_gtpo(group_advantages, completions, responses, entropy, settings, initial_entropy)
     return result.advantages, result.advantages
 
 
@@ -135,11 +135,11 @@ def compute_gtpo_token_advantages(
     """
     completions = Completions(response_mask, index)
     settings = GTPOConfig.from_config(config)
-    return weigh_tokens(advantages, completions, responses, entropy, settings, initial_entropy)
+    return apply_gtpo(advantages, completions, responses, entropy, settings, initial_entropy)
 
 
 @torch.no_grad()
-def weigh_tokens(
+def apply_gtpo(
     advantages: torch.Tensor,
     completions: Completions,
     responses: torch.Tensor,
@@ -149,21 +149,18 @@ def weigh_tokens(
 ) -> GTPOAdvantage:
     """Like `compute_gtpo_token_advantages`, from `Completions` that the caller already has."""
     _check_shapes(responses.shape, response_mask=completions.shape, entropy=entropy.shape)
-    filter_active = config.filter_is_active(config.initial_entropy if initial_entropy is None else initial_entropy)
+    initial_entropy = config.initial_entropy if initial_entropy is None else initial_entropy
     trajectory_entropy = mean_entropy(entropy, completions)
     check_finite("advantage", advantages, completions.uids)
     check_finite("entropy", trajectory_entropy, completions.uids)
 
-    keep = torch.ones_like(trajectory_entropy, dtype=torch.bool)
-    if filter_active:
-        signs = advantages if config.filter_scope == "negative" else None
-        keep = compute_completion_filter(trajectory_entropy, config.entropy_threshold, signs)
+    keep = completions_to_keep(trajectory_entropy, advantages, config, initial_entropy)
     conflicts = find_conflicts(responses, completions, advantages, config.conflict_span, config.conflict_masks)
     conflict_weights = sign_weights(advantages, config.conflict_weight_positive, config.conflict_weight_negative)
 
     regularizer = config.entropy_coeff * trajectory_entropy
     regularized = torch.where(keep, advantages - regularizer, 0)
-    token_advantages = torch.zeros(responses.shape, dtype=regularized.dtype, device=responses.device)
+    token_advantages = new_zeros(regularized, responses.shape)
     rows = rows_of(token_advantages)
     for row, (own, value) in enumerate(zip(completions.own, regularized.tolist(), strict=True)):
         rows[row, own] = value

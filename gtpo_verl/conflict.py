@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from gtpo_verl.config import CHOICES
+from gtpo_verl.config import CHOICES, GTPOConfig
 from gtpo_verl.group import Completions, pick
 
 # Token positions, and rows of whole groups, looked at together: below the 32,768 elements from which on torch divides
@@ -78,7 +78,10 @@ def compute_conflict_mask(
 
 
 def compute_conflict_weights(
-    conflict_mask: torch.Tensor, advantages: torch.Tensor, positive: float = 2.0, negative: float = 0.0
+    conflict_mask: torch.Tensor,
+    advantages: torch.Tensor,
+    positive: float = GTPOConfig.conflict_weight_positive,
+    negative: float = GTPOConfig.conflict_weight_negative,
 ) -> torch.Tensor:
     """Token weights λ (arXiv:2508.03772, Eq. 9): 1 off the mask; on it `positive` where A > 0, `negative` where A < 0.
 

@@ -11,6 +11,13 @@ def rows_of(tensor: torch.Tensor) -> torch.Tensor | np.ndarray:
     return tensor.numpy() if tensor.device.type == "cpu" else tensor
 
 
+def new_zeros(like: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """`like.new_zeros(shape)`; on a CPU from NumPy, which takes the empty pages of the kernel and writes no zeros."""
+    if like.device.type == "cpu":
+        return torch.from_numpy(np.zeros(shape, dtype=like.numpy().dtype))
+    return like.new_zeros(shape)
+
+
 def pick(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """`values[places]` of a vector, in one thread up to 32,768 places; torch divides indexing from 3,000 on."""
     return values.index_select(0, places.flatten()).view_as(places)

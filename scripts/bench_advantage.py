@@ -38,7 +38,7 @@ from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 from verl.trainer.ppo.v1 import trainer_base
 
 from gtpo_verl import GTPOConfig
-from gtpo_verl.advantage import compute_group_advantages, weigh_tokens
+from gtpo_verl.advantage import apply_gtpo, compute_group_advantages
 from gtpo_verl.group import Completions
 from gtpo_verl.metrics import compute_gtpo_metrics
 
@@ -86,7 +86,7 @@ def gtpo(batch: dict[str, Any]) -> torch.Tensor:
     config = GTPOConfig()
     completions = Completions(batch["response_mask"], batch["index"])
     advantages = compute_group_advantages(batch["token_level_rewards"].sum(-1), completions)
-    result = weigh_tokens(advantages, completions, batch["responses"], batch["entropy"], config, INITIAL_ENTROPY)
+    result = apply_gtpo(advantages, completions, batch["responses"], batch["entropy"], config, INITIAL_ENTROPY)
     truncated = completions.lengths >= batch["responses"].shape[1]
     compute_gtpo_metrics(result, config, INITIAL_ENTROPY, truncated)
     return result.advantages

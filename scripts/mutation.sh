@@ -2,13 +2,13 @@
 # Mutation tests of the files that compute GTPO: for each small change to one of them, does a test fail?
 #
 #   bash scripts/mutation.sh                      all files: 25 minutes of one core
-#   bash scripts/mutation.sh conflict entropy     these only
+#   bash scripts/mutation.sh conflict loss        these only
 #
 # Run after scripts/setup_cpu.sh. Leaves .cache/mutation/survivors.diff, and prints a table.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-[ $# -gt 0 ] || set -- advantage conflict entropy group loss config metrics initial_entropy collapse
+[ $# -gt 0 ] || set -- advantage completion_filter conflict group loss config metrics initial_entropy collapse
 cache=$PWD/.cache/mutation
 mkdir -p "$cache"
 if [ ! -x "$cache/venv/bin/mutmut" ]; then
@@ -34,16 +34,7 @@ for name in sys.argv[1:]:
     applied = (f"\n{function} = {decorator}({function})\n" for decorator, function in decorated.findall(text))
     path.write_text(decorated.sub(r"def \2", text) + "".join(applied))
 
-for path in Path("tests").glob("*.py"):
-    path.write_text(re.sub(r"max_examples=\d+", "max_examples=30", path.read_text()))
-with open("tests/conftest.py", "a") as file:
-    file.write(
-        "\nfrom hypothesis import Phase\n"
-        "settings.register_profile('mutation', deadline=None, database=None, derandomize=True,"
-        " phases=[Phase.explicit, Phase.generate])\nsettings.load_profile('mutation')\n"
-    )
-
-tests = {"entropy": ["advantage"], "group": ["conflict", "advantage"]}
+tests = {"completion_filter": ["advantage"], "group": ["conflict", "advantage"]}
 selected = {test for name in sys.argv[1:] for test in [name, *tests.get(name, [])]}
 paths = [path for name in sorted(selected) if Path(path := f"tests/test_{name}_on_cpu.py").exists()]
 settings = {
@@ -60,7 +51,7 @@ with open("pyproject.toml", "a") as file:
 PYTHON
 
 ulimit -v 16000000  # a loop without end that takes memory
-export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONWARNINGS=ignore
+export HYPOTHESIS_PROFILE=mutation OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONWARNINGS=ignore
 "$cache/venv/bin/mutmut" run --max-children 1 >"$cache/log" || { tail -c 2000 "$cache/log"; exit 1; }
 "$cache/venv/bin/mutmut" results --all true >"$cache/results"
 sed -nE 's/^ *(.*): (survived|no tests)$/\1/p' "$cache/results" |

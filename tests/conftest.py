@@ -1,14 +1,18 @@
 import logging
+import os
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hypothesis import settings
+from hypothesis import Phase, settings
 from rollout_batch import make_rows
 
-# A busy machine is no failure.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
+# No deadlines: a busy machine is no failure. pytest's --hypothesis-profile is stronger than the environment variable.
+settings.register_profile("default", deadline=None, max_examples=50)
+settings.register_profile("nightly", deadline=None, max_examples=2000)
+_BY_MUTATION = {"database": None, "derandomize": True, "phases": [Phase.explicit, Phase.generate]}
+settings.register_profile("mutation", deadline=None, max_examples=30, **_BY_MUTATION)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from reference import advantages as slow_advantages
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
@@ -268,7 +268,6 @@ configs = st.builds(
 )
 
 
-@settings(max_examples=1000, deadline=None)
 @given(batch=batches(), config=configs, initial_entropy=st.sampled_from([0.2, 0.9]), norm=st.booleans())
 def test_advantages_equal_the_slow_reference(batch, config, initial_entropy, norm):
     fast = run(batch, config=config, initial_entropy=initial_entropy, norm_adv_by_std_in_grpo=norm)
@@ -286,7 +285,6 @@ def test_advantages_equal_the_slow_reference(batch, config, initial_entropy, nor
     torch.testing.assert_close(fast, torch.tensor(slow), rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=300, deadline=None)
 @given(batch=batches(), norm=st.booleans())
 def test_all_components_off_is_verls_grpo(batch, norm):
     """But for groups of one, to which verl gives their raw reward, and the rounding residue of equal rewards."""
@@ -301,7 +299,6 @@ def test_all_components_off_is_verls_grpo(batch, norm):
     assert (gtpo[alone] == 0).all()
 
 
-@settings(max_examples=300, deadline=None)
 @given(batch=batches(), config=configs, data=st.data())
 def test_row_order_and_padding_rows_change_nothing(batch, config, data):
     advantages = run(batch, config=config, initial_entropy=0.3)
@@ -324,7 +321,6 @@ def test_row_order_and_padding_rows_change_nothing(batch, config, data):
 PER_TOKEN = ("response_mask", "responses", "entropy")
 
 
-@settings(max_examples=100)
 @given(batch=batches(), config=configs, order=st.permutations(range(3)), norm=st.booleans())
 def test_a_renamed_vocabulary_and_a_copy_of_all_groups_change_nothing(batch, config, order, norm):
     advantages = run(batch, config=config, initial_entropy=0.3, norm_adv_by_std_in_grpo=norm)
@@ -337,7 +333,6 @@ def test_a_renamed_vocabulary_and_a_copy_of_all_groups_change_nothing(batch, con
     torch.testing.assert_close(result, advantages.repeat(2, 1), rtol=1e-6, atol=1e-7)
 
 
-@settings(max_examples=100)
 @given(batch=batches(), config=configs)
 def test_every_completion_twice_changes_nothing_without_the_standard_deviation(batch, config):
     """The sample's standard deviation, over n − 1, is another one."""
@@ -346,7 +341,6 @@ def test_every_completion_twice_changes_nothing_without_the_standard_deviation(b
     torch.testing.assert_close(twice, run(batch, **kwargs).repeat(2, 1), rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=100)
 @given(batch=batches(), config=configs)
 def test_completions_read_backwards_get_their_advantages_backwards(batch, config):
     """Forward and backward mask change places."""
@@ -356,7 +350,6 @@ def test_completions_read_backwards_get_their_advantages_backwards(batch, config
     torch.testing.assert_close(result.flip(-1), run(batch, config=config, initial_entropy=0.3), rtol=1e-5, atol=1e-6)
 
 
-@settings(max_examples=100)
 @given(batch=batches(), config=configs, data=st.data())
 def test_columns_off_the_mask_change_nothing_wherever_they_stand(batch, config, data):
     width = len(batch["responses"][0])
@@ -370,7 +363,6 @@ def test_columns_off_the_mask_change_nothing_wherever_they_stand(batch, config, 
     torch.testing.assert_close(result[:, kept], expected, rtol=1e-6, atol=1e-7)
 
 
-@settings(max_examples=100)
 @given(
     batch=batches(),
     config=configs,
@@ -387,7 +379,6 @@ def test_rewards_in_another_unit_change_nothing_or_scale_all(batch, config, scal
     torch.testing.assert_close(scaled / scale, run(batch, config=config, **kwargs), rtol=1e-4, atol=1e-4)
 
 
-@settings(max_examples=100)
 @given(batch=batches(), config=configs)
 def test_losses_for_wins_turn_every_sign_around(batch, config):
     """Without the entropy term, and with the two λ changed over."""

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from reference import conflict_mask as slow_conflict_mask
 
@@ -133,7 +133,6 @@ def batches(draw):
     return responses, response_mask, advantages, index
 
 
-@settings(max_examples=2000, deadline=None)
 @given(
     batch=batches(),
     span=st.sampled_from(["leading", "first", "all", "none"]),
@@ -147,7 +146,6 @@ def test_masks_equal_the_slow_reference(batch, span, masks):
     assert fast.tolist() == slow_conflict_mask(responses, response_mask, advantages, index, span, masks)
 
 
-@settings(max_examples=300, deadline=None)
 @given(batch=batches(), span=st.sampled_from(["leading", "first", "all"]), data=st.data())
 def test_masks_do_not_depend_on_row_order_or_padding_rows(batch, span, data):
     responses, response_mask, advantages, index = batch
@@ -168,7 +166,6 @@ def test_masks_do_not_depend_on_row_order_or_padding_rows(batch, span, data):
         assert shuffled[position].tolist() == ([False] * width if i is None else mask[i].tolist())
 
 
-@settings(max_examples=300, deadline=None)
 @given(batch=batches(), span=st.sampled_from(["leading", "first", "all"]))
 def test_run_lengths_count_what_the_mask_marks(batch, span):
     responses, response_mask, advantages = (torch.tensor(x) for x in batch[:3])

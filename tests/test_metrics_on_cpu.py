@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gtpo_verl import GTPOConfig, compute_gtpo_token_advantages
-from gtpo_verl.advantage import compute_group_advantages, weigh_tokens
+from gtpo_verl.advantage import apply_gtpo, compute_group_advantages
 from gtpo_verl.group import Completions
 from gtpo_verl.metrics import compute_gtpo_metrics
 
@@ -26,7 +26,7 @@ def metrics_of(config=GTPOConfig(), padding_rows=0):  # noqa: B008
     index = np.array(["p", "p", "q", "q", *["pad"] * padding_rows], dtype=object)
     completions = Completions(response_mask, index)
     advantages = compute_group_advantages(rewards.sum(-1), completions)
-    result = weigh_tokens(advantages, completions, responses, entropy, config, 0.3)
+    result = apply_gtpo(advantages, completions, responses, entropy, config, 0.3)
     truncated = response_mask.sum(-1) >= 4
     return compute_gtpo_metrics(result, config, 0.3, truncated)
 

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from gtpo_verl.advantage import GTPOAdvantage, check_finite, compute_group_advantages, weigh_tokens
+from gtpo_verl.advantage import GTPOAdvantage, apply_gtpo, check_finite, compute_group_advantages
+from gtpo_verl.completion_filter import mean_entropy
 from gtpo_verl.config import GTPOConfig
-from gtpo_verl.entropy import mean_entropy
 from gtpo_verl.group import Completions
 from gtpo_verl.initial_entropy import InitialEntropy
 from gtpo_verl.metrics import compute_gtpo_metrics
@@ -117,7 +117,7 @@ class GTPOEstimator:
         group_advantages = compute_group_advantages(scores, completions, self._norm_adv_by_std_in_grpo)
         if len(set(prompts)) > len(set(index)):  # positions are compared between answers to one prompt only
             completions.positions_by(prompts)
-        return weigh_tokens(
+        return apply_gtpo(
             group_advantages, completions, fields.responses, fields.entropy, self.config, self.initial_entropy_value
         )
 

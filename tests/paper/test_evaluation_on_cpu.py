@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("math_verify")
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gtpo_verl.cli import main
@@ -65,7 +65,6 @@ def test_pass_at_k_is_the_mean_over_all_k_subsets(correct, data):
     assert pass_at_k(len(correct), sum(correct), k) == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-12)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(-1, 3), min_size=1, max_size=9), st.data())
 def test_majority_at_k_is_the_mean_over_all_k_subsets(votes, data):
     k = data.draw(st.integers(1, len(votes)))

@@ -1,9 +1,13 @@
-"""Entropy control of GTPO (arXiv:2508.03772, Sec. 5.2): the trajectory entropy ⟨H⟩_i and the completion filter δ_i."""
+"""Entropy control of GTPO (arXiv:2508.03772, Sec. 5.2): the mean entropy ⟨H⟩_i, and which completions are dropped.
+
+Completions are dropped (δ_i = 0, Eq. 10) only in a run for which `GTPOConfig.filter_is_active`.
+"""
 
 from typing import Any
 
 import torch
 
+from gtpo_verl.config import GTPOConfig
 from gtpo_verl.group import Completions, rows_of
 
 
@@ -36,7 +40,7 @@ def compute_completion_filter(
     """The completion filter δ_i of a run in which it is active (arXiv:2508.03772, Eq. 10).
 
     δ_i = 1 where ⟨H⟩_i <= threshold, else 0. With `advantages`, only completions of negative advantage may be
-    filtered (OnlyNeg, Fig. 4c). Whether the filter is active in a run is `GTPOConfig.filter_is_active`.
+    filtered (OnlyNeg, Fig. 4c).
 
     Args:
         trajectory_entropy (torch.Tensor): (bs,), nats per token.
@@ -48,3 +52,13 @@ def compute_completion_filter(
     """
     keep = trajectory_entropy <= threshold
     return keep if advantages is None else keep | (advantages >= 0)
+
+
+def completions_to_keep(
+    trajectory_entropy: torch.Tensor, advantages: torch.Tensor, config: GTPOConfig, initial_entropy: float | None
+) -> torch.Tensor:
+    """δ_i of any run, (bs,) bool: all are kept where `config.filter_is_active(initial_entropy)` is false."""
+    if not config.filter_is_active(initial_entropy):
+        return torch.ones_like(trajectory_entropy, dtype=torch.bool)
+    signs = advantages if config.filter_scope == "negative" else None
+    return compute_completion_filter(trajectory_entropy, config.entropy_threshold, signs)
