@@ -5,7 +5,8 @@
 #   bash scripts/test.sh          linters, and all tests but those marked nightly
 #   bash scripts/test.sh --all    everything: all tests, GTPO in TRL, and the patches for verl and OpenRLHF
 #
-# Further arguments go to pytest, as in bash scripts/test.sh -m "not e2e".
+# Further arguments go to pytest: bash scripts/test.sh -m "" runs all tests, bash scripts/test.sh -m "not e2e" none that
+# starts verl's trainer.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -13,7 +14,10 @@ selected=(-m "not nightly") extras=(vllm)
 case ${1:-} in
     core)
         shift
-        selected=(tests/test_{advantage,config,conflict,group,initial_entropy,loss,metrics}_on_cpu.py tests/verl_plugin)
+        selected=(
+            tests/test_{advantage,config,conflict,group,initial_entropy,loss,metrics}_on_cpu.py
+            tests/verl_plugin/test_{collapse,legacy_trainer,v1_trainer}_on_cpu.py
+        )
         extras=()
         ;;
     --all)
