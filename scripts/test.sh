@@ -32,8 +32,8 @@ ruff check .
 ruff format --check .
 git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck
 mypy &
-# The end-to-end tests run on one of the two workers, the others beside them: see tests/conftest.py.
-OMP_NUM_THREADS=1 pytest -q -n 2 --dist loadgroup --no-loadscope-reorder --durations=10 "${selected[@]}" "$@" || status=$?
+# One worker takes the end-to-end tests, the other the rest: see tests/conftest.py.
+OMP_NUM_THREADS=1 pytest -q -n 2 --durations=10 "${selected[@]}" "$@" || status=$?
 wait $! || status=1
 [ -n "${all:-}" ] || exit "${status:-0}"
 

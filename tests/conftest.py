@@ -21,14 +21,17 @@ yaml.SafeLoader = yaml.CSafeLoader
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def pytest_collection_modifyitems(config, items):
-    """Of several workers, one takes the end-to-end tests, which come first: two runs of verl at once gain nothing on
-    two cores, and would share the socket through which vLLM gets its weights."""
-    for item in items:
-        if item.get_closest_marker("e2e"):
-            item.add_marker(pytest.mark.xdist_group("e2e"))
-    if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: not item.get_closest_marker("e2e"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Of several workers, one takes the runs of verl, and takes them first: two at once gain nothing on two cores, and
+    would share the socket through which vLLM gets its weights."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class OneWorkerRunsVerl(LoadScopeScheduling):  # which begins with the largest scope
+        def _split_scope(self, nodeid):
+            return "e2e" if "e2e/" in nodeid else nodeid
+
+    return OneWorkerRunsVerl(config, log)
 
 
 @pytest.fixture
