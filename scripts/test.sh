@@ -1,16 +1,42 @@
 #!/usr/bin/env bash
-# All tests and linters, on a machine without an accelerator. Makes the environment .venv if there is none.
+# Linters and tests, on a machine without an accelerator. Makes the environment .venv if there is none.
 #
-#   bash scripts/test.sh                        everything, the end-to-end runs included
-#   bash scripts/test.sh -m "not e2e"           arguments go to pytest
+#   bash scripts/test.sh core     linters, and the tests of the algorithm
+#   bash scripts/test.sh          linters, and all tests but those marked nightly
+#   bash scripts/test.sh --all    everything: all tests, GTPO in TRL, and the patches for verl and OpenRLHF
+#
+# Further arguments go to pytest: bash scripts/test.sh -m "" runs all tests, bash scripts/test.sh -m "not e2e" none that
+# starts verl's trainer.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-bash scripts/setup_cpu.sh vllm
+selected=(-m "not nightly") extras=(vllm)
+case ${1:-} in
+    core)
+        shift
+        selected=(
+            tests/test_{advantage,config,conflict,group,initial_entropy,loss,metrics}_on_cpu.py
+            tests/verl_plugin/test_{collapse,legacy_trainer,v1_trainer}_on_cpu.py
+        )
+        extras=()
+        ;;
+    --all)
+        shift
+        all=1 selected=()
+        ;;
+esac
+bash scripts/setup_cpu.sh "${extras[@]}"
 source .venv/bin/activate
 
 ruff check .
 ruff format --check .
-mypy
 git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck
-OMP_NUM_THREADS=1 pytest -q -n 2 --durations=10 "$@"
+mypy &
+# One worker takes the end-to-end tests, the other the rest: see tests/conftest.py.
+OMP_NUM_THREADS=1 pytest -q -n 2 --durations=10 "${selected[@]}" "$@" || status=$?
+wait $! || status=1
+[ -n "${all:-}" ] || exit "${status:-0}"
+
+bash scripts/check_trl.sh || status=1
+bash patches/check.sh || status=1
+exit "${status:-0}"

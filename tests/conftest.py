@@ -1,9 +1,14 @@
+import copy
+import functools
 import logging
 import os
 from pathlib import Path
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import Phase, settings
 from rollout_batch import make_rows
 
@@ -14,7 +19,23 @@ _BY_MUTATION = {"database": None, "derandomize": True, "phases": [Phase.explicit
 settings.register_profile("mutation", deadline=None, max_examples=30, **_BY_MUTATION)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
+# Hydra reads all of verl's YAML at each compose, most of whose time it takes in plain Python.
+yaml.SafeLoader = yaml.CSafeLoader
+
 ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Of several workers, one takes the runs of verl, and takes them first: two at once gain nothing on two cores, and
+    would share the socket through which vLLM gets its weights."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class OneWorkerRunsVerl(LoadScopeScheduling):  # which begins with the largest scope
+        def _split_scope(self, nodeid):
+            return "e2e" if "e2e/" in nodeid else nodeid
+
+    return OneWorkerRunsVerl(config, log)
 
 
 @pytest.fixture
@@ -24,14 +45,23 @@ def caplog(caplog, monkeypatch):
     return caplog
 
 
+@functools.cache
+def cpu_config():
+    """The CPU recipe's config; composing it takes eight times as long as a copy with overrides."""
+    with initialize_config_dir(str(ROOT / "recipes/config"), version_base=None):
+        return compose("gtpo_cpu", overrides=["task_dir=/nowhere"])
+
+
 @pytest.fixture
 def compose_config(tmp_path):
     """Compose the CPU recipe's config with further overrides, as `verl.trainer.main_ppo` would."""
 
     def composed(*overrides):
-        with initialize_config_dir(str(ROOT / "recipes/config"), version_base=None):
-            checkpoints = f"trainer.default_local_dir={tmp_path / 'checkpoints'}"
-            return compose("gtpo_cpu", overrides=["task_dir=/nowhere", checkpoints, *overrides])
+        config = copy.deepcopy(cpu_config())
+        config.trainer.default_local_dir = str(tmp_path / "checkpoints")
+        # Hydra's own last step of a composition.
+        ConfigLoaderImpl._apply_overrides_to_config(OverridesParser.create().parse_overrides([*overrides]), config)
+        return config
 
     return composed
 

@@ -45,6 +45,8 @@ _STEPS = re.compile(r"Total training steps: (\d+)")
 # verl goes on after these, without the completions that failed, or waits for a worker that is gone.
 _FATAL = re.compile(r"Error in _run_prompt|A worker died or was killed while executing a task|EngineDeadError")
 _GRACE_S = 5.0
+# Ray gives its agents 15 s to start, which a busy machine may not (ray-project/ray#65983); no setting changes that.
+_RAY_TOO_SLOW = "The current node timed out during startup"
 _FULL_BYTES = 1 << 30
 # Words of a failure from which verl does not always return.
 _FAILURE = re.compile(r"Traceback \(most recent call last\)|\bERROR\b|RayTaskError|ActorDiedError")
@@ -170,7 +172,7 @@ def verl_metrics(out: Path) -> Path:
     return out.absolute() / "verl_metrics.jsonl"
 
 
-def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO) -> int:
+def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO, starts: int = 3) -> int:
     """Run a trainer of verl and watch it; returns the exit status.
 
     Args:
@@ -178,6 +180,7 @@ def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO) ->
         out (Path): the run's folder.
         stall_s (float, optional): see `StallDetector`.
         lock (TextIO): see `run_folder.lock`; the trainer holds it too, and its number is written there.
+        starts: at most so many, where Ray does not come up in time.
     """
     log = out / "train.log"
     said_before = log.stat().st_size if log.exists() else 0
@@ -196,7 +199,11 @@ def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO) ->
     if reason or status:
         with log.open(errors="replace") as file:
             file.seek(said_before)
-            print(f"\n--- from {log}\n{failure_lines(file.read())}\n---", file=sys.stderr)
+            said = file.read()
+        if starts > 1 and not steps and _RAY_TOO_SLOW in said:
+            print("Ray did not start in time, as happens on a busy machine: trying again", flush=True)
+            return train(command, out, stall_s, lock, starts - 1)
+        print(f"\n--- from {log}\n{failure_lines(said)}\n---", file=sys.stderr)
         print(
             f"the run failed: {reason or f'verl ended with status {status}'}; its log is {log}{disk_note(out)}",
             file=sys.stderr,

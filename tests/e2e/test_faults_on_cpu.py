@@ -9,7 +9,7 @@ import pytest
 
 from gtpo_verl.initial_entropy import InitialEntropy
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 
 def wait_for(process, happened):

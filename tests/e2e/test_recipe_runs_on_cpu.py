@@ -65,6 +65,7 @@ def recipe(task, tmp_path):
     return run
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="bash scripts/setup_cpu.sh vllm installs vLLM")
 def test_the_gtpo_recipe_trains_without_a_reference_worker_from_the_papers_initial_entropy(recipe, tmp_path):
     variables = {"INFER_BACKEND": "vllm", "STRICT_INITIAL_ENTROPY": "1"}
@@ -116,6 +117,7 @@ def test_the_grpo_recipe_trains_after_a_launch_that_failed_and_goes_on_as_gtpo(r
     assert gtpo["gtpo/entropy/initial"] == 0.3 and gtpo["actor/grad_norm"] > 0
 
 
+@pytest.mark.nightly
 def test_a_lora_run_trains_and_its_checkpoint_is_exported(recipe, task, tmp_path):
     """Evaluated too in `test_smoke_on_cpu.py`."""
     # The rollout in transformers takes merged weights, which verl sends in bfloat16; vLLM takes the adapter itself.
@@ -134,6 +136,7 @@ def test_a_lora_run_trains_and_its_checkpoint_is_exported(recipe, task, tmp_path
     assert max(weight.abs().max() for name, weight in weights.items() if "lora_B" in name) > 0.1
 
 
+@pytest.mark.nightly
 def test_the_sft_recipe_trains_on_solutions(recipe, task, tmp_path):
     for name in ("train", "test"):
         rows = pq.read_table(task / f"{name}.parquet").to_pylist()[:16]

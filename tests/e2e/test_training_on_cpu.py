@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 
 def check_gtpo_records(records, steps, ppo_kl=1e-3):

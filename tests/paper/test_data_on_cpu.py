@@ -1,7 +1,5 @@
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import datasets
@@ -9,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gtpo_verl.cli import main
 from gtpo_verl.paper import data
 from gtpo_verl.paper.data import (
     DATASETS,
@@ -249,31 +248,25 @@ def test_parse_contest_answer(answer, expected):
     assert parse_contest_answer(answer) == expected
 
 
-def run(*args: str, cache: Path) -> subprocess.CompletedProcess:
-    code = (
-        "import datasets, sys\n"
-        "from gtpo_verl.cli import main\n"
-        f"datasets.config.HF_DATASETS_CACHE = {str(cache)!r}\n"
-        "sys.exit(main(['data', *sys.argv[1:]]))"
-    )
-    return subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=300)
+def run(source: Path, out: Path) -> int:
+    return main(["data", "--dataset", "gsm8k", "--source", str(source), "--out", str(out)])
 
 
-def test_the_command_writes_and_says_what_it_wrote(tmp_path):
-    source = str(FIXTURES / "gsm8k")
-    done = run("--dataset", "gsm8k", "--source", source, "--out", str(tmp_path / "out"), cache=tmp_path / "cache")
-    assert done.returncode == 0, done.stderr
-    assert f"wrote 3 rows to {tmp_path / 'out' / 'train.parquet'}" in done.stdout
-    assert f"wrote 2 rows to {tmp_path / 'out' / 'test.parquet'}" in done.stdout
-    assert SYSTEM_PROMPT in done.stdout and "A baker fills 6 trays" in done.stdout
+def test_the_command_writes_and_says_what_it_wrote(tmp_path, capsys):
+    assert run(FIXTURES / "gsm8k", tmp_path / "out") == 0
+    said = capsys.readouterr().out
+    assert f"wrote 3 rows to {tmp_path / 'out' / 'train.parquet'}" in said
+    assert f"wrote 2 rows to {tmp_path / 'out' / 'test.parquet'}" in said
+    assert SYSTEM_PROMPT in said and "A baker fills 6 trays" in said
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["test.parquet", "train.parquet"]
 
 
-def test_the_command_names_a_bad_row_without_a_traceback(tmp_path):
+def test_the_command_names_a_bad_row_in_one_line(tmp_path, capsys):
     bad = tmp_path / "train.jsonl"
     bad.write_text(json.dumps({"question": "q", "answer": "1"}) + "\n")
-    done = run("--dataset", "gsm8k", "--source", str(bad), "--out", str(tmp_path / "out"), cache=tmp_path / "cache")
-    assert done.returncode == 2 and "GSM8K, split train, row 0" in done.stderr and "Traceback" not in done.stderr
+    assert run(bad, tmp_path / "out") == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("gtpo-verl")]
+    assert "GSM8K, split train, row 0" in line
 
 
 def test_the_dataset_of_verl_reads_the_files(tmp_path):

@@ -121,6 +121,7 @@ print("shown", json.dumps(shown))
 
 
 @pytest.mark.e2e
+@pytest.mark.nightly
 @pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="bash scripts/setup_cpu.sh vllm installs vLLM")
 @pytest.mark.parametrize("lora", [False, True])
 def test_vllm_loads_an_export_and_finds_the_log_probs_of_the_trained_model(save, tmp_path, lora):

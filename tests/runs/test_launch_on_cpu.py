@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import psutil
@@ -13,8 +14,9 @@ from gtpo_verl.runs import launch, run_folder
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, monkeypatch):
     """`gtpo-verl run` with a script of ours in verl's place, which logs steps as verl's file logger does."""
+    monkeypatch.setattr(launch, "find_spec", lambda name: None)  # a figure takes longer than the run
 
     def arguments(script, *options, overrides=("trainer.total_training_steps=3",)):
         path = tmp_path / "trainer.py"
@@ -52,6 +54,13 @@ def test_metrics_are_flat_with_gtpos_share_of_the_step(run, capsys):
     assert run.records()[0]["timing_share/gtpo"] == 0.25
     out = capsys.readouterr().out
     assert "step 3/3  reward 13" in out and "| 1 to 3 | 12.000 | 2.000 |" in out
+
+
+def test_a_run_leaves_its_figure(run, monkeypatch, capsys):
+    monkeypatch.setattr(launch, "find_spec", find_spec)
+    assert run("step(1); step(2)") == 0
+    assert (run.out / "training.png").stat().st_size > 10_000
+    assert str(run.out / "training.png") in capsys.readouterr().out
 
 
 def test_a_step_that_verl_logs_in_two_parts_is_one_record(run):
@@ -127,6 +136,27 @@ def test_failing_trainer_shows_its_error(run, capsys):
     assert run("step(1)\nraise ValueError('the disk is full')") == 1
     err = capsys.readouterr().err
     assert "ValueError: the disk is full" in err and "of disk are free" not in err
+
+
+RAY_IS_SLOW = """
+starts = int(open("starts").read()) + 1 if os.path.exists("starts") else 1
+open("starts", "w").write(str(starts))
+if starts < {needed}:
+    raise Exception("The current node timed out during startup. This could happen because ...")
+step(1)
+"""
+
+
+@pytest.mark.parametrize(("needed", "status", "starts"), [(1, 0, 1), (3, 0, 3), (9, 1, 3)])
+def test_a_run_for_which_ray_comes_up_too_late_is_started_again(
+    run, capsys, tmp_path, monkeypatch, needed, status, starts
+):
+    monkeypatch.chdir(tmp_path)
+    assert run(RAY_IS_SLOW.format(needed=needed)) == status
+    assert int((tmp_path / "starts").read_text()) == starts
+    said = capsys.readouterr()
+    assert said.out.count("Ray did not start in time") == starts - 1
+    assert ("timed out during startup" in said.err) is (status == 1)
 
 
 def test_a_run_that_fails_on_a_full_disk_says_so(run, capsys, monkeypatch):
