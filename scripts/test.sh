@@ -23,6 +23,7 @@ case ${1:-} in
     --all)
         shift
         all=1 selected=()
+        export HYPOTHESIS_PROFILE=${HYPOTHESIS_PROFILE:-nightly}
         ;;
 esac
 bash scripts/setup_cpu.sh "${extras[@]}"
