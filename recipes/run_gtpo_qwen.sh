@@ -119,12 +119,11 @@ case $strategy-$finetune in
             "$megatron.tensor_model_parallel_size=$actor_tp"
             "$megatron.pipeline_model_parallel_size=$actor_pp"
             "$megatron.param_offload=$offload"
-            "$megatron.grad_offload=$offload"
             "$megatron.optimizer_offload=$offload"
             # Activations of 11,000 tokens do not fit beside the weights; micro-batches can exceed their budget of tokens.
-            "+$megatron.override_transformer_config.recompute_granularity=full"
-            "+$megatron.override_transformer_config.recompute_method=uniform"
-            "+$megatron.override_transformer_config.recompute_num_layers=1"
+            "$megatron.override_transformer_config.recompute_granularity=full"
+            "$megatron.override_transformer_config.recompute_method=uniform"
+            "$megatron.override_transformer_config.recompute_num_layers=1"
             actor_rollout_ref.ref.megatron.tensor_model_parallel_size="$actor_tp"
             actor_rollout_ref.ref.megatron.pipeline_model_parallel_size="$actor_pp"
             actor_rollout_ref.ref.megatron.param_offload=True
