@@ -329,7 +329,8 @@ def test_a_recipe_on_a_machine_without_accelerator_has_the_settings_of_the_cpu_r
     config = composed("run_gtpo_llama", VERL_PLATFORM="cpu")
     with initialize_config_dir(str(ROOT / "recipes/config"), version_base=None):
         cpu = compose("gtpo_cpu", overrides=["task_dir=/nowhere"])
-    machine = flat(OmegaConf.load(ROOT / "recipes/config/machine/cpu.yaml"))
+    machine = OmegaConf.load(ROOT / "recipes/config/machine/cpu.yaml")
+    machine = flat(OmegaConf.merge(machine, {"trainer": {"n_gpus_per_node": 1}}))
     assert len(machine) > 15
     for key in machine:
         assert OmegaConf.select(config, key) == OmegaConf.select(cpu, key), key
