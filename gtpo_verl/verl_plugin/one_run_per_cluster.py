@@ -6,6 +6,7 @@ the queue.
 """
 
 from collections.abc import Callable
+from textwrap import shorten
 from typing import Any
 
 CONTROLLER, NAMESPACE = "TransferQueueController", "transfer_queue"
@@ -26,11 +27,12 @@ def other_run() -> str:
         return ""
     if job == ray.get_runtime_context().get_job_id():
         return ""
-    known = [entry for entry in jobs() if entry["JobID"] == job]
-    driver = "".join(
-        f", process {entry['DriverPid']} on {entry['DriverIPAddress']}: {entry['Entrypoint']}" for entry in known
-    )
-    return f"Ray job {job}{driver}"
+    drivers = [
+        f", process {known['DriverPid']} on {known['DriverIPAddress']}: {shorten(known['Entrypoint'], 200)}"
+        for known in jobs()
+        if known["JobID"] == job
+    ]
+    return f"Ray job {job}{''.join(drivers)}"
 
 
 def refusal(other: str) -> str:
