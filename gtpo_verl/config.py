@@ -1,11 +1,9 @@
 """The keys of `algorithm.gtpo`, their defaults (the paper's) and their checks."""
 
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from functools import cache
 from typing import Any
 
 LN2 = math.log(2)
@@ -17,11 +15,6 @@ CHOICES = {
     "conflict_span": ("leading", "first", "all", "none"),
     "conflict_masks": ("both", "forward", "backward"),
 }
-
-# YAML 1.1 reads an unquoted on or off as a boolean, hence the words above.
-_OLD_FILTER_WORDS: dict[Any, str] = {"on": "always", True: "always", "off": "never", False: "never"}
-
-logger = logging.getLogger("gtpo_verl")
 
 
 @dataclass(frozen=True)
@@ -66,10 +59,6 @@ class GTPOConfig:
     dump_freq: int = 10
 
     def __post_init__(self) -> None:
-        if isinstance(self.completion_filter, str | bool) and self.completion_filter in _OLD_FILTER_WORDS:
-            new_word = _OLD_FILTER_WORDS[self.completion_filter]
-            _note_old_filter_word(self.completion_filter, new_word)
-            object.__setattr__(self, "completion_filter", new_word)
         for key, choices in CHOICES.items():
             value = getattr(self, key)
             if value not in choices:
@@ -131,8 +120,3 @@ class GTPOConfig:
                 "always or never"
             )
         return initial_entropy < self.entropy_threshold
-
-
-@cache  # once per process: a run reads its config several times
-def _note_old_filter_word(old: Any, new: str) -> None:
-    logger.warning("algorithm.gtpo.completion_filter=%s is the old word for %s; both are read", old, new)

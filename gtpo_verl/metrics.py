@@ -21,7 +21,7 @@ def compute_gtpo_metrics(
         result (GTPOAdvantage): of the batch.
         config (GTPOConfig): the settings it was computed with.
         initial_entropy (float | None): ⟨H⟩_ini of the run, if it is known.
-        truncated (torch.Tensor): (bs,) bool, completions that reached the response limit.
+        truncated (torch.Tensor): (bs,) bool, completions that reached a limit of length.
     """
     metrics = (
         _conflict_metrics(result)

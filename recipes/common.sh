@@ -6,13 +6,9 @@ fail() { echo "$1" >&2; exit 2; }
 # SMOKE=1: a few steps of the recipe with a small model, in a folder of its own, and a table of what works here.
 [ "${SMOKE:-0}" = 0 ] || exec python3 -m gtpo_verl smoke "recipes/$(basename "$0")" -- "$@"
 
-# Earlier names of variables, which now have verl's.
-ROLLOUT_N=${ROLLOUT_N:-${G:-}}
-NGPUS_PER_NODE=${NGPUS_PER_NODE:-${N_GPUS:-}}
-PPO_MAX_TOKEN_LEN_PER_GPU=${PPO_MAX_TOKEN_LEN_PER_GPU:-${MAX_TOKENS_PER_GPU:-}}
-EXPERIMENT_NAME=${EXPERIMENT_NAME:-${NAME:-}}
-KL_LOSS_COEF=${KL_LOSS_COEF:-${KL_BETA:-}}
-[ "${WANDB:-0}" = 0 ] || LOGGER=${LOGGER:-console,wandb}
+# EXTEND=1: a run goes on to more steps than it was started for.
+extend=()
+[ "${EXTEND:-0}" = 0 ] || extend=(--extend)
 
 # GTPO and its twin differ in these two keys.
 ALGO=${ALGO:-gtpo}
@@ -45,28 +41,10 @@ esac
 
 # This machine: its GPUs, the attention kernel that is installed, and settings that come last.
 if [ "${VERL_PLATFORM:-}" = cpu ]; then
-    float32='{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}'
     gpus=1 attn_implementation=sdpa
-    EXTRA=(
-        trainer.device=cpu
-        data.dataloader_num_workers=0
-        actor_rollout_ref.actor.fsdp_config.use_torch_compile=False
-        ++actor_rollout_ref.actor.fsdp_config.mixed_precision="$float32"
-        actor_rollout_ref.ref.fsdp_config.use_torch_compile=False
-        ++actor_rollout_ref.ref.fsdp_config.mixed_precision="$float32"
-        actor_rollout_ref.rollout.dtype=float32
-        ++actor_rollout_ref.rollout.enable_sleep_mode=False
-        actor_rollout_ref.rollout.free_cache_engine=False
-        actor_rollout_ref.rollout.enforce_eager=True
-        actor_rollout_ref.rollout.gpu_memory_utilization=0.1
-        actor_rollout_ref.rollout.agent.num_workers=1
-        reward.num_workers=1
-        transfer_queue.backend.SimpleStorage.num_data_storage_units=1
-        ++ray_kwargs.ray_init.num_cpus=16
-        ++ray_kwargs.ray_init.num_gpus=1
-        ++ray_kwargs.ray_init.include_dashboard=False
-        ++ray_kwargs.ray_init.object_store_memory=500000000
-    )
+    EXTRA=(+machine=cpu)
+    # vLLM's CPU build cannot release anything, and takes its share of the machine's memory.
+    FREE_CACHE_ENGINE=False ROLLOUT_GPU_MEM_UTIL=${ROLLOUT_GPU_MEM_UTIL:-0.1}
 else
     EXTRA=()
     read -r gpus attn_implementation < <(python3 -c '
@@ -74,10 +52,11 @@ import importlib.util, torch
 print(max(1, torch.cuda.device_count()), "flash_attention_2" if importlib.util.find_spec("flash_attn") else "sdpa")')
 fi
 
-# The most of its GPUs over which $1 completions can be split evenly.
+# The most GPUs over which $1 prompts with $2 completions can be split evenly: two for a prompt, of which more are hardly
+# faster, and no more than the machine has.
 gpus_for() {
-    local n=$gpus
-    while (($1 % n)); do n=$((n - 1)); done
+    local n=$((gpus < 2 * $1 ? gpus : 2 * $1))
+    while (($1 * $2 % n)); do n=$((n - 1)); done
     echo "$n"
 }
 

@@ -6,7 +6,9 @@
 #   ALGO=grpo KL_LOSS_COEF=1e-6 bash recipes/run_gtpo_qwen.sh     the GRPO twin, everything else equal
 #   SMOKE=1 bash recipes/run_gtpo_qwen.sh                         minutes: does it all work on this machine?
 #
-# A run that is started again goes on from its last checkpoint. All other settings stand in recipes/config/gtpo.yaml.
+# A run that is started again goes on from its last checkpoint; EXTEND=1 lets it take more steps than it was started for.
+# All other settings stand in recipes/config/gtpo.yaml. The recipes for other models, Megatron and several nodes are this
+# one with other variables.
 set -xeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source recipes/common.sh    # ALGO (gtpo | grpo), KL_LOSS_COEF (GRPO's β), BETAS (default | paper)
@@ -14,6 +16,7 @@ source recipes/common.sh    # ALGO (gtpo | grpo), KL_LOSS_COEF (GRPO's β), BETA
 # ---- user-adjustable ----
 MODEL_PATH=${MODEL_PATH:-Qwen/Qwen2.5-3B-Instruct}
 INFER_BACKEND=${INFER_BACKEND:-vllm}                    # vllm | sglang
+strategy=${STRATEGY:-fsdp2}                             # fsdp2 | megatron
 finetune=${FINETUNE:-lora}                              # lora | full
 lora_rank=${LORA_RANK:-64}                              # Listing 1
 actor_lr=${ACTOR_LR:-1e-6}
@@ -28,13 +31,18 @@ max_prompt_length=${MAX_PROMPT_LENGTH:-4000}
 max_response_length=${MAX_RESPONSE_LENGTH:-1500}
 
 NNODES=${NNODES:-1}
-NGPUS_PER_NODE=${NGPUS_PER_NODE:-$(gpus_for $((train_batch_size * rollout_n / NNODES)))}
+NGPUS_PER_NODE=${NGPUS_PER_NODE:-$(gpus_for "$train_batch_size" "$rollout_n")}
 ppo_max_token_len_per_gpu=${PPO_MAX_TOKEN_LEN_PER_GPU:-11000}     # in one forward pass; at least prompt + response
 offload=${OFFLOAD:-$([ "$finetune" = full ] && echo True || echo False)}    # weights and optimizer to the CPU at rest
+actor_tp=${ACTOR_TP:-4}                                 # megatron: tensor-parallel GPUs of the trained model
+actor_pp=${ACTOR_PP:-1}                                 # megatron: pipeline stages of the trained model
 rollout_tp=${ROLLOUT_TP:-1}                             # GPUs that share one copy of the model in vLLM
 rollout_gpu_mem_util=${ROLLOUT_GPU_MEM_UTIL:-0.4}       # Listing 1
 # False keeps vLLM's weights and cache where they are during training: faster steps where the memory is enough.
-free_cache_engine=${FREE_CACHE_ENGINE:-$([ "$finetune" = full ] && echo True || echo False)}
+free_cache_engine=${FREE_CACHE_ENGINE:-$([ "$finetune" = full ] && echo True || echo False)}    # or on_one_gpu
+if [ "$free_cache_engine" = on_one_gpu ]; then
+    free_cache_engine=$([ "$((NNODES * NGPUS_PER_NODE))" = 1 ] && echo True || echo False)
+fi
 
 total_epochs=${TOTAL_EPOCHS:-1}                         # Listing 1
 save_freq=${SAVE_FREQ:-500}                             # Listing 1
@@ -65,7 +73,6 @@ DATA=(
 
 MODEL=(
     actor_rollout_ref.model.path="$MODEL_PATH"
-    ++actor_rollout_ref.model.override_config.attn_implementation="$attn_implementation"
 )
 case $finetune in
     # Neither the paper nor Listing 1 gives LoRA's alpha; the authors' code takes the rank.
@@ -81,21 +88,53 @@ case $finetune in
 esac
 
 ACTOR=(
-    actor_rollout_ref.actor.strategy=fsdp2
-    actor_rollout_ref.actor.fsdp_config.seed="$seed"
-    actor_rollout_ref.actor.fsdp_config.param_offload="$offload"
-    actor_rollout_ref.actor.fsdp_config.optimizer_offload="$offload"
     actor_rollout_ref.actor.ppo_mini_batch_size="$ppo_mini_batch_size"
     actor_rollout_ref.actor.ppo_max_token_len_per_gpu="$ppo_max_token_len_per_gpu"
     actor_rollout_ref.actor.use_kl_loss="$use_kl_loss"
     actor_rollout_ref.actor.kl_loss_coef="$kl_loss_coef"
     actor_rollout_ref.actor.optim.lr="$actor_lr"
-    actor_rollout_ref.actor.optim.lr_scheduler_type=cosine
     actor_rollout_ref.actor.optim.betas="[$adam_beta1,$adam_beta2]"
-    # verl 0.7.1 reads the norm here, unless trainer.use_legacy_worker_impl=disable; later ones do not.
-    'actor_rollout_ref.actor.grad_clip=${actor_rollout_ref.actor.optim.clip_grad}'
-    ++actor_rollout_ref.actor.checkpoint.save_lora_only="$save_lora_only"
 )
+case $strategy-$finetune in
+    fsdp2-*)
+        ACTOR+=(
+            actor_rollout_ref.actor.strategy=fsdp2
+            actor_rollout_ref.actor.fsdp_config.seed="$seed"
+            actor_rollout_ref.actor.fsdp_config.param_offload="$offload"
+            actor_rollout_ref.actor.fsdp_config.optimizer_offload="$offload"
+            # A reference model of its own, which GRPO's KL term needs without LoRA, has work once a step.
+            actor_rollout_ref.ref.fsdp_config.param_offload="$([ "$finetune" = full ] && echo True || echo False)"
+            actor_rollout_ref.actor.optim.lr_scheduler_type=cosine
+            # verl 0.7.1 reads the norm here, unless trainer.use_legacy_worker_impl=disable; later ones do not.
+            'actor_rollout_ref.actor.grad_clip=${actor_rollout_ref.actor.optim.clip_grad}'
+            ++actor_rollout_ref.actor.checkpoint.save_lora_only="$save_lora_only"
+            ++actor_rollout_ref.model.override_config.attn_implementation="$attn_implementation"
+        )
+        ;;
+    megatron-full)
+        megatron=actor_rollout_ref.actor.megatron
+        ACTOR+=(
+            model_engine=megatron
+            "$megatron.seed=$seed"
+            "$megatron.tensor_model_parallel_size=$actor_tp"
+            "$megatron.pipeline_model_parallel_size=$actor_pp"
+            "$megatron.param_offload=$offload"
+            "$megatron.optimizer_offload=$offload"
+            # Activations of 11,000 tokens do not fit beside the weights; micro-batches can exceed their budget of tokens.
+            "$megatron.override_transformer_config.recompute_granularity=full"
+            "$megatron.override_transformer_config.recompute_method=uniform"
+            "$megatron.override_transformer_config.recompute_num_layers=1"
+            actor_rollout_ref.ref.megatron.tensor_model_parallel_size="$actor_tp"
+            actor_rollout_ref.ref.megatron.pipeline_model_parallel_size="$actor_pp"
+            actor_rollout_ref.ref.megatron.param_offload=True
+            actor_rollout_ref.actor.optim.lr_decay_style=cosine
+            # verl 0.9.1 does not hand optim.betas to Megatron's optimizer.
+            +actor_rollout_ref.actor.optim.override_optimizer_config.adam_beta1="$adam_beta1"
+            +actor_rollout_ref.actor.optim.override_optimizer_config.adam_beta2="$adam_beta2"
+        )
+        ;;
+    *) fail "STRATEGY=$strategy FINETUNE=$finetune: must be fsdp2, or megatron with FINETUNE=full" ;;
+esac
 
 ROLLOUT=(
     actor_rollout_ref.rollout.name="$INFER_BACKEND"
@@ -103,12 +142,8 @@ ROLLOUT=(
     actor_rollout_ref.rollout.tensor_model_parallel_size="$rollout_tp"
     actor_rollout_ref.rollout.gpu_memory_utilization="$rollout_gpu_mem_util"
     actor_rollout_ref.rollout.free_cache_engine="$free_cache_engine"
-    # One prompt gives work to one of verl's agents; verl's other defaults ask a machine for 17 CPUs and more.
-    actor_rollout_ref.rollout.agent.num_workers="$((train_batch_size < 8 ? train_batch_size : 8))"
-    data.dataloader_num_workers=1
-    reward.num_workers=2
-    transfer_queue.backend.SimpleStorage.num_data_storage_units=2
 )
+((train_batch_size > 8)) || ROLLOUT+=(+workers=few)
 # vLLM loads the base itself and is then sent the adapter alone, layer by layer, as verl's own tests do. (verl sends
 # weights merged with model.lora.merge=True in bfloat16, which rounds small updates away.)
 [ "$finetune" = full ] || ROLLOUT+=(
@@ -140,4 +175,4 @@ COMMAND=(
 python3 -m gtpo_verl check -- "${COMMAND[@]}"
 make_data
 measure_initial_entropy
-python3 -m gtpo_verl run --out "$OUT" -- "${COMMAND[@]}" "${INITIAL_ENTROPY[@]}"
+python3 -m gtpo_verl run --out "$OUT" "${extend[@]}" -- "${COMMAND[@]}" "${INITIAL_ENTROPY[@]}"

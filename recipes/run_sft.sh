@@ -22,7 +22,7 @@ data_dir=${DATA_DIR:-data/$dataset}
 train_batch_size=${TRAIN_BATCH_SIZE:-1}                 # examples per update
 max_length=${MAX_LENGTH:-5500}                          # prompt and solution, in tokens
 
-NGPUS_PER_NODE=${NGPUS_PER_NODE:-$(gpus_for "$train_batch_size")}
+NGPUS_PER_NODE=${NGPUS_PER_NODE:-$(gpus_for "$train_batch_size" 1)}
 max_token_len_per_gpu=${PPO_MAX_TOKEN_LEN_PER_GPU:-11000}         # in one forward pass
 offload=${OFFLOAD:-$([ "$finetune" = full ] && echo True || echo False)}    # weights and optimizer to the CPU at rest
 
@@ -76,7 +76,7 @@ ENGINE=(
 [ "${VERL_PLATFORM:-}" != cpu ] || ENGINE+=(
     trainer.device=cpu
     engine.use_torch_compile=False
-    ++engine.mixed_precision="$float32"
+    ++engine.mixed_precision='{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}'
 )
 
 TRAINER=(
@@ -101,4 +101,4 @@ COMMAND=(
 )
 python3 -m gtpo_verl check -- "${COMMAND[@]}"
 make_data --sft
-python3 -m gtpo_verl run --out "$OUT" -- "${COMMAND[@]}"
+python3 -m gtpo_verl run --out "$OUT" "${extend[@]}" -- "${COMMAND[@]}"

@@ -41,7 +41,7 @@ overrides() {
 run() { # run VERSION TRAINER STEPS
     local changes
     read -ra changes < <(overrides "$1" "$2")
-    "$python" -m gtpo_verl run --out "$out/$1-$2" --stall 120 -- \
+    "$python" -m gtpo_verl run --out "$out/$1-$2" --stall 120 --extend -- \
         "$python" -m verl.trainer.main_ppo --config-path "$PWD/recipes/config" --config-name gtpo_cpu task_dir="$out/task-$1" \
         data.train_batch_size=2 trainer.default_local_dir="$out/$1-$2/checkpoints" trainer.save_freq=1 \
         trainer.total_training_steps="$3" "${changes[@]}"
@@ -51,7 +51,6 @@ run() { # run VERSION TRAINER STEPS
 train() {
     rm -rf "${out:?}/$1-$2"
     run "$1" "$2" 1
-    rm "$out/$1-$2/settings.json"   # it holds the run to one step
     run "$1" "$2" 2
     "$python" - "$out/$1-$2/metrics.jsonl" <<'PYTHON'
 import json, math, sys

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from gtpo_verl import GTPOConfig, config
+from gtpo_verl import GTPOConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -86,14 +86,6 @@ def test_unknown_key_that_is_like_none_is_told_all():
 def test_unknown_key_names_the_nearest_one():
     with pytest.raises(ValueError, match=r"algorithm\.gtpo\.entropy_coef=.*did you mean entropy_coeff"):
         GTPOConfig.from_config(OmegaConf.create({"adv_estimator": "gtpo", "gtpo": {"entropy_coef": 0.1}}))
-
-
-@pytest.mark.parametrize(("old", "new"), [("on", "always"), (True, "always"), ("off", "never"), (False, "never")])
-def test_old_words_of_the_completion_filter_are_read_with_one_note(old, new, caplog):
-    config._note_old_filter_word.cache_clear()
-    assert [GTPOConfig(completion_filter=old).completion_filter for _ in range(2)] == [new, new]
-    (record,) = caplog.records
-    assert record.getMessage() == f"algorithm.gtpo.completion_filter={old} is the old word for {new}; both are read"
 
 
 def test_section_algorithm_and_missing_section_are_read_alike():

@@ -52,7 +52,6 @@ def test_every_supported_verl_has_a_row():
 def test_every_variable_of_the_gpu_recipe_is_documented_and_no_other():
     recipe = "".join((ROOT / "recipes" / name).read_text() for name in ("run_gtpo_qwen.sh", "common.sh"))
     table = (ROOT / "docs/keys.md").read_text().split("## Variables of the recipes")[1]
-    earlier = set(re.findall(r"`([A-Z_]+)\b", table.split("The earlier names")[1]))
     documented = set(re.findall(r"`([A-Z_]+)`", "".join(re.findall(r"^\|.*?\|", table, re.MULTILINE))))
     read = set(re.findall(r"\$\{([A-Z_]+)(?::-|\})", recipe)) - {"VERL_PLATFORM"}
-    assert read == documented | earlier
+    assert read == documented

@@ -18,7 +18,6 @@ def install() -> None:
     wrapt.register_post_import_hook(offload_without_pinning, "verl.workers.engine.fsdp.transformer_impl")
     wrapt.register_post_import_hook(copy_saved_weights, "verl.utils.fsdp_utils")
     wrapt.register_post_import_hook(pad_in_plain_torch, "verl.utils.attention_utils")
-    wrapt.register_post_import_hook(poll_often, "verl.trainer.ppo.v1.replay_buffer")
     if find_spec("verl.plugin"):
         wrapt.register_post_import_hook(refuse_accelerators_engines, "verl.utils.config")
     wrapt.register_post_import_hook(keep_linear_weights, "vllm._custom_ops")
@@ -63,15 +62,6 @@ def pad_in_plain_torch(module: Any) -> None:
 
     if not hasattr(module, "_fallback_unpad_input"):
         module._get_attention_functions = for_npu
-
-
-def poll_often(module: Any) -> None:
-    """verl looks for finished completions every 2 s; a whole step of a model that fits a CPU is shorter than that."""
-
-    def with_short_interval(init: Any, instance: Any, args: tuple, kwargs: dict) -> None:
-        init(*args, **{"poll_interval": 0.05} | kwargs)
-
-    wrapt.wrap_function_wrapper(module, "ReplayBuffer.__init__", with_short_interval)
 
 
 def refuse_accelerators_engines(module: Any) -> None:

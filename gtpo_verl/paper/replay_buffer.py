@@ -4,7 +4,6 @@ verl keeps the dict that a reward function returns, but logs it in validation on
 
     trainer.v1.sampler.custom_sampler.path=pkg://gtpo_verl.paper.replay_buffer
     trainer.v1.sampler.custom_sampler.name=RewardMetricsReplayBuffer
-    +trainer.v1.sampler.sampler_kwargs.max_response_length=${data.max_response_length}
 
 every training step logs the mean of each number in it as `reward/<key>/mean` (with `gtpo_verl.paper.reward`: score,
 format, acc, strict), `completion/eos_rate` and `completion/length/mean`; for GRPO as for GTPO. In verl's async modes
@@ -15,21 +14,21 @@ the name is `RewardMetricsReplayBufferAsync`. verl hands a buffer that is not it
 from collections import defaultdict
 from typing import Any
 
+import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-# verl looks for finished completions every 2 s, which one prompt per step would wait for in each of 7,473 steps.
-_POLL_INTERVAL_S = 0.02
+from gtpo_verl.verl_plugin.end_of_sequence import eos_token_ids
+
+# verl looks for finished completions every 2 s, which one prompt per step would wait for in each of 7,473 steps. A look
+# takes TransferQueue 2.5 µs per completion; more often than this it would have little time for anything else.
+_SHORTEST_POLL_S, _POLL_S_PER_COMPLETION = 0.02, 5e-5
 
 
 class _RewardMetrics:
-    """Adds the metrics above to one of verl's replay buffers.
-
-    Args (of `sampler_kwargs`):
-        max_response_length (int): a completion of that many tokens has no end of its own.
-    """
+    """Adds the metrics above to one of verl's replay buffers."""
 
     serves_sync: bool
     sampler_kwargs: DictConfig
@@ -41,7 +40,9 @@ class _RewardMetrics:
                 f"trainer.v1.trainer_mode={trainer_mode}: {type(self).__name__} does not serve it; set "
                 f"trainer.v1.sampler.custom_sampler.name={name}"
             )
-        settings = {"poll_interval": _POLL_INTERVAL_S, **_refill_settings(sampler_kwargs._get_root()), **kwargs}
+        config: Any = sampler_kwargs._get_root()
+        self._eos_token_ids = eos_token_ids(config.actor_rollout_ref.model)
+        settings = {"poll_interval": _poll_interval(config), **_refill_settings(config), **kwargs}
         super().__init__(trainer_mode=trainer_mode, sampler_kwargs=sampler_kwargs, **settings)  # type: ignore[call-arg]
 
     def sample(self, *args: Any, **kwargs: Any) -> tuple[KVBatchMeta, dict[str, Any]]:
@@ -55,8 +56,9 @@ class _RewardMetrics:
         data = tq.kv_batch_get(
             keys=batch.keys, partition_id=batch.partition_id, select_fields=["responses", "extra_fields"]
         )
-        lengths = data["responses"].offsets().diff()
-        ended = lengths < self.sampler_kwargs.max_response_length
+        offsets = data["responses"].offsets()
+        lengths = offsets.diff()
+        ended = torch.isin(data["responses"].values()[offsets[1:] - 1], self._eos_token_ids)
         values: dict[str, list[float]] = defaultdict(list)
         for fields, has_ended in zip(data["extra_fields"], ended.tolist(), strict=True):
             for key, value in getattr(fields, "data", fields).get("reward_extra_info", {}).items():
@@ -79,6 +81,12 @@ class RewardMetricsReplayBufferAsync(_RewardMetrics, ReplayBufferAsync):
     """verl's buffer of the async trainers, which drops stale groups or waits for them, with the metrics above."""
 
     serves_sync = False
+
+
+def _poll_interval(config: Any) -> float:
+    """Seconds between two looks for the completions of a step; verl's own at 40,000 of them."""
+    completions = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
+    return min(2.0, max(_SHORTEST_POLL_S, _POLL_S_PER_COMPLETION * completions))
 
 
 def _refill_settings(config: Any) -> dict[str, Any]:

@@ -53,7 +53,7 @@ _FAILURE = re.compile(r"Traceback \(most recent call last\)|\bERROR\b|RayTaskErr
 _WORKER = r"^(\([\w ]+pid=\d+[^)]*\) )?"
 _EXCEPTION = re.compile(_WORKER + r"\s*[\w.]+(Error|Exception)(\(\w+\))?: ")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
-_SAID_BY_GTPO = re.compile(r"GTPO[: ].*|^ +\S+  +\S+  +\S.*")
+_SAID_BY_GTPO = re.compile(r"GTPO[: ].*")
 
 
 class StallDetector:
@@ -105,9 +105,12 @@ def progress_line(record: dict[str, Any], total: str) -> str:
 
 
 def closing_table(records: list[dict[str, Any]]) -> str:
-    """Means over the first and the last steps, as Markdown, without step 0, verl's validation before training."""
+    """Means over the first and the last steps, as Markdown, without step 0, verl's validation before training.
+
+    A run of no more steps than one such window has one row.
+    """
     trained = [record for record in records if record["step"] > 0]
-    ends = (trained[:_WINDOW], trained[-_WINDOW:])
+    ends = [trained[:_WINDOW], trained[-_WINDOW:]][: 1 + (len(trained) > _WINDOW)]
     names = [name for name, key in COLUMNS.items() if all(key in record for end in ends for record in end)]
     lines = [f"| steps | {' | '.join(names)} |", f"|{'---|' * (len(names) + 1)}"]
     for end in ends:
@@ -210,7 +213,10 @@ def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO, st
         )
         return status if status > 0 else 1
     if not steps:
-        print(f"verl made no step: the run was complete already, or its data is too small; see {log}", file=sys.stderr)
+        print(
+            f"verl ran no training step: the run was complete already, or its data is too small; see {log}",
+            file=sys.stderr,
+        )
         return 0 if metrics.records else 1
     report(metrics.records, out)
     return 0
@@ -262,6 +268,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="the run's folder; a run that is there goes on")
     parser.add_argument("--stall", type=float, metavar="S", help="end a run that hangs: no step for S seconds")
+    parser.add_argument("--extend", action="store_true", help="let a run take more steps than it was started for")
     parser.add_argument("command", nargs="+", help="after --: the trainer and its overrides")
 
 
@@ -275,7 +282,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--stall {args.stall}: must be seconds, above 0")
     args.out.mkdir(parents=True, exist_ok=True)
     with run_folder.lock(args.out) as lock:
-        run_folder.hold_settings(args.command, args.out)
+        run_folder.hold_settings(args.command, args.out, args.extend)
         run_folder.write_command(args.command, args.out, ["--stall", str(args.stall)] if args.stall else [])
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup

@@ -31,6 +31,7 @@ _HELD_OF_TRAINER = (
     "trainer.total_training_steps",
     "trainer.v1.*",
 )
+_EXTENDED = {"trainer.total_epochs", "trainer.total_training_steps"}
 # Memory and speed: what one lowers after a run that ran out of memory.
 _FREE = (
     "actor_rollout_ref.rollout.tensor_model_parallel_size",
@@ -42,17 +43,22 @@ _FREE = (
     "*.attn_implementation",
     "*.enable_gradient_checkpointing",
     "*.enforce_eager",
+    "*.entropy_checkpointing",
     "*.free_cache_engine",
     "*.gpu_memory_utilization",
     "*.layered_summon",
     "*.max_num_batched_tokens",
     "*.max_num_seqs",
+    "*.recompute_*",
     "*.save_lora_only",
+    "*.update_weights_bucket_megabytes",
+    "*.use_fused_kernels",
     "*.use_torch_compile",
     "*max_token_len_per_gpu",
     "*micro_batch_size_per_gpu",
     "*num_workers",
     "*offload",
+    "*offload_policy",
 )
 _DYING_S = 15.0  # how long a process that was just killed may hold a folder
 # Variables that a run reads, and never a secret.
@@ -95,7 +101,7 @@ def lock(out: Path) -> TextIO:
             if time.monotonic() > deadline:
                 file.seek(0)
                 raise ValueError(
-                    f"a run still goes on in {out} (process {file.read().strip() or '?'}): end it, or set OUT to "
+                    f"another run is active in {out} (process {file.read().strip() or '?'}): stop it, or set OUT to "
                     "another folder"
                 ) from error
             time.sleep(0.1)
@@ -104,8 +110,11 @@ def lock(out: Path) -> TextIO:
             return file
 
 
-def hold_settings(command: list[str], out: Path) -> None:
+def hold_settings(command: list[str], out: Path, extend: bool = False) -> None:
     """Note the run's settings; where there is a checkpoint, they must be those of its run.
+
+    Args:
+        extend: the number of epochs and steps may be another one.
 
     Raises:
         ValueError: the folder has a checkpoint of a run with other settings, or had one that is gone.
@@ -113,11 +122,14 @@ def hold_settings(command: list[str], out: Path) -> None:
     record, new = out / "settings.json", settings(command)
     if has_checkpoint(command, out) and record.exists():
         old = read_record(record)
-        keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+        allowed = _EXTENDED if extend else set()
+        keys = sorted(key for key in (old.keys() | new.keys()) - allowed if old.get(key) != new.get(key))
         if keys:
             changes = "; ".join(f"{key}={old.get(key, 'unset')}, now {new.get(key, 'unset')}" for key in keys)
+            longer = "to train it for longer, give gtpo-verl run --extend (the recipes: EXTEND=1); otherwise "
             raise ValueError(
-                f"{out} has a checkpoint of a run with other settings ({changes}): set OUT to another folder, "
+                f"{out} has a checkpoint of a run with other settings ({changes}): "
+                f"{longer if _EXTENDED.issuperset(keys) else ''}set OUT to another folder, "
                 f"or remove {record} to go on from that checkpoint all the same"
             )
     atomic_write(record, json.dumps(new, indent=1) + "\n")

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gtpo_verl.runs.check import DRIVER_REMEDY, unusable_gpus
 from gtpo_verl.runs.launch import end_process
 
 SMALL_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
@@ -81,10 +82,8 @@ class Smoke:
 
     def train(self, steps: int) -> bool:
         """Run the recipe until this step."""
-        (self.out / "settings.json").unlink(missing_ok=True)  # they hold a run to its number of steps
-        return self.command(
-            "bash", str(self.recipe), *self.overrides, f"trainer.total_training_steps={steps}", "trainer.save_freq=1"
-        )
+        overrides = (*self.overrides, f"trainer.total_training_steps={steps}", "trainer.save_freq=1")
+        return self.command("bash", str(self.recipe), *overrides, EXTEND="1")
 
     def records(self) -> list[dict[str, Any]]:
         """What the run logged, by step."""
@@ -230,12 +229,14 @@ def run(args: argparse.Namespace) -> int:
     """Train, resume, evaluate, export; exit status 1 where something has failed.
 
     Raises:
-        ValueError: the recipe needs GPUs, and there are none.
+        ValueError: the recipe needs GPUs, and there are none; or there are, and torch cannot use them.
     """
     import torch
 
+    if reason := unusable_gpus():
+        raise ValueError(f"{reason}: {DRIVER_REMEDY}")
     has_gpu = torch.cuda.is_available()
-    if not has_gpu and "megatron" in args.recipe.name:
+    if not has_gpu and os.environ.get("STRATEGY") == "megatron":
         raise ValueError(f"{args.recipe}: Megatron trains on GPUs only, and this machine has none")
     out = Path(os.environ.get("OUT", f"outputs/{args.recipe.stem}")).absolute()
     out = out.with_name(f"{out.name}_smoke")

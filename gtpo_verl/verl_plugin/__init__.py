@@ -93,7 +93,7 @@ def _install() -> None:
     if found is not None and found < Version(first):
         registration.add_load_error(f"GTPO needs verl {first} or later; this is {verl.__version__}: upgrade verl")
     wrapt.register_post_import_hook(_register, "verl.trainer.ppo.core_algos")
-    for _, module, path, hook in HOOKS:
+    for _, module, path, hook in (*HOOKS, *WORKER_HOOKS):
         wrapt.register_post_import_hook(partial(_wrap, path, hook), module)
 
 
@@ -101,7 +101,7 @@ try:
     _configure_logging()
     from gtpo_verl.loss import compute_policy_loss_gtpo
     from gtpo_verl.verl_plugin.estimator import estimate_gtpo_advantage
-    from gtpo_verl.verl_plugin.trainer_hooks import HOOKS
+    from gtpo_verl.verl_plugin.trainer_hooks import HOOKS, WORKER_HOOKS
 
     _install()
 except Exception:

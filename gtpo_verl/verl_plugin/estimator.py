@@ -5,6 +5,7 @@ A `Step` is what one batch of a trainer has on its way from verl's old-log-prob 
 """
 
 import logging
+import math
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -49,6 +50,7 @@ class GTPOEstimator:
         self._folder, self._resumed = folder, resumed_from is not None
         self._norm_adv_by_std_in_grpo = config.algorithm.get("norm_adv_by_std_in_grpo", True)
         self._max_response_length = config.data.max_response_length
+        self._max_model_len = OmegaConf.select(config, "actor_rollout_ref.rollout.max_model_len") or math.inf
         self._rejects = OmegaConf.select(config, "algorithm.rollout_correction.rollout_rs") is not None
         self._told_of_sessions = False
         if known := InitialEntropy.known_before(self.config, resumed_from):
@@ -123,7 +125,8 @@ class GTPOEstimator:
 
     def metrics(self, result: GTPOAdvantage, fields: BatchFields) -> dict[str, float]:
         """`gtpo/*` of a batch."""
-        truncated = fields.response_len >= self._max_response_length
+        length = fields.response_len + torch.tensor([len(ids) for ids in fields.prompts])
+        truncated = (fields.response_len >= self._max_response_length) | (length >= self._max_model_len)
         return compute_gtpo_metrics(result, self.config, self.initial_entropy_value, truncated)
 
     @property

@@ -5,6 +5,7 @@ function), and by name those of its arguments that the hook reads.
 """
 
 import logging
+import textwrap
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import verl
 
-from gtpo_verl.verl_plugin import batch_fields, preflight, registration
+from gtpo_verl.verl_plugin import batch_fields, one_run_per_cluster, preflight, registration, weight_transfer
 from gtpo_verl.verl_plugin.collapse import TrainerWatch
 from gtpo_verl.verl_plugin.estimator import Step, check_log_probs, current_step
 
@@ -44,7 +45,8 @@ def validate_config(proceed: Callable, instance: None, *, config: Any) -> Any:
     serves = registration.serves(config)
     found = preflight.departures(config) if serves else preflight.unclipped_updates(config)
     if found:
-        logger.warning("GTPO: with these settings the run is not the paper's:\n%s", preflight.as_table(found))
+        table = textwrap.indent(preflight.as_table(found), "GTPO: ")
+        logger.warning("GTPO: with these settings the run is not the paper's:\n%s", table)
     if serves and not preflight.needs_reference_policy(config):
         logger.info("GTPO runs without a reference policy: no KL term, no reference worker")
     if serves and not registration.is_tested():
@@ -167,4 +169,12 @@ HOOKS = (
     Hook("advantages", "verl.trainer.ppo.ray_trainer", "compute_advantage", compute_advantage),
     Hook("metrics", "verl.trainer.ppo.metric_utils", "compute_data_metrics", compute_data_metrics),
     Hook("logger", "verl.utils.tracking", "Tracking.log", log),
+)
+
+_TRANSFER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer"
+# Modules that `gtpo-verl check` does not import: their packages import a rollout engine.
+WORKER_HOOKS = (
+    Hook("second run in a Ray cluster", "transfer_queue", "init", one_run_per_cluster.refuse_second_run),
+    Hook("weights sent", _TRANSFER, "BucketedWeightSender.__init__", weight_transfer.use_own_socket),
+    Hook("weights received", _TRANSFER, "BucketedWeightReceiver.__init__", weight_transfer.use_own_socket),
 )

@@ -79,17 +79,6 @@ def test_forward_only_engines_offload_without_pinned_memory():
     assert module.CPUOffloadPolicy(pin_memory=True) == CPUOffloadPolicy(pin_memory=False)
 
 
-def test_the_replay_buffer_polls_often_unless_told_otherwise():
-    class ReplayBuffer:
-        def __init__(self, trainer_mode, poll_interval=2.0):
-            self.poll_interval = poll_interval
-
-    module = SimpleNamespace(ReplayBuffer=ReplayBuffer)
-    fixes.poll_often(module)
-    assert module.ReplayBuffer(trainer_mode="sync").poll_interval < 0.5
-    assert module.ReplayBuffer(trainer_mode="sync", poll_interval=7.0).poll_interval == 7.0
-
-
 @pytest.mark.skipif(not find_spec("verl.plugin"), reason="V1 and its modes came with verl 0.9.0")
 def test_rollouts_apart_from_their_trainer_need_a_weight_transfer_without_accelerator(compose_config):
     module = SimpleNamespace(validate_config=lambda config: "validated")

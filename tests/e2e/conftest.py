@@ -24,7 +24,7 @@ def train(task, tmp_path):
     """Run verl's trainer through the launcher, two prompts a step; returns the process, or its result."""
     out = tmp_path / "run"
 
-    def launch(*overrides, steps=2, wait=True, options=("--stall", "120"), module="verl.trainer.main_ppo"):
+    def launch(*overrides, steps=2, wait=True, options=("--stall", "120"), module="verl.trainer.main_ppo", out=out):
         command = [sys.executable, "-m", "gtpo_verl", "run", "--out", str(out), *options, "--"]
         command += [
             sys.executable,

@@ -5,7 +5,10 @@ import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf
 
+from gtpo_verl.paper import replay_buffer
 from gtpo_verl.paper.replay_buffer import RewardMetricsReplayBuffer, RewardMetricsReplayBufferAsync
+
+EOS = 2
 
 
 class Store:
@@ -14,12 +17,15 @@ class Store:
     def __init__(self):
         self.tags, self.rows = {"train": {}, "val": {}}, {}
 
-    def add(self, uid, scores, length=3, step=1, partition="train"):
+    def add(self, uid, scores, length=3, step=1, partition="train", last=EOS):
         self.tags[partition][uid] = {"is_prompt": True, "status": "finished", "global_steps": step}
         for session, score in enumerate(scores):
             key = f"{uid}_{session}_0"
             self.tags[partition][key] = {"seq_len": length}
-            self.rows[key] = (length, {"reward_extra_info": {"score": score, "strict": 1, "pred": "a text"}})
+            self.rows[key] = (
+                [7] * (length - 1) + [last],
+                {"reward_extra_info": {"score": score, "strict": 1, "pred": "a text"}},
+            )
 
     def kv_list(self):
         return self.tags
@@ -29,8 +35,8 @@ class Store:
             self.tags[partition_id].pop(key, None)
 
     def kv_batch_get(self, keys, partition_id, select_fields):
-        lengths, fields = zip(*(self.rows[key] for key in keys), strict=True)
-        responses = torch.nested.nested_tensor([torch.zeros(n) for n in lengths], layout=torch.jagged)
+        rows, fields = zip(*(self.rows[key] for key in keys), strict=True)
+        responses = torch.nested.nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
         return {"responses": responses, "extra_fields": list(fields)}
 
 
@@ -39,16 +45,18 @@ def store(monkeypatch):
     store = Store()
     for name in ("kv_list", "kv_clear", "kv_batch_get"):
         monkeypatch.setattr(tq, name, getattr(store, name))
+    monkeypatch.setattr(replay_buffer, "eos_token_ids", lambda model: torch.tensor([1, EOS]))
     return store
 
 
-def make(buffer, trainer_mode="sync", refill_fn=None, threshold=8, **filter_groups):
+def make(buffer, trainer_mode="sync", refill_fn=None, threshold=8, rollout_n=2, **filter_groups):
     """The buffer as verl's trainer builds one that is not its own."""
     config = OmegaConf.create(
         {
             "algorithm": {"filter_groups": filter_groups or None},
+            "actor_rollout_ref": {"model": {"path": "a/model"}, "rollout": {"n": rollout_n}},
             "data": {"train_batch_size": 2},
-            "trainer": {"v1": {"sampler": {"sampler_kwargs": {"max_response_length": 5}}}},
+            "trainer": {"v1": {"sampler": {"sampler_kwargs": {}}}},
         }
     )
     return buffer(
@@ -76,9 +84,14 @@ def test_the_numbers_of_the_reward_are_averaged_over_the_batch(store):
 
 def test_a_completion_without_an_end_is_not_strict(store):
     store.add("a", [10.0, 20.0], length=3)
-    store.add("b", [10.0, 20.0], length=5)
+    store.add("b", [10.0, 20.0], last=7)  # shorter than others: the limit was that of prompt and response
     _, metrics = make(RewardMetricsReplayBuffer).sample(1, "train", 2)
     assert (metrics["reward/strict/mean"], metrics["completion/eos_rate"]) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(("rollout_n", "seconds"), [(8, 0.02), (2048, 0.2048), (100_000, 2.0)])
+def test_the_more_completions_the_rarer_a_look_for_them(store, rollout_n, seconds):
+    assert make(RewardMetricsReplayBuffer, rollout_n=rollout_n).poll_interval == pytest.approx(seconds)
 
 
 def test_a_validation_batch_is_left_to_verl(store):

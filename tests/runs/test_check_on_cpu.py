@@ -21,16 +21,27 @@ def paper_config():
     return check.compose([*command, "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"])
 
 
+def raises(error):
+    raise error
+
+
 @pytest.fixture
 def findings(monkeypatch, tmp_path, paper_config):
     """The findings about a run with these settings on a made-up machine, by subject."""
 
-    def found(*settings, gpus=2, cpus=64, missing=(), free_gb=999, shared_gb=16, size_gb=1):
+    def found(*settings, gpus=2, cpus=64, missing=(), free_gb=999, shared_gb=16, size_gb=1, driver=""):
         real = shutil.disk_usage(tmp_path)._replace(free=int(free_gb * 1e9))
         shared = real._replace(total=int(shared_gb * 1e9))
         monkeypatch.setattr(check.shutil, "disk_usage", lambda path: shared if str(path) == "/dev/shm" else real)
         monkeypatch.setattr(check.os, "sched_getaffinity", lambda pid: range(cpus))
         monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+        monkeypatch.setattr("torch.cuda.is_available", lambda: bool(gpus) and not driver)
+        monkeypatch.setattr("torch.cuda.init", lambda: raises(RuntimeError(driver)))
+        monkeypatch.setattr(check.shutil, "which", lambda name: None if name in missing else f"/usr/bin/{name}")
+        monkeypatch.setattr(check.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+        (tmp_path / "Python.h").touch()
+        monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+        monkeypatch.delenv("WANDB_API_KEY", raising=False)
         monkeypatch.setattr(check, "find_spec", lambda name: None if name in missing else SimpleNamespace(name=name))
         monkeypatch.setattr(check, "_checkpoint_bytes", lambda path, lora: int(size_gb * 1e9))
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -39,7 +50,7 @@ def findings(monkeypatch, tmp_path, paper_config):
             [f"trainer.default_local_dir={tmp_path}/new/checkpoints", *settings]
         ).items():
             OmegaConf.update(config, key, value, merge=True, force_add=True)
-        return {finding.subject: finding for finding in [check._packages(config), *check._machine(config)]}
+        return {finding.subject: finding for finding in [*check._packages(config), *check._machine(config)]}
 
     return found
 
@@ -69,7 +80,7 @@ def test_a_config_folder_beside_the_first_is_refused():
 def test_a_machine_with_all_that_a_run_needs_has_no_problem(findings):
     found = findings()
     assert [finding.remedy for finding in found.values()] == [""] * len(found)
-    assert set(found) == {"packages", "batch", "GPUs", "shared memory", "CPUs", "disk"}
+    assert set(found) == {"packages", "C compiler", "batch", "GPUs", "shared memory", "CPUs", "disk"}
 
 
 def test_all_missing_packages_are_installed_by_one_line(findings):
@@ -86,6 +97,41 @@ def test_without_flash_attn_verls_default_is_replaced_by_sdpa(findings):
     remedy = findings(default, missing=("flash_attn",))["packages"].remedy
     assert "+actor_rollout_ref.model.override_config.attn_implementation=sdpa" in remedy
     assert findings(default)["packages"].remedy == ""
+
+
+def test_the_run_without_flash_attn_is_warned_of_slow_steps(findings):
+    finding = findings(missing=("flash_attn",))["flash-attn"]
+    assert "Python loop over the tokens" in finding.says and "flash_attn-2.8.3-cp312" in finding.advice
+    assert finding.remedy == "" and "flash-attn" not in findings("trainer.device=cpu", missing=("flash_attn",))
+
+
+def test_megatron_is_all_that_verls_engine_imports(findings):
+    settings = "actor_rollout_ref.actor.strategy=megatron"
+    finding = findings(settings, missing=("megatron.bridge", "transformer_engine", "flash_attn"))["packages"]
+    assert finding.says == "no megatron.bridge, transformer_engine, flash_attn" and "uv.lock" in finding.remedy
+    assert "sdpa" not in finding.remedy and findings(settings)["packages"].remedy == ""
+
+
+def test_a_driver_that_is_too_old_for_torch_is_a_problem(findings, tmp_path, capsys):
+    finding = findings(driver="The NVIDIA driver on your system is too old (found version 12040).\nUpdate")["driver"]
+    assert finding.says.endswith("too old (found version 12040).") and "580 or later for CUDA 13" in finding.remedy
+    assert main(["smoke", str(tmp_path / "recipe.sh")]) == 2
+    assert "too old (found version 12040)" in capsys.readouterr().err
+
+
+def test_wandb_without_a_login_is_a_problem(findings, tmp_path, monkeypatch):
+    assert "wandb login" in findings("trainer.logger=[wandb]")["wandb"].remedy
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password x")
+    assert "wandb" not in findings("trainer.logger=[wandb]")
+    (tmp_path / "netrc").unlink()
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert "wandb" not in findings("trainer.logger=[wandb]")
+
+
+def test_what_triton_compiles_with_is_looked_for(findings, tmp_path):
+    missing = ("gcc", "cc", "clang")
+    assert "no C compiler" in findings(missing=missing)["C compiler"].says
+    assert "C compiler" not in findings("trainer.device=cpu", missing=missing)
 
 
 @pytest.mark.parametrize(("gpus", "units", "needed"), [(1, 8, 13), (2, 8, 16), (2, 2, 10)])
@@ -132,9 +178,38 @@ def test_a_containers_64_mb_of_shared_memory_are_a_problem_for_two_gpus(findings
     assert "shared memory" not in findings("trainer.n_gpus_per_node=1", shared_gb=0.064)
 
 
-def test_the_machines_of_a_cluster_are_left_to_ray(findings):
-    found = findings("trainer.nnodes=2", gpus=0, cpus=1)
-    assert "ray status" in found["machine"].says and not {"GPUs", "CPUs"} & set(found)
+@pytest.fixture
+def ray_cluster(monkeypatch):
+    """Ray's answers about a cluster with these nodes."""
+
+    def answer(*nodes, other="", error=None):
+        monkeypatch.setattr("ray.init", lambda *args, **kwargs: raises(error) if error else None)
+        monkeypatch.setattr("ray.shutdown", lambda: None)
+        monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": dict(node)} for node in nodes])
+        monkeypatch.setattr("gtpo_verl.verl_plugin.one_run_per_cluster.other_run", lambda: other)
+
+    return answer
+
+
+def test_a_cluster_is_asked_for_its_nodes_gpus_and_cpus(findings, ray_cluster):
+    node = {"GPU": 8.0, "CPU": 32.0}
+    settings = "trainer.nnodes=2", "trainer.n_gpus_per_node=8"
+    ray_cluster(node, node)
+    found = findings(*settings, gpus=0, cpus=1)
+    assert "GPUs" not in found and not any(finding.remedy for finding in found.values())
+    ray_cluster(node, {"CPU": 8.0})
+    found = findings(*settings)
+    assert "1 of 2 nodes at auto have 8 GPUs, 2 asked for" in found["Ray cluster"].says
+    assert "RAY_AUTH_MODE=disabled" in found["Ray cluster"].remedy
+    assert found["CPUs"].says == "Ray has 40, verl asks for 58" and found["CPUs"].remedy
+
+
+def test_a_cluster_that_cannot_be_joined_or_has_a_run_is_a_problem(findings, ray_cluster):
+    ray_cluster(error=ConnectionError("InvalidAuthToken\nmore"))
+    finding = findings("trainer.nnodes=2")["Ray cluster"]
+    assert finding.says == "not reached at auto: InvalidAuthToken" and "RAY_AUTH_MODE=disabled" in finding.remedy
+    ray_cluster({"GPU": 8.0, "CPU": 64.0}, other="Ray job 01000000")
+    assert "(Ray job 01000000)" in findings("trainer.nnodes=2")["TransferQueue"].remedy
 
 
 def test_an_override_that_verl_does_not_know_is_one_line(capsys):

@@ -114,7 +114,7 @@ def test_a_launcher_that_is_killed_loses_no_step_and_its_trainer_holds_the_folde
         with monkeypatch.context() as patched:
             patched.setattr(run_folder, "_DYING_S", 0.1)
             assert run("step(3)") == 2
-        assert f"a run still goes on in {run.out} (process {trainer.pid})" in capsys.readouterr().err
+        assert f"another run is active in {run.out} (process {trainer.pid})" in capsys.readouterr().err
         trainer.kill()
         assert run("step(3)") == 0
         assert [record["step"] for record in run.records()] == [1, 2, 3]
@@ -229,3 +229,9 @@ def test_a_validation_before_training_is_no_step_of_the_closing_table():
     steps = [{"step": step, "reward/score/mean": float(step)} for step in (1, 2)]
     assert launch.closing_table([{"step": 0, "val-core/acc": 0.5}, *steps]) == launch.closing_table(steps)
     assert "| 1 to 2 | 1.500 |" in launch.closing_table(steps)
+
+
+@pytest.mark.parametrize(("steps", "rows"), [(5, ["| 1 to 5 |"]), (6, ["| 1 to 5 |", "| 2 to 6 |"])])
+def test_a_short_run_has_one_row_of_the_closing_table(steps, rows):
+    table = launch.closing_table([{"step": step, "timing_s/step": 1.0} for step in range(1, steps + 1)])
+    assert [line[: len("| 1 to 5 |")] for line in table.splitlines()[2:]] == rows

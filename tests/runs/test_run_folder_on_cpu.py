@@ -42,6 +42,11 @@ def test_a_retry_with_other_settings_is_welcome_until_there_is_a_checkpoint(tmp_
         "actor_rollout_ref.actor.fsdp_config.param_offload=True",
         "actor_rollout_ref.rollout.gpu_memory_utilization=0.3",
         "actor_rollout_ref.rollout.free_cache_engine=True",
+        "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=512",
+        "+actor_rollout_ref.actor.megatron.override_transformer_config.recompute_granularity=full",
+        "actor_rollout_ref.actor.entropy_checkpointing=True",
+        "actor_rollout_ref.actor.fsdp_config.offload_policy=True",
+        "actor_rollout_ref.model.use_fused_kernels=True",
         "trainer.logger=[file,wandb]",
         "trainer.save_freq=10",
         "trainer.test_freq=5",
@@ -70,6 +75,18 @@ def test_what_is_learned_and_the_number_of_gpus_may_not(tmp_path, save, change):
     save()
     with pytest.raises(ValueError, match=change.split("=")[0]):
         hold_settings([*COMMAND, change], tmp_path)
+
+
+def test_a_run_may_be_extended_by_steps_and_by_nothing_else(tmp_path, save):
+    hold_settings(COMMAND, tmp_path)
+    save()
+    longer = [*COMMAND, "trainer.total_training_steps=9", "trainer.total_epochs=2"]
+    with pytest.raises(ValueError, match="to train it for longer, give gtpo-verl run --extend"):
+        hold_settings(longer, tmp_path)
+    with pytest.raises(ValueError, match=r"\(seed=1, now 2\): set OUT"):
+        hold_settings([*longer, "seed=2"], tmp_path, extend=True)
+    hold_settings(longer, tmp_path, extend=True)
+    hold_settings(longer, tmp_path)
 
 
 def test_a_folder_whose_record_was_removed_goes_on_with_new_settings(tmp_path, save):

@@ -89,6 +89,11 @@ def test_v1_trainer_gets_the_advantages_of_the_bare_function(trainer, rows, monk
     assert metrics["timing_s/gtpo"] > 0
 
 
+def test_completions_cut_off_by_the_models_context_count_as_truncated(trainer, rows, monkeypatch):
+    metrics, _ = step(trainer("actor_rollout_ref.rollout.max_model_len=1"), rows, monkeypatch)
+    assert metrics["gtpo/entropy/truncated"] == pytest.approx(metrics["gtpo/entropy/mean"])
+
+
 def test_settings_reach_the_estimator(trainer, rows, monkeypatch):
     overrides = ["algorithm.gtpo.entropy_coeff=0.7", "+algorithm.gtpo.conflict_span=all"]
     gtpo = trainer(*overrides, "algorithm.norm_adv_by_std_in_grpo=false", "algorithm.gtpo.initial_entropy=0.3")

@@ -1,0 +1,89 @@
+"""Two runs in one Ray cluster, each as verl's task runner begins: a real Ray, a real TransferQueue, no model."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+# The first run starts the cluster, as verl does; the second joins it.
+RUN = """
+import sys
+import ray
+
+@ray.remote
+class TaskRunner:
+    def run(self, uid):
+        import verl  # loads the plugin, unless it is told not to
+        import torch
+        import transfer_queue as tq
+        from omegaconf import OmegaConf
+        from tensordict import TensorDict
+
+        tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
+        self.tq = tq
+        tq.kv_put(uid, "train", TensorDict({"responses": torch.zeros(1, 2)}, 1))
+
+    def uids(self):
+        return sorted(self.tq.kv_list("train")["train"])
+
+uid, address = sys.argv[1:]
+own = {"num_cpus": 8, "include_dashboard": False, "object_store_memory": 100_000_000}
+ray.init(address, namespace=uid, log_to_driver=False, **(own if address == "local" else {}))
+runner = TaskRunner.remote()
+try:
+    ray.get(runner.run.remote(uid))
+except ray.exceptions.RayTaskError as error:
+    sys.exit(str(error.cause))
+print(ray.get_runtime_context().gcs_address, flush=True)
+for _ in sys.stdin:
+    print(*ray.get(runner.uids.remote()), flush=True)
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a run; the process, whose first line is the cluster's address, and a line that it gets one of its uids."""
+    started = []
+
+    def run(uid, address="local", **environment):
+        env = os.environ | {"RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"} | environment
+        process = subprocess.Popen(
+            [sys.executable, "-c", RUN, uid, address],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def uids(process):
+    process.stdin.write("?\n")
+    process.stdin.flush()
+    return process.stdout.readline().split()
+
+
+def test_a_second_run_in_a_ray_cluster_is_refused_and_told_of_the_first(start):
+    first = start("first")
+    address = first.stdout.readline().strip()
+    output, error = start("second", address).communicate(timeout=300)
+    assert output == "" and "another run of verl trains in this Ray cluster (Ray job 01000000" in error
+    assert f"process {first.pid} on " in error and "start a cluster of its own for this one" in error
+    assert uids(first) == ["first"]
+
+
+def test_without_the_plugin_each_run_trains_on_the_rollouts_of_both(start):
+    """The day this fails, verl keeps runs apart by itself."""
+    first = start("first", VERL_USE_EXTERNAL_PLUGINS="none")
+    address = first.stdout.readline().strip()
+    second = start("second", address, VERL_USE_EXTERNAL_PLUGINS="none")
+    assert second.stdout.readline().strip() == address
+    assert uids(first) == uids(second) == ["first", "second"]

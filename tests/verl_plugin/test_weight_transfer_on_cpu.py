@@ -1,0 +1,114 @@
+"""Two runs on one host exchange weights with verl's own sender and receiver: whose does a rollout get?"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+# Each run is a sender and a receiver, in processes of their own as in verl. The second run's sender comes while the
+# first waits for its receiver. verl's package is entered without its __init__, which imports vLLM.
+TWO_RUNS = """
+import asyncio, json, multiprocessing, os, sys, types
+from pathlib import Path
+import verl
+import verl.workers.rollout as rollout
+
+package = types.ModuleType("verl.workers.rollout.vllm_rollout")
+package.__path__ = [str(Path(rollout.__path__[0], "vllm_rollout"))]
+sys.modules[package.__name__] = package
+import torch
+from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer as transfer
+
+handle, raylets, wait_s = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
+
+def send(raylet, value, bound):
+    os.environ["RAY_RAYLET_PID"] = raylet
+    sender = transfer.BucketedWeightSender(handle, bucket_size_mb=1, use_shm=True)
+    init_socket = sender._init_socket
+    sender._init_socket = lambda: (init_socket(), bound.set())
+    asyncio.run(sender.async_send_weights(iter([("weight", torch.full((2,), value))])))
+
+def receive(raylet, got):
+    os.environ["RAY_RAYLET_PID"] = raylet
+    receiver = transfer.BucketedWeightReceiver(handle, torch.device("cpu"), use_shm=True)
+    receiver.receive_weights(lambda weights, is_last: got.put(weights[0][1][0].item()))
+
+processes = multiprocessing.get_context("fork")
+senders, got = [], []
+for value, raylet in enumerate(raylets):
+    bound = processes.Event()
+    senders.append(processes.Process(target=send, args=(raylet, float(value), bound), daemon=True))
+    senders[-1].start()
+    assert bound.wait(60)
+for raylet in raylets:
+    queue = processes.Queue()
+    processes.Process(target=receive, args=(raylet, queue), daemon=True).start()
+    try:
+        got.append(queue.get(timeout=wait_s if got else 60))
+    except Exception:
+        got.append(None)
+for sender in senders:
+    sender.join(5)
+print(json.dumps({"got": got, "hang": [sender.is_alive() for sender in senders]}))
+"""
+
+
+@pytest.fixture
+def exchange():
+    """Two runs under one name of verl's, on Ray nodes with these raylets; what their rollouts got, and who hangs."""
+    folder = tempfile.mkdtemp()  # pytest's is longer than the name of a socket may be
+
+    def run(*raylets, wait_s=60, **environment):
+        handle = f"ipc://{folder}/rl-colocate-zmq-01000000-replica-0-rank-0.sock"
+        command = [sys.executable, "-c", TWO_RUNS, handle, json.dumps(raylets), str(wait_s)]
+        env = os.environ | {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"} | environment
+        result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout.splitlines()[-1])
+
+    yield run
+    shutil.rmtree(folder)
+
+
+def test_each_rollout_gets_the_weights_of_its_own_run(exchange):
+    assert exchange("101", "102") == {"got": [0.0, 1.0], "hang": [False, False]}
+
+
+def test_without_the_plugin_a_rollout_gets_the_other_runs_weights_and_a_run_hangs(exchange):
+    """The day this fails, verl keeps runs apart by itself."""
+    result = exchange("101", "102", wait_s=10, VERL_USE_EXTERNAL_PLUGINS="gtpo_cpu")
+    assert result["got"] == [1.0, None] and result["hang"][0]
+
+
+# What vLLM's processes inherit is the environment of the actor that starts them.
+NAMES = """
+import subprocess, sys
+import ray
+
+@ray.remote
+class Worker:
+    def name(self, child):
+        code = "from gtpo_verl.verl_plugin.weight_transfer import own_socket; print(own_socket('ipc:///s'))"
+        if child:
+            return subprocess.check_output([sys.executable, "-c", code], text=True).split()[-1]
+        from gtpo_verl.verl_plugin.weight_transfer import own_socket
+        return own_socket("ipc:///s")
+
+ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100_000_000, log_to_driver=False)
+trainer, server = Worker.remote(), Worker.remote()
+print(ray.get_runtime_context().get_job_id(), *ray.get([trainer.name.remote(False), server.name.remote(True)]))
+"""
+
+
+def test_the_processes_of_a_ray_node_agree_on_a_name_and_two_rays_do_not():
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    rays = [subprocess.Popen([sys.executable, "-c", NAMES], env=env, stdout=subprocess.PIPE, text=True) for _ in "ab"]
+    (job_a, trainer_a, server_a), (job_b, trainer_b, server_b) = (
+        ray.communicate(timeout=300)[0].split() for ray in rays
+    )
+    assert job_a == job_b == "01000000"
+    assert trainer_a == server_a != trainer_b == server_b
