@@ -1,0 +1,122 @@
+"""GTPO in OpenRLHF's own trainer: every advantage that reaches its loss; `bash scripts/check_openrlhf.sh` runs it."""
+
+import json
+import subprocess
+
+import pytest
+import tiny
+from compare import compare
+from runs import command, environment, train
+
+from gtpo_verl import GTPOConfig
+from gtpo_verl.initial_entropy import InitialEntropy
+from gtpo_verl.metrics import compute_gtpo_metrics
+
+# Rounding of float32 through OpenRLHF's own arithmetic; a conflict or a filter decision is off by 0.1 and more.
+ADVANTAGE_TOLERANCE = 1e-5
+# bfloat16: batches with padding against single rows, vLLM's kernels against transformers'.
+LOG_PROB_TOLERANCE, ENTROPY_TOLERANCE = 0.1, 0.1
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("task")
+    tiny.write(folder)
+    return folder
+
+
+def assert_same(found):
+    print(found)
+    assert found.weights, "an update starts from other weights than those that the last one left"
+    assert found.log_prob < LOG_PROB_TOLERANCE
+    assert found.entropy < ENTROPY_TOLERANCE
+    assert found.advantage < ADVANTAGE_TOLERANCE
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_group_norm_is_openrlhfs_own(task, tmp_path, ranks):
+    run = train(task, tmp_path, "group_norm", ranks=ranks)
+    assert_same(compare(run, task / "model")[0])
+    assert not any(name.startswith("gtpo/") for step in run.metrics for name in step)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_every_advantage_in_the_loss_is_gtpos(task, tmp_path, ranks):
+    run = train(task, tmp_path, "gtpo", ranks=ranks)
+    found, results, initial_entropy = compare(run, task / "model", GTPOConfig())
+    assert_same(found)
+    assert found.conflict_tokens > 100 and 0 < found.dropped < found.completions, "nothing to see"
+    record = InitialEntropy.load(tmp_path / "checkpoints")
+    assert record.value == pytest.approx(initial_entropy, abs=1e-5)
+    assert (record.completions, record.prompts) == (24, 2)
+    assert_metrics_are_logged(run, results, initial_entropy)
+
+
+def assert_metrics_are_logged(run, results, initial_entropy):
+    for logged, result in zip(run.metrics, results, strict=True):
+        of_gtpo = {name: value for name, value in logged.items() if name.startswith("gtpo/")}
+        truncated = result.completions.lengths >= 24
+        expected = compute_gtpo_metrics(result, GTPOConfig(), initial_entropy, truncated)
+        assert of_gtpo == pytest.approx(expected, abs=1e-4)
+
+
+def test_temperature_and_settings_reach_the_advantages(task, tmp_path):
+    settings = {"completion_filter": "always", "entropy_threshold": 0.3, "entropy_coeff": 0.5, "conflict_span": "all"}
+    changes = {"algo.gtpo": json.dumps(settings), "rollout__temperature": 0.6}
+    run = train(task, tmp_path, "gtpo", steps=2, **changes)
+    found, *_ = compare(run, task / "model", GTPOConfig(**settings), temperature=0.6)
+    assert_same(found)
+    assert found.conflict_tokens > 100 and 0 < found.dropped < found.completions, "nothing to see"
+
+
+def test_resumed_run_keeps_the_initial_entropy(task, tmp_path):
+    first = train(task, tmp_path / "first", "gtpo", steps=2, ckpt__save_steps=1)
+    found, _, initial_entropy = compare(first, task / "model", GTPOConfig())
+    checkpoints = tmp_path / "first/checkpoints"
+    resumed = train(
+        task,
+        tmp_path / "resumed",
+        "gtpo",
+        steps=2,
+        train__num_episodes=2,
+        ckpt__load_enable=True,
+        ckpt__path=checkpoints,
+    )
+    again, results, _ = compare(resumed, task / "model", GTPOConfig(), initial_entropy)
+    assert_same(again)
+    last, start = first.recorded("after")[-1][2]["weights"], resumed.recorded("before")[0][2]["weights"]
+    assert all((last[name] == start[name]).all() for name in last), "the run did not go on from its checkpoint"
+    assert [step["global_step"] for step in first.metrics + resumed.metrics] == [1, 2, 3, 4]
+    assert {step["gtpo/entropy/initial"] for step in first.metrics + resumed.metrics} == {
+        first.metrics[0]["gtpo/entropy/initial"]
+    }
+    assert_metrics_are_logged(resumed, results, initial_entropy)
+
+
+def test_comparison_rejects_weights_that_do_not_arrive(task, tmp_path):
+    run = train(task, tmp_path, "gtpo", broken="sync")
+    found, *_ = compare(run, task / "model", GTPOConfig())
+    print(found)
+    assert found.log_prob > 3 * LOG_PROB_TOLERANCE
+
+
+def test_comparison_rejects_tokens_shifted_by_one(task, tmp_path):
+    run = train(task, tmp_path, "gtpo", broken="tokens")
+    found, *_ = compare(run, task / "model", GTPOConfig())
+    print(found)
+    assert found.advantage > 0.1
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"algo.kl.init_coef": 0.01}, "set it to 0"),
+        ({"rollout.n_samples_per_prompt": 1}, "set it to at least 2"),
+        ({"algo.gtpo": '{"entropy_coef": 1}'}, "did you mean entropy_coeff?"),
+    ],
+)
+def test_wrong_setting_is_an_error_before_ray_starts(task, tmp_path, changes, said):
+    words = command(task, tmp_path, "gtpo", **changes)
+    del words[2]  # the stand-ins, which start Ray
+    done = subprocess.run(words, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and said in done.stderr.splitlines()[-1]
