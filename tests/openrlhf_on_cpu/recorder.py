@@ -22,7 +22,7 @@ def record_rollouts(module):
     """What the vLLM engine returned, before OpenRLHF makes an Experience of it."""
 
     def process(wrapped, instance, args, kwargs):
-        keys = ("prompt", "observation_tokens", "action_ranges", "reward", "rollout_log_probs")
+        keys = ("prompt", "observation_tokens", "action_ranges", "reward", "rollout_log_probs", "truncated")
         write("rollout", **{key: args[0][key] for key in keys})
         return wrapped(*args, **kwargs)
 

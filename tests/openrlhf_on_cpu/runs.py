@@ -126,7 +126,7 @@ class Run:
 
     @cached_property
     def metrics(self):
-        """Of each step, what OpenRLHF's TensorBoard logger holds."""
+        """Of each step, by its number, what OpenRLHF's TensorBoard logger holds."""
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
         steps = {}
@@ -135,7 +135,7 @@ class Run:
             for tag in events.Tags()["scalars"]:
                 for event in events.Scalars(tag):
                     steps.setdefault(event.step, {})[tag.removeprefix("train/")] = event.value
-        return [steps[step] for step in sorted(steps)]
+        return dict(sorted(steps.items()))
 
 
 def train(task, out, estimator, broken="", **kwargs):
