@@ -1,4 +1,4 @@
-"""What a run should have computed, from the tokens and rewards that vLLM returned and the weights before each update."""
+"""What a run should have computed, from vLLM's tokens and rewards and the weights before each update."""
 
 from collections import defaultdict
 from dataclasses import dataclass

@@ -105,9 +105,11 @@ def environment(**more):
         "HF_HUB_OFFLINE": "1",
         "VLLM_TARGET_DEVICE": "cpu",
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # to one core otherwise, whoever has it
         "VLLM_NO_USAGE_STATS": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
+        "RAY_worker_niceness": "0",  # 15 otherwise: starved on a busy machine
     }
     return os.environ | settings | more
 

@@ -3,8 +3,9 @@
 import runpy
 import sys
 
-import openrlhf_cpu
 import ray
+
+import openrlhf_cpu
 
 openrlhf_cpu.install()
 ray.init(
