@@ -116,19 +116,11 @@ def test_comparison_rejects_tokens_shifted_by_one(task, tmp_path):
     assert found.advantage > 0.1
 
 
-@pytest.mark.parametrize(
-    "changes, said",
-    [
-        ({"algo.kl.init_coef": 0.01}, "set it to 0"),
-        ({"rollout.n_samples_per_prompt": 1}, "set it to at least 2"),
-        ({"algo.gtpo": '{"entropy_coef": 1}'}, "did you mean entropy_coeff?"),
-    ],
-)
-def test_wrong_setting_is_an_error_before_ray_starts(task, tmp_path, changes, said):
-    words = command(task, tmp_path, "gtpo", **changes)
+def test_wrong_setting_is_an_error_before_ray_starts(task, tmp_path):
+    words = command(task, tmp_path, "gtpo", **{"algo.gtpo": '{"entropy_coef": 1}'})
     del words[2]  # the stand-ins, which start Ray
     done = subprocess.run(words, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2 and said in done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].endswith("did you mean entropy_coeff?")
 
 
 @pytest.mark.skipif(version("openrlhf") != "0.11.2", reason="the recipe is for this one")
