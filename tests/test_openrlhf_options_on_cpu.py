@@ -82,9 +82,9 @@ def refusal(capsys, **changes):
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_openrlhf_sees_group_norm_and_gtpo_its_settings(old, caplog):
+def test_settings_travel_in_openrlhfs_arguments(old):
     args = parse(old=old, algo__gtpo='{"entropy_coeff": 0.5}', ds__ring_attn_size=2, algo__advantage__no_std_norm=True)
-    assert getattr(args, "advantage_estimator" if old else options.ESTIMATOR) == "group_norm"
+    assert getattr(args, "advantage_estimator" if old else options.ESTIMATOR) == "gtpo"
     settings = options.settings_of(args)
     assert settings.config == GTPOConfig(entropy_coeff=0.5)
     assert (settings.n_samples_per_prompt, settings.norm_by_std, settings.duplicates) == (12, False, 2)

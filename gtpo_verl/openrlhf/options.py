@@ -66,8 +66,7 @@ def settings_of(args: Any) -> Settings:
 
 
 def parse_args(wrapped: Callable, parser: argparse.ArgumentParser, args: tuple, kwargs: dict) -> argparse.Namespace:
-    """Around `ArgumentParser.parse_args`: OpenRLHF's parser knows `gtpo`; OpenRLHF itself sees `group_norm`, whose
-    advantages GTPO's replace."""
+    """Around `ArgumentParser.parse_args`: OpenRLHF's parser knows `gtpo`."""
     estimator = next((x for x in parser._actions if x.dest in (ESTIMATOR, _OLD_NAMES[ESTIMATOR])), None)
     if estimator is None or not estimator.choices or "gtpo" in estimator.choices:  # OpenRLHF may have GTPO of its own
         return wrapped(*args, **kwargs)
@@ -82,7 +81,6 @@ def parse_args(wrapped: Callable, parser: argparse.ArgumentParser, args: tuple, 
             setattr(parsed, SETTINGS, check(parsed, text))
         except ValueError as error:
             parser.exit(2, f"gtpo-verl openrlhf: {in_openrlhf(error)}\n")
-        setattr(parsed, estimator.dest, "group_norm")
         hooks.install()
     return parsed
 

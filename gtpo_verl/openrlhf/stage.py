@@ -48,6 +48,8 @@ class GTPOStage:
             self._settle(InitialEntropy(config.initial_entropy))
         elif resumed and (config.completion_filter == "auto" or InitialEntropy.path(folder).exists()):
             self._settle(InitialEntropy.load(folder))
+        # One that OpenRLHF knows, whose advantages GTPO's then replace; elsewhere `gtpo` stays, and raises.
+        trainer.experience_maker.advantage_estimator = "group_norm"
         wrapt.wrap_function_wrapper(trainer.experience_maker, "compute_advantages_and_returns", self._estimate)
 
     @torch.no_grad()
