@@ -24,6 +24,7 @@ COMMANDS = {
     "task": ("gtpo_verl.cpu.task", "make the data and the model of a run without an accelerator"),
     "view": ("gtpo_verl.view", "one HTML file that shows what GTPO does to each token of a run"),
     "plot": ("gtpo_verl.paper.plots", "draw figures of runs and evaluations"),
+    "openrlhf": ("gtpo_verl.openrlhf.command", "OpenRLHF's train_ppo_ray with the advantage estimator gtpo"),
 }
 """Subcommand: its module and one line of help."""
 

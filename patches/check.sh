@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Check the patches (GTPO, arXiv:2508.03772); see README.md beside this file and openrlhf-0.11.2/README.md.
+# Check the patches (GTPO, arXiv:2508.03772); see README.md beside this file.
 #
-#   bash patches/check.sh                           on verl 0.9.1 and OpenRLHF 0.11.2 as PyPI has them
+#   bash patches/check.sh                           on verl 0.9.1 as PyPI has it
 #   bash patches/check.sh --quick                   the same without runs of verl's trainer
 #   VERL_MAIN=/path/to/verl bash patches/check.sh   and on what that clone has checked out, with upstream's own checks,
 #                                                   and 0.9.1 with two more of its trainers
@@ -149,23 +149,6 @@ train_one_step_off() {
         +rollout.nnodes=1 +rollout.n_gpus_per_node=1 ray_kwargs.ray_init.num_gpus=2
 }
 
-apply_openrlhf() {
-    cd "$work"
-    python -m pip download --quiet --no-deps --only-binary :all: --python-version 3.11 --platform manylinux1_x86_64 \
-        openrlhf==0.11.2
-    python -m zipfile --extract openrlhf-0.11.2-*.whl wheel
-    cd wheel/openrlhf-0.11.2.data/purelib
-    git init --quiet
-    git add --all --force
-    git commit --quiet --message "OpenRLHF 0.11.2"
-    git am "$repo"/patches/openrlhf-0.11.2/*.patch
-    git diff --check HEAD^
-}
-test_openrlhf() {
-    PYTHONPATH=$work/wheel/openrlhf-0.11.2.data/purelib:$repo python -m pytest -q -p no:cacheprovider \
-        "$repo/patches/openrlhf-0.11.2"
-}
-
 check() { # check TREE FUNCTION DESCRIPTION
     local start=$SECONDS result=ok log=$work/log-$1-$2
     export tree=$1
@@ -174,7 +157,7 @@ check() { # check TREE FUNCTION DESCRIPTION
     [ $result = ok ] || { echo "--- $3" && tail -n 60 "$log"; }
     [ $result = ok ]
 }
-export -f prepare apply_openrlhf test_openrlhf apply lint upstream_checks example tests numbers plugin_defers train
+export -f prepare apply lint upstream_checks example tests numbers plugin_defers train
 export -f train_v1 train_legacy train_one_step_off
 
 check_tree() {
@@ -194,7 +177,6 @@ check_other_trainers() { # `numbers` calls their functions; on main the legacy o
 
 check "-" prepare "tools, task" || exit 1
 set +e
-check OpenRLHF apply_openrlhf "git am" && check OpenRLHF test_openrlhf "its tests, on CPU" &
 if [ -z "${VERL_MAIN:-}" ]; then
     check_tree 0.9.1 &
 else

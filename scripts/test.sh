@@ -3,7 +3,7 @@
 #
 #   bash scripts/test.sh core     linters, and the tests of the algorithm
 #   bash scripts/test.sh          linters, and all tests but those marked nightly
-#   bash scripts/test.sh --all    everything: all tests, GTPO in TRL, and the patches for verl and OpenRLHF
+#   bash scripts/test.sh --all    everything: all tests, GTPO in TRL and in OpenRLHF, and the patches for verl
 #
 # Further arguments go to pytest: bash scripts/test.sh -m "" runs all tests, bash scripts/test.sh -m "not e2e" none that
 # starts verl's trainer.
@@ -39,5 +39,6 @@ wait $! || status=1
 [ -n "${all:-}" ] || exit "${status:-0}"
 
 bash scripts/check_trl.sh || status=1
+bash scripts/check_openrlhf.sh || status=1
 bash patches/check.sh || status=1
 exit "${status:-0}"

@@ -619,3 +619,14 @@ def test_the_command_prints_the_value_its_spread_and_the_decision(tiny_model, pr
 def test_the_table_of_experiments_has_every_ablation():
     named = set(re.findall(r"[`\s]([a-z][a-z_]*(?:_[0-9.e-]+)?)`", (ROOT / "docs/reproduce.md").read_text()))
     assert set(ablations()) <= named
+
+
+def test_openrlhfs_grpo_twin_differs_in_the_estimator_alone(call, tmp_path):
+    shared = {"DATA_DIR": str(tmp_path), "N_SAMPLES_PER_PROMPT": "12"}
+    _, gtpo = call("run_gtpo_openrlhf", "--actor.adam.lr", "2e-6", **shared)
+    _, grpo = call("run_gtpo_openrlhf", "--actor.adam.lr", "2e-6", ALGO="grpo", **shared)
+    assert [(a, b) for a, b in zip(gtpo, grpo, strict=True) if a != b] == [("gtpo", "group_norm")]
+    value = dict(zip(gtpo, gtpo[1:], strict=False))
+    assert value["--algo.kl.init_coef"] == "0" and value["--train.batch_size"] == "12"
+    assert gtpo[-1] == "2e-6"
+    assert Path(value["--reward.remote_url"]).is_file()

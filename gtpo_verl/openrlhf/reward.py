@@ -1,0 +1,35 @@
+"""The paper's reward for OpenRLHF's `--reward.remote_url`: `gtpo_verl.paper.reward` (arXiv:2508.03772, App. 8.2).
+
+OpenRLHF loads this file by its path. The labels are the `reward_model` column that `gtpo-verl data` writes:
+`--data.input_key prompt --data.label_key reward_model --data.apply_chat_template`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gtpo_verl.paper.reward import compute_score
+
+
+def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    """Score completions as OpenRLHF asks for it.
+
+    Args:
+        queries: (bs,), prompt and completion as text.
+        prompts: (bs,), the prompts.
+        labels: (bs,), each with the right answer as `ground_truth`.
+
+    Returns:
+        `rewards` (bs,), format + 10 acc; `scores` (bs,), acc, which dynamic filtering reads; `extra_logs` (bs,) each.
+
+    Raises:
+        ValueError: a prompt was cut, so that its completion cannot be told from it.
+    """
+    found = []
+    for query, prompt, label in zip(queries, prompts, labels, strict=True):
+        if not query.startswith(prompt):  # the prompt names all four tags, and would be rewarded for its format
+            raise ValueError("a prompt was cut to --data.max_len minus --rollout.max_new_tokens: raise --data.max_len")
+        found.append(compute_score("", query[len(prompt) :], label["ground_truth"]))
+    columns = {name: torch.tensor([score[name] for score in found]) for name in ("score", "format", "acc", "timeout")}
+    return {"rewards": columns.pop("score"), "scores": columns["acc"], "extra_logs": columns}

@@ -1,0 +1,94 @@
+"""GTPO between OpenRLHF's forward passes and its update: the advantages of a whole rollout, its metrics and ⟨H⟩_ini."""
+
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+import torch
+import wrapt
+from openrlhf.utils.logging_utils import init_logger
+from openrlhf.utils.utils import zero_pad_sequences
+
+from gtpo_verl.advantage import compute_group_advantages, compute_gtpo_token_advantages
+from gtpo_verl.entropy import compute_trajectory_entropy
+from gtpo_verl.group import Completions
+from gtpo_verl.initial_entropy import InitialEntropy
+from gtpo_verl.metrics import compute_gtpo_metrics
+from gtpo_verl.openrlhf.options import in_openrlhf, settings_of
+
+logger = logging.getLogger("gtpo_verl")
+
+
+class GTPOStage:
+    """The advantages of one trainer of OpenRLHF.
+
+    Args:
+        trainer: OpenRLHF's trainer; its experience maker's advantages are GTPO's from now on.
+        resumed (bool): the run goes on from a checkpoint.
+
+    Attributes:
+        metrics (dict[str, float]): of the last rollout.
+
+    Raises:
+        ValueError: a resumed run without its initial entropy.
+    """
+
+    def __init__(self, trainer: Any, resumed: bool):
+        init_logger("gtpo_verl")
+        self.settings = settings_of(trainer.args)
+        self.metrics: dict[str, float] = {}
+        self._actors = trainer.actor_model_group
+        self._initial_entropy: InitialEntropy | None = None
+        self._resumed = resumed
+        config, folder = self.settings.config, self.settings.checkpoints
+        if config.initial_entropy is not None:
+            self._settle(InitialEntropy(config.initial_entropy))
+        elif resumed and (config.completion_filter == "auto" or InitialEntropy.path(folder).exists()):
+            self._settle(InitialEntropy.load(folder))
+        # One that OpenRLHF knows, whose advantages GTPO's then replace; elsewhere `gtpo` stays, and raises.
+        trainer.experience_maker.advantage_estimator = "group_norm"
+        wrapt.wrap_function_wrapper(trainer.experience_maker, "compute_advantages_and_returns", self._estimate)
+
+    @torch.no_grad()
+    def _estimate(self, wrapped: Callable, maker: Any, args: tuple, kwargs: dict) -> Any:
+        """OpenRLHF's own rewards, penalties and logs; then the advantages are GTPO's."""
+        experiences = wrapped(*args, **kwargs)
+        start = time.perf_counter()
+        config = self.settings.config
+        numbers = itertools.chain.from_iterable(experience.index for experience in experiences)
+        index = [number // self.settings.n_samples_per_prompt for number in numbers]
+        mask = zero_pad_sequences([experience.action_mask for experience in experiences], "right")
+        responses = zero_pad_sequences([experience.sequences[:, 1:] for experience in experiences], "right")
+        entropy = zero_pad_sequences(self._take_entropies(len(experiences)), "right")
+        rewards = torch.cat([experience.rewards for experience in experiences])
+        truncated = torch.cat([experience.truncated for experience in experiences])
+
+        completions = Completions(mask, index)
+        if self._initial_entropy is None and not self._resumed:
+            trajectory_entropy = compute_trajectory_entropy(entropy, mask)
+            self._settle(InitialEntropy.measure(trajectory_entropy, completions.lengths, index))
+        initial_entropy = self._initial_entropy.value if self._initial_entropy else None
+        group_advantages = compute_group_advantages(rewards, completions, self.settings.norm_by_std)
+        result = compute_gtpo_token_advantages(
+            group_advantages, index, responses, mask, entropy, config, initial_entropy
+        )
+        rows = result.advantages.split([len(experience.index) for experience in experiences])
+        for experience, advantages in zip(experiences, rows, strict=True):
+            experience.advantages = advantages[:, : experience.action_mask.size(1)].clone()
+            experience.returns = experience.advantages.clone()
+        self.metrics = compute_gtpo_metrics(result, config, initial_entropy, truncated)
+        self.metrics["timing_s/gtpo"] = time.perf_counter() - start
+        return experiences
+
+    def _take_entropies(self, micro_batches: int) -> list[torch.Tensor]:
+        """(micro-batch, length - 1) each, from the ranks that have computed them, dealt out as for their forward."""
+        refs = self._actors.async_run_method_batch("take_gtpo_entropy", number=list(range(micro_batches)))
+        return list(itertools.chain.from_iterable(ray.get(refs)[:: self.settings.duplicates]))
+
+    def _settle(self, initial_entropy: InitialEntropy) -> None:
+        self._initial_entropy = initial_entropy
+        path = initial_entropy.save(self.settings.checkpoints, self.settings.config)
+        logger.info("GTPO %s; written to %s", in_openrlhf(initial_entropy.decision(self.settings.config)), path)

@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# GTPO (arXiv:2508.03772) | OpenRLHF | Qwen2.5-3B-Instruct, all weights | DeepSpeed ZeRO-3 and vLLM on the same GPUs
+#
+#   bash recipes/run_gtpo_openrlhf.sh [option…]
+#   DATASET=math N_SAMPLES_PER_PROMPT=12 bash recipes/run_gtpo_openrlhf.sh
+#   ALGO=grpo bash recipes/run_gtpo_openrlhf.sh           the GRPO twin, everything else equal
+#
+# It has not been run on a GPU (docs/openrlhf.md). Needs OpenRLHF 0.11.2 with vLLM, and `pip install '.[data]'`. A run
+# that is started again goes on from its last checkpoint.
+set -xeuo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# ---- user-adjustable ----
+ALGO=${ALGO:-gtpo}                                      # gtpo | grpo
+MODEL_PATH=${MODEL_PATH:-Qwen/Qwen2.5-3B-Instruct}
+actor_lr=${ACTOR_LR:-1e-6}
+seed=${SEED:-3407}
+
+dataset=${DATASET:-gsm8k}                               # gsm8k | math
+data_dir=${DATA_DIR:-data/$dataset}
+batch_size=${BATCH_SIZE:-1}                             # prompts per rollout and per update
+n_samples_per_prompt=${N_SAMPLES_PER_PROMPT:-8}         # completions per prompt: 8 | 12 in the paper
+max_len=${MAX_LEN:-5500}                                # prompt and completion
+max_new_tokens=${MAX_NEW_TOKENS:-1500}
+
+NGPUS_PER_NODE=${NGPUS_PER_NODE:-2}                     # divides batch_size * n_samples_per_prompt
+gpu_memory_utilization=${GPU_MEMORY_UTILIZATION:-0.4}   # of vLLM
+attn_implementation=${ATTN_IMPLEMENTATION:-flash_attention_2}
+save_steps=${SAVE_STEPS:-500}
+OUT=$(realpath -m "${OUT:-outputs/openrlhf_${ALGO}_$(basename "$MODEL_PATH")_${dataset}_G${n_samples_per_prompt}_seed$seed}")
+# ---- end user-adjustable ----
+
+case $ALGO in
+    gtpo) estimator=gtpo ;;
+    grpo) estimator=group_norm ;;
+    *) echo "ALGO=$ALGO: must be gtpo or grpo" >&2; exit 2 ;;
+esac
+[ -e "$data_dir/train.parquet" ] || python3 -m gtpo_verl data --dataset "$dataset" --out "$data_dir"
+
+ALGORITHM=(
+    --algo.advantage.estimator "$estimator"
+    --algo.kl.init_coef 0                               # no KL term, no reference model
+    --actor.loss_agg_mode seq-mean-token-mean           # Eq. 11
+    --train.max_epochs 1
+    --train.batch_size $((batch_size * n_samples_per_prompt))
+    --train.seed "$seed"
+)
+
+DATA=(
+    --data.prompt_dataset "$(realpath "$data_dir/train.parquet")"
+    --data.input_key prompt
+    --data.label_key reward_model
+    --data.apply_chat_template
+    --data.max_len "$max_len"
+    --reward.remote_url "$PWD/gtpo_verl/openrlhf/reward.py"
+)
+
+ACTOR=(
+    --actor.model_name_or_path "$MODEL_PATH"
+    --actor.num_nodes 1
+    --actor.num_gpus_per_node "$NGPUS_PER_NODE"
+    --actor.adam.lr "$actor_lr"
+    --actor.gradient_checkpointing_enable
+    --ds.zero_stage 3
+    --ds.attn_implementation "$attn_implementation"
+    --train.micro_batch_size 1
+)
+
+ROLLOUT=(
+    --rollout.batch_size "$batch_size"
+    --rollout.n_samples_per_prompt "$n_samples_per_prompt"
+    --rollout.micro_batch_size 1
+    --rollout.max_new_tokens "$max_new_tokens"
+    --vllm.num_engines "$NGPUS_PER_NODE"
+    --vllm.gpu_memory_utilization "$gpu_memory_utilization"
+    --train.colocate_all
+    --vllm.enable_sleep
+    --ds.enable_sleep
+)
+
+TRAINER=(
+    --train.num_episodes 1
+    --ckpt.output_dir "$OUT/model"
+    --ckpt.path "$OUT/checkpoints"
+    --ckpt.save_steps "$save_steps"
+    --ckpt.load_enable
+    --logger.tensorboard_dir "$OUT/tensorboard"
+)
+
+python3 -m gtpo_verl.openrlhf "${ALGORITHM[@]}" "${DATA[@]}" "${ACTOR[@]}" "${ROLLOUT[@]}" "${TRAINER[@]}" "$@"

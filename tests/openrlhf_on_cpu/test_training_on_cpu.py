@@ -1,0 +1,132 @@
+"""GTPO in OpenRLHF's own trainer: every advantage that reaches its loss; `bash scripts/check_openrlhf.sh` runs it."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from compare import compare
+from runs import ROOT, command, environment, train
+
+from gtpo_verl import GTPOConfig
+from gtpo_verl.initial_entropy import InitialEntropy
+from gtpo_verl.metrics import compute_gtpo_metrics
+
+# Rounding of float32 through OpenRLHF's own arithmetic; a conflict or a filter decision is off by 0.1 and more.
+ADVANTAGE_TOLERANCE = 1e-5
+# bfloat16: batches with padding against single rows, vLLM's kernels against transformers'.
+LOG_PROB_TOLERANCE, ENTROPY_TOLERANCE = 0.1, 0.1
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("task")
+    tiny.write(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(task, tmp_path_factory):
+    """Runs of GTPO with the paper's settings, by their number of ranks, with a checkpoint of each step."""
+    runs = {}
+
+    def with_ranks(ranks):
+        if ranks not in runs:
+            runs[ranks] = train(task, tmp_path_factory.mktemp("gtpo"), "gtpo", ranks=ranks, ckpt__save_steps=1)
+        return runs[ranks]
+
+    return with_ranks
+
+
+def assert_same(found):
+    print(found)
+    assert found.weights, "an update starts from other weights than those that the last one left"
+    assert found.log_prob < LOG_PROB_TOLERANCE
+    assert found.entropy < ENTROPY_TOLERANCE
+    assert found.advantage < ADVANTAGE_TOLERANCE
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_group_norm_is_openrlhfs_own(task, tmp_path, ranks):
+    run = train(task, tmp_path, "group_norm", ranks=ranks, steps=2)
+    assert_same(compare(run, task / "model")[0])
+    assert run.metrics and not any(name.startswith("gtpo/") for step in run.metrics.values() for name in step)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_every_advantage_in_the_loss_is_gtpos(task, trained, ranks):
+    run = trained(ranks)
+    found, results, initial_entropy = compare(run, task / "model", GTPOConfig())
+    assert_same(found)
+    assert found.conflict_tokens > 100 and 0 < found.dropped < found.completions, "nothing to see"
+    record = InitialEntropy.load(run.out / "checkpoints")
+    assert record.value == pytest.approx(initial_entropy, abs=1e-5)
+    assert (record.completions, record.prompts) == (24, 2)
+    assert_metrics_are_logged(run, results, initial_entropy)
+
+
+def assert_metrics_are_logged(run, results, initial_entropy):
+    cut = torch.tensor([content["truncated"] for _, _, content in run.recorded("rollout")]).view(len(results), -1)
+    for logged, result, truncated in zip(run.metrics.values(), results, cut, strict=True):
+        of_gtpo = {name: value for name, value in logged.items() if name.startswith("gtpo/")}
+        expected = compute_gtpo_metrics(result, GTPOConfig(), initial_entropy, truncated)
+        assert of_gtpo == pytest.approx(expected, abs=1e-4)
+
+
+def test_temperature_and_settings_reach_the_advantages(task, tmp_path):
+    settings = {"completion_filter": "always", "entropy_threshold": 0.3, "entropy_coeff": 0.5, "conflict_span": "all"}
+    changes = {"algo.gtpo": json.dumps(settings), "rollout__temperature": 0.6}
+    run = train(task, tmp_path, "gtpo", steps=2, **changes)
+    found, *_ = compare(run, task / "model", GTPOConfig(**settings), temperature=0.6)
+    assert_same(found)
+    assert found.conflict_tokens > 100 and 0 < found.dropped < found.completions, "nothing to see"
+
+
+def test_resumed_run_keeps_the_initial_entropy(task, trained, tmp_path):
+    first = trained(1)
+    *_, initial_entropy = compare(first, task / "model", GTPOConfig())
+    goes_on = {"ckpt__path": first.out / "checkpoints", "ckpt__load_enable": True, "train__num_episodes": 2}
+    resumed = train(task, tmp_path, "gtpo", **goes_on)
+    again, results, _ = compare(resumed, task / "model", GTPOConfig(), initial_entropy)
+    assert_same(again)
+    last, start = first.recorded("after")[-1][2]["weights"], resumed.recorded("before")[0][2]["weights"]
+    assert all((last[name] == start[name]).all() for name in last), "the run did not go on from its checkpoint"
+    steps = first.metrics | resumed.metrics
+    assert list(first.metrics) == [1, 2, 3] and list(steps) == [1, 2, 3, 4, 5, 6]
+    assert len({step["gtpo/entropy/initial"] for step in steps.values()}) == 1
+    assert_metrics_are_logged(resumed, results, initial_entropy)
+
+
+def test_comparison_rejects_weights_that_do_not_arrive(task, tmp_path):
+    run = train(task, tmp_path, "gtpo", broken="sync")
+    found, *_ = compare(run, task / "model", GTPOConfig())
+    print(found)
+    assert found.log_prob > 3 * LOG_PROB_TOLERANCE
+
+
+def test_comparison_rejects_tokens_shifted_by_one(task, tmp_path):
+    run = train(task, tmp_path, "gtpo", broken="tokens", steps=1)
+    found, *_ = compare(run, task / "model", GTPOConfig())
+    print(found)
+    assert found.advantage > 0.1
+
+
+def test_wrong_setting_is_an_error_before_ray_starts(task, tmp_path):
+    words = command(task, tmp_path, "gtpo", **{"algo.gtpo": '{"entropy_coef": 1}'})
+    del words[2]  # the stand-ins, which start Ray
+    done = subprocess.run(words, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].endswith("did you mean entropy_coeff?")
+
+
+@pytest.mark.skipif(version("openrlhf") != "0.11.2", reason="the recipe is for this one")
+def test_every_option_of_the_recipe_is_openrlhfs(tmp_path):
+    (tmp_path / "train.parquet").touch()
+    variables = environment(DATA_DIR=str(tmp_path), PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    words = ["bash", ROOT / "recipes/run_gtpo_openrlhf.sh", "--algo.kl.init_coef", "0.5"]
+    done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=300)
+    assert done.stderr.splitlines()[-1].startswith("gtpo-verl openrlhf: --algo.kl.init_coef 0.5: GTPO has no KL term")
