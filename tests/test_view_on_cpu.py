@@ -10,6 +10,9 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from gtpo_verl import cli, view
+from gtpo_verl.view.page import page_step, render, summarize
+from gtpo_verl.view.sources import find_dump, read_step
+from gtpo_verl.view.tokens import load_tokenizer, token_pieces
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +26,9 @@ def dump(tmp_path_factory, tokenizer):
 
 
 def test_pieces_keep_every_byte(tokenizer):
-    loaded = view.load_tokenizer(tokenizer)
+    loaded = load_tokenizer(tokenizer)
     data = "é☃🙂 a\n\x00".encode() + bytes(range(256))
-    pieces = view.token_pieces(loaded, {*data, END, 9999})
+    pieces = token_pieces(loaded, {*data, END, 9999})
     assert b"".join(p.encode() if isinstance(p := pieces[b], str) else bytes(p) for b in data) == data
     assert pieces[END] == "<|im_end|>" and pieces[9999] == "<9999>"
     assert pieces[0xE2] == [0xE2] and pieces[ord("a")] == "a"
@@ -35,14 +38,14 @@ def test_pieces_of_a_vocabulary_with_byte_tokens():
     vocabulary = {"▁sum": 0, "<0xE2>": 1, "<0x41>": 2, "s": 3, "<unk>": 4}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    pieces = view.token_pieces(PreTrainedTokenizerFast(tokenizer_object=tokenizer), range(4))
+    pieces = token_pieces(PreTrainedTokenizerFast(tokenizer_object=tokenizer), range(4))
     assert pieces == {0: " sum", 1: [0xE2], 2: "A", 3: "s"}
 
 
 def test_a_dump_is_found_by_folder_by_run_and_by_file(dump):
-    header, steps = view.find_dump(dump.parent)
-    assert (header, steps) == view.find_dump(dump) and len(steps) == 3
-    assert view.find_dump(steps[1]) == (header, [steps[1]])
+    header, steps = find_dump(dump.parent)
+    assert (header, steps) == find_dump(dump) and len(steps) == 3
+    assert find_dump(steps[1]) == (header, [steps[1]])
 
 
 def test_what_is_no_dump_is_an_error_with_a_remedy(dump, tmp_path, capsys):
@@ -110,10 +113,10 @@ def test_steps_are_thinned_out_evenly_to_a_size(tmp_path):
 
 def test_the_page_holds_no_markup_of_the_run_and_asks_for_nothing(tmp_path, tokenizer):
     write_dump(tmp_path / "dump", tokenizer, {1: (HOSTILE, [1.0, 0.0, 0.5], 0.2)}, prompt="</script><b>")
-    header, paths = view.find_dump(tmp_path / "dump")
-    steps = [view.read_step(path) for path in paths]
-    pieces = {id: f"</script><img {id}>" for id in view.used_ids(steps)}
-    page = view.render(header, steps, pieces, source="</title><script>x</script>")
+    header, paths = find_dump(tmp_path / "dump")
+    steps = [page_step(read_step(path)) for path in paths]
+    pieces = {id: f"</script><img {id}>" for step in steps for id in step.ids}
+    page = render(header, steps, pieces, source="</title><script>x</script>")
     assert page.count("</script>") == 3 and "<img" not in page and page.count("</title>") == 1
     assert "default-src 'none'" in page
     assert not re.search(r"<[^>]+(src|href)=|https?://(?!www.w3.org/2000/svg)|@\w+@", page)
@@ -121,5 +124,5 @@ def test_the_page_holds_no_markup_of_the_run_and_asks_for_nothing(tmp_path, toke
 
 def test_summary_counts_each_trained_token_once():
     base = {"step": 3, "reward": 2.0, "keep": True, "loss_mask": [1, 1, 0, 1], "lambda": [0.0, 2.0, 2.0, 1.0]}
-    summary = view.summarize([base, base | {"keep": False, "reward": 4.0}])
+    summary = summarize([base, base | {"keep": False, "reward": 4.0}])
     assert summary == {"step": 3, "tokens": 6, "protected": 1, "doubled": 1, "filtered": 3, "reward": 3.0}

@@ -9,7 +9,7 @@ from gtpo_verl import GTPOConfig, compute_gtpo_token_advantages
 from gtpo_verl.advantage import compute_group_advantages
 from gtpo_verl.group import Completions
 from gtpo_verl.verl_plugin.token_dump import TokenDump
-from gtpo_verl.view import byte_level_alphabet
+from gtpo_verl.view.tokens import byte_level_alphabet
 
 END = 256
 GOOD = "<reasoning>\n7 + 5 = 12\n</reasoning>"

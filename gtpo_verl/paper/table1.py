@@ -191,7 +191,7 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
         for source, figure in figures.items():
             cells = {(r.data_set, r.metric, r.k): figure(r) for r in mine}
             if any(cells.values()):
-                rows[*label, source] = cells
+                rows[(*label, source)] = cells
     frame = pd.DataFrame.from_dict(rows, orient="index", columns=pd.MultiIndex.from_tuples(columns)).fillna("")
     frame.index = pd.MultiIndex.from_tuples(rows, names=["Model", "Dataset", "Method", "Source"])
     return frame
