@@ -20,23 +20,29 @@ import json
 import math
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from gtpo_verl.config import LN2
 
+if TYPE_CHECKING:
+    from gtpo_verl.view.token_counts import TokenCounts
+
 # Okabe and Ito's palette without its yellow, which is lost on white, and its black, which marks ln 2.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 GREY = "#555555"
+_TOKENS_SHOWN, _TOKEN_FONT = 15, "DejaVu Sans Mono"
 STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 9.5,
@@ -347,6 +353,50 @@ def save(figure: Figure, path: str | Path) -> list[Path]:
     return written
 
 
+# --- tokens ----------------------------------------------------------------------------------------------------------
+
+
+def token_figure(counts: TokenCounts, title: str | None = None) -> Figure:
+    """Bars for the tokens that were protected, and for those that were doubled, most often.
+
+    A bar is the token's share of all protected (doubled) tokens; beside it stands how many of the token's own
+    occurrences were protected (doubled).
+    """
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9, 4.2), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        _draw_tokens(left, "protected", counts.protected, counts, COLOURS[0])
+        _draw_tokens(right, "doubled", counts.doubled, counts, COLOURS[1])
+        method = "GTPO" if counts.applied else "GTPO would have"
+        figure.suptitle(title or f"Tokens that {method} protected and doubled most often")
+        note = "Right of a bar: the share of the token's occurrences to which this happened."
+        caption = f"{counts.steps} steps, {counts.trained.total():,} tokens. {note}"
+        figure.supxlabel(caption, fontsize=7.5, color=GREY)
+    return figure
+
+
+def _draw_tokens(ax: Axes, what: str, found: Counter[int], counts: TokenCounts, colour: str) -> None:
+    top = found.most_common(_TOKENS_SHOWN)
+    bars = ax.barh(range(len(top)), [100 * n / found.total() for _, n in top], color=colour, height=0.7)
+    ax.bar_label(bars, [f"{100 * n / counts.trained[id]:.0f}%" for id, n in top], padding=3, fontsize=7.5, color=GREY)
+    labels = [textwrap.shorten(spell(counts.pieces[id]), 18, placeholder="…") for id, _ in top]
+    ax.set_yticks(range(len(top)), labels, family=_TOKEN_FONT, parse_math=False)
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.margins(x=0.12)
+    ax.set_xlabel(f"% of all {what} tokens")
+    ax.set_title(f"{what.capitalize()}: {found.total():,} tokens")
+
+
+def spell(piece: str | list[int]) -> str:
+    """A token as a label: what cannot be seen, or is not in the font, is spelled out."""
+    if isinstance(piece, list):
+        return "".join(f"⟨{byte:02X}⟩" for byte in piece)
+    has_glyph = get_font(findfont(_TOKEN_FONT)).get_char_index
+    shown = {" ": "␣", "\n": "↵", "\t": "⇥"}
+    return "".join(shown.get(x) or (x if x.isprintable() and has_glyph(ord(x)) else f"⟨U+{ord(x):04X}⟩") for x in piece)
+
+
 def _say(message: str) -> None:
     print(message, file=sys.stderr)
 
@@ -384,8 +434,8 @@ def run(args: argparse.Namespace) -> int:
     if args.runs:
         written += plot_training(read_runs(args.runs), args.out / "training", args.title, args.window)
     if args.tokens:
-        from gtpo_verl.view.token_figure import plot_tokens
+        from gtpo_verl.view.token_counts import count_tokens  # it needs verl, which curves do not
 
-        written += save(plot_tokens(args.tokens, args.tokenizer, args.title), args.out / "tokens")
+        written += save(token_figure(count_tokens(args.tokens, args.tokenizer), args.title), args.out / "tokens")
     print(*written, sep="\n")
     return 0
