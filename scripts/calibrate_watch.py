@@ -14,14 +14,14 @@ import gzip
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gtpo_verl.verl_plugin.collapse import PROMPTS, SIGNS, CollapseWatch, Sign
+from gtpo_verl.verl_plugin.collapse import PROMPTS, SIGNS, CollapseWatch, Sign, Trend
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_RESPONSE_LENGTH = 64
@@ -30,7 +30,7 @@ FAILURE = {"reward/score/mean": 0.0, "reward/strict/mean": 0.0, "reward/acc/mean
 MARGIN = 2
 
 
-def candidate(metric: str, measure, meaning: str) -> Sign:
+def candidate(metric: str, measure: Callable[[Trend], float], meaning: str) -> Sign:
     """A sign that the watch does not have."""
     return Sign((metric,), measure, math.inf, meaning, "")
 

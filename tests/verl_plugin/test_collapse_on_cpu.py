@@ -127,12 +127,12 @@ SICK = {
     "parts/letter_counting-double-seed1": [BESIDE],
     "parts/letter_counting-entropy-seed1": [BESIDE, LOST_END],
     "parts/letter_counting-forward-seed1": [BESIDE, LOST_END, GROWN],
-    "parts/letter_counting-grpo_coin-seed1": [BESIDE, LOST_FORMAT],
+    "parts/letter_counting-grpo_coin-seed1": [BESIDE, LOST_FORMAT, LOST_END],
     "rates/arithmetic-grpo-lr0.0001-seed1": [BESIDE, LOST_END],
     "rates/arithmetic-grpo-lr0.0003-seed1": [BESIDE, LOST_END, LOST_ACCURACY, GROWN],
-    "rates/arithmetic-grpo-lr0.001-seed1": [HALVED, LOST_FORMAT],
+    "rates/arithmetic-grpo-lr0.001-seed1": [HALVED, LOST_FORMAT, LOST_END, BESIDE],
     "rates/arithmetic-gtpo-lr0.0003-seed1": [LOST_ACCURACY],
-    "rates/arithmetic-gtpo-lr0.001-seed1": [LOST_END, HALVED, LOST_FORMAT, BESIDE, ALIKE],
+    "rates/arithmetic-gtpo-lr0.001-seed1": [LOST_END, BESIDE, HALVED, LOST_FORMAT, ALIKE],
 }
 """What ails the study's runs of one prompt a step, as their curves show it. docs/reliability.md says what is missed."""
 
