@@ -4,6 +4,8 @@ import torch
 
 from gtpo_verl.advantage import GTPOAdvantage
 from gtpo_verl.config import GTPOConfig
+from gtpo_verl.entropy import mean_entropy
+from gtpo_verl.group import Completions
 
 
 @torch.no_grad()
@@ -33,6 +35,27 @@ def compute_gtpo_metrics(
     if initial_entropy is not None:
         metrics["entropy/initial"] = initial_entropy
     return {f"gtpo/{name}": float(value) for name, value in metrics.items() if value is not None}
+
+
+@torch.no_grad()
+def compute_log_prob_metrics(
+    old_log_probs: torch.Tensor, group_advantages: torch.Tensor, completions: Completions
+) -> dict[str, float]:
+    """How likely the policy holds the completions with A_i > 0, and those with A_i < 0.
+
+    `gtpo/log_prob/positive` and `gtpo/log_prob/negative` are means over completions of the mean log-probability of
+    their own tokens, in nats per token; one without such completions is left out. Completions with A_i = 0, which move
+    nothing, count in neither.
+
+    Args:
+        old_log_probs (torch.Tensor): (bs, response_length), of the old-log-prob pass.
+        group_advantages (torch.Tensor): (bs,), A_i.
+        completions (Completions): lengths and own tokens of the rows.
+    """
+    means = mean_entropy(old_log_probs, completions)  # the mean over own tokens, of whatever the tokens have
+    sides = {"positive": group_advantages > 0, "negative": group_advantages < 0}
+    found = {side: _mean(means[chosen & (completions.lengths > 0)]) for side, chosen in sides.items()}
+    return {f"gtpo/log_prob/{side}": value for side, value in found.items() if value is not None}
 
 
 def _mean(values: torch.Tensor) -> float | None:

@@ -9,7 +9,7 @@ import torch
 from gtpo_verl import GTPOConfig, compute_gtpo_token_advantages
 from gtpo_verl.advantage import apply_gtpo, compute_group_advantages
 from gtpo_verl.group import Completions
-from gtpo_verl.metrics import compute_gtpo_metrics
+from gtpo_verl.metrics import compute_gtpo_metrics, compute_log_prob_metrics
 
 
 def metrics_of(config=GTPOConfig(), padding_rows=0):  # noqa: B008
@@ -159,3 +159,15 @@ def test_the_documented_metrics_are_those_that_are_logged():
         stem, _, stats = name.partition("{")
         names |= {f"gtpo/{stem}{stat}" for stat in stats.rstrip("}").split(",")}
     assert names == set(metrics_of())
+
+
+def test_log_probs_are_means_over_completions_of_each_sign():
+    mask = torch.tensor([[1, 1, 0, 1], [1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]])
+    log_probs = torch.tensor([[-1.0, -2.0, -99, -3.0], [-4.0, 1, 1, 1], [-1.0] * 4, [-7.0] * 4, [-50.0] * 4])
+    completions = Completions(mask, "ppppp")
+    advantages = torch.tensor([1.0, 0.5, -1.0, 0.0, -1.0])
+    assert compute_log_prob_metrics(log_probs, advantages, completions) == {
+        "gtpo/log_prob/positive": -3.0,
+        "gtpo/log_prob/negative": -1.0,
+    }
+    assert compute_log_prob_metrics(log_probs, torch.zeros(5), completions) == {}

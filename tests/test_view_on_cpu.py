@@ -5,11 +5,14 @@ import re
 import shutil
 
 import pytest
-from token_dump import END, HOSTILE, STEPS, save_tokenizer, write_dump
+from token_dump import BAD, END, GOOD, HOSTILE, STEPS, save_tokenizer, write_dump, write_rollouts
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from gtpo_verl import cli, view
+from gtpo_verl.view.page import page_step, render, summarize
+from gtpo_verl.view.sources import find_dump, find_source, read_step
+from gtpo_verl.view.tokens import load_tokenizer, token_pieces
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +26,9 @@ def dump(tmp_path_factory, tokenizer):
 
 
 def test_pieces_keep_every_byte(tokenizer):
-    loaded = view.load_tokenizer(tokenizer)
+    loaded = load_tokenizer(tokenizer)
     data = "é☃🙂 a\n\x00".encode() + bytes(range(256))
-    pieces = view.token_pieces(loaded, {*data, END, 9999})
+    pieces = token_pieces(loaded, {*data, END, 9999})
     assert b"".join(p.encode() if isinstance(p := pieces[b], str) else bytes(p) for b in data) == data
     assert pieces[END] == "<|im_end|>" and pieces[9999] == "<9999>"
     assert pieces[0xE2] == [0xE2] and pieces[ord("a")] == "a"
@@ -35,14 +38,14 @@ def test_pieces_of_a_vocabulary_with_byte_tokens():
     vocabulary = {"▁sum": 0, "<0xE2>": 1, "<0x41>": 2, "s": 3, "<unk>": 4}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    pieces = view.token_pieces(PreTrainedTokenizerFast(tokenizer_object=tokenizer), range(4))
+    pieces = token_pieces(PreTrainedTokenizerFast(tokenizer_object=tokenizer), range(4))
     assert pieces == {0: " sum", 1: [0xE2], 2: "A", 3: "s"}
 
 
 def test_a_dump_is_found_by_folder_by_run_and_by_file(dump):
-    header, steps = view.find_dump(dump.parent)
-    assert (header, steps) == view.find_dump(dump) and len(steps) == 3
-    assert view.find_dump(steps[1]) == (header, [steps[1]])
+    header, steps = find_dump(dump.parent)
+    assert (header, steps) == find_dump(dump) and len(steps) == 3
+    assert find_dump(steps[1]) == (header, [steps[1]])
 
 
 def test_what_is_no_dump_is_an_error_with_a_remedy(dump, tmp_path, capsys):
@@ -110,10 +113,10 @@ def test_steps_are_thinned_out_evenly_to_a_size(tmp_path):
 
 def test_the_page_holds_no_markup_of_the_run_and_asks_for_nothing(tmp_path, tokenizer):
     write_dump(tmp_path / "dump", tokenizer, {1: (HOSTILE, [1.0, 0.0, 0.5], 0.2)}, prompt="</script><b>")
-    header, paths = view.find_dump(tmp_path / "dump")
-    steps = [view.read_step(path) for path in paths]
-    pieces = {id: f"</script><img {id}>" for id in view.used_ids(steps)}
-    page = view.render(header, steps, pieces, source="</title><script>x</script>")
+    header, paths = find_dump(tmp_path / "dump")
+    steps = [page_step(read_step(path)) for path in paths]
+    pieces = {id: f"</script><img {id}>" for step in steps for id in step.ids}
+    page = render(header, steps, pieces, source="</title><script>x</script>")
     assert page.count("</script>") == 3 and "<img" not in page and page.count("</title>") == 1
     assert "default-src 'none'" in page
     assert not re.search(r"<[^>]+(src|href)=|https?://(?!www.w3.org/2000/svg)|@\w+@", page)
@@ -121,5 +124,105 @@ def test_the_page_holds_no_markup_of_the_run_and_asks_for_nothing(tmp_path, toke
 
 def test_summary_counts_each_trained_token_once():
     base = {"step": 3, "reward": 2.0, "keep": True, "loss_mask": [1, 1, 0, 1], "lambda": [0.0, 2.0, 2.0, 1.0]}
-    summary = view.summarize([base, base | {"keep": False, "reward": 4.0}])
+    summary = summarize([base, base | {"keep": False, "reward": 4.0}])
     assert summary == {"step": 3, "tokens": 6, "protected": 1, "doubled": 1, "filtered": 3, "reward": 3.0}
+
+
+# ---------------------------------------------------------------- verl's rollout files
+
+
+def read_rollouts(path, tokenizer):
+    source = find_source(path, tokenizer)
+    return [completion for file in source.paths for completion in source.read(file)]
+
+
+def test_rollouts_get_what_a_dump_of_the_same_completions_has_but_for_the_end(dump, tmp_path, tokenizer):
+    texts, rewards, _ = STEPS[1]
+    write_rollouts(tmp_path, {1: (texts, rewards)})
+    for found, dumped in zip(read_rollouts(tmp_path, tokenizer), read_step(dump / "step_000001.jsonl"), strict=True):
+        assert [*found["token_ids"], END] == dumped["token_ids"] and found["prompt_ids"] == dumped["prompt_ids"]
+        assert found["lambda"] == dumped["lambda"][:-1]
+        for name in ("step", "reward", "group_advantage", "prefix_len"):
+            assert found[name] == dumped[name]
+        assert found["suffix_len"] == max(0, dumped["suffix_len"] - 1)
+        assert found["entropy"] is found["trajectory_entropy"] is found["trainer_logprobs"] is None
+
+
+def test_rollouts_of_both_trainers_are_grouped(tmp_path, tokenizer):
+    """V1 writes `{uid}_{session}_{output}`, the legacy trainer no uid; padding is no member."""
+    v1 = [("a_0_0", "call", 0.0), ("a_0_1", GOOD, 20.0), ("a_1_0", BAD, 0.0), ("b_0_0", "x", 1.0), ("b_1_0", "", 3.0)]
+    rows = [
+        {"uid": uid, "output": text, "score": score, "input": "q"} for uid, text, score in [*v1, ("pad1f_0_0", "", 0.0)]
+    ]
+    (tmp_path / "10.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    legacy = [{"output": text, "score": score, "input": uid[0]} for uid, text, score in v1[1:]]
+    (tmp_path / "9.jsonl").write_text("".join(json.dumps(row) + "\n" for row in legacy))
+    completions = read_rollouts(tmp_path, tokenizer)
+    assert [x["step"] for x in completions] == [9] * 4 + [10] * 4
+    for found in (completions[:4], completions[4:]):
+        assert [x["uid"] for x in found] == ["a", "a", "b", "b"]
+        assert [round(x["group_advantage"], 3) for x in found] == [0.707, -0.707, -0.707, 0.707]
+
+
+def test_a_file_that_verl_is_still_writing_is_left_out(tmp_path, tokenizer):
+    write_rollouts(tmp_path, {1: STEPS[1][:2], 2: STEPS[10][:2]})
+    with (tmp_path / "2.jsonl").open("rb+") as file:
+        file.truncate((tmp_path / "2.jsonl").stat().st_size - 5)
+    assert [path.name for path in find_source(tmp_path, tokenizer).paths] == ["1.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("[1]", "1.jsonl:2 is not a line of a rollout file of verl"),
+        ('{"input": "q", "output": "o"}', "1.jsonl:2 is not a line of a rollout file of verl (KeyError('score'))"),
+        ('{"input": "q", "output": 1, "score": 0}', "input or output is no text"),
+        ('{"input": "q", "output": "o", "score": NaN}', "score is nan"),
+        ('{"input": "other", "output": "o", "score": 0}', "one completion per prompt"),
+    ],
+)
+def test_a_file_that_is_no_rollout_is_named(tmp_path, tokenizer, capsys, line, message):
+    (tmp_path / "1.jsonl").write_text('{"input": "q", "output": "o", "score": 1}\n' + line + "\n")
+    assert cli.main(["view", str(tmp_path), "--tokenizer", tokenizer, "-o", str(tmp_path / "view.html")]) == 2
+    assert message in capsys.readouterr().err and not (tmp_path / "view.html").exists()
+
+
+def test_rollouts_need_a_tokenizer(tmp_path, capsys):
+    write_rollouts(tmp_path, {1: STEPS[1][:2]})
+    assert cli.main(["view", str(tmp_path)]) == 2
+    assert "name the run's tokenizer with --tokenizer" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- demo and --follow
+
+
+def test_the_demo_needs_nothing(tmp_path, capsys):
+    assert cli.main(["view", "--demo", "-o", str(tmp_path / "view.html")]) == 0
+    assert "steps 11" in capsys.readouterr().out and (tmp_path / "view.html").stat().st_size < 1_000_000
+    assert sum(path.stat().st_size for path in view.DEMO.iterdir()) < 200_000
+
+
+@pytest.mark.parametrize("arguments", [[], ["--demo", "dump"], ["--demo", "--follow"]])
+def test_what_cannot_be_meant_is_refused(arguments, capsys):
+    assert cli.main(["view", *arguments]) == 2
+    assert "--demo" in capsys.readouterr().err
+
+
+def test_follow_waits_for_a_run_and_writes_each_of_its_steps(tmp_path, tokenizer, monkeypatch, capsys):
+    out, run = tmp_path / "view.html", tmp_path / "dump"
+    steps = iter(STEPS.items())
+    read = []
+    monkeypatch.setattr(view, "page_step", lambda step: read.append(step[0]["step"]) or page_step(step))
+
+    def run_goes_on(seconds):
+        if not run.exists():
+            assert "waiting: " in capsys.readouterr().out
+        number, step = next(steps, (None, None))
+        if number is None:
+            raise KeyboardInterrupt
+        write_dump(run, tokenizer, {number: step})
+
+    monkeypatch.setattr(view.time, "sleep", run_goes_on)
+    assert cli.main(["view", "--follow", str(run), "--out", str(out)]) == 130
+    assert [line for line in capsys.readouterr().out.splitlines() if "steps 3" in line]
+    assert read == list(STEPS)  # none twice

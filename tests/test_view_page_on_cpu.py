@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from token_dump import END, GOOD, HOSTILE, STEPS, batch_of, save_tokenizer, write_dump
+from token_dump import END, GOOD, HOSTILE, STEPS, batch_of, save_tokenizer, write_dump, write_rollouts
 
 from gtpo_verl import GTPOConfig, cli
 from gtpo_verl.verl_plugin.token_dump import TokenDump
@@ -40,9 +40,9 @@ def driver(tmp_path_factory):
 def show(driver, tmp_path):
     """Open the page of a dump, at a width and in a colour scheme."""
 
-    def shown(path, width=1280, scheme="light"):
+    def shown(*arguments, width=1280, scheme="light"):
         page = tmp_path / "view.html"
-        assert cli.main(["view", str(path), "-o", str(page)]) == 0
+        assert cli.main(["view", *map(str, arguments), "-o", str(page)]) == 0
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         features = [{"name": "prefers-color-scheme", "value": scheme}]
@@ -247,3 +247,43 @@ def test_the_phone_gets_no_sideways_scrolling_and_the_dark_a_dark_page(show, dum
     assert (
         driver.execute_script("return getComputedStyle(document.documentElement).backgroundColor") == "rgb(20, 23, 26)"
     )
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_hostile_rollouts_of_verl_are_inert_and_their_ends_unknown(show, tmp_path, tokenizer, width):
+    (tmp_path / "rollouts").mkdir()
+    rollouts = write_rollouts(tmp_path / "rollouts", {7: (HOSTILE, [1.0, 0.0, 0.5])}, prompt="</script>\u202e<b>")
+    driver = show(rollouts, "--tokenizer", tokenizer, width=width)
+    WebDriverWait(driver, 60).until(lambda driver: "⟨U+202E⟩" in text(driver, "#rows"))
+    assert driver.execute_script("return [window.hacked, document.images.length, document.scripts.length]") == [
+        None,
+        0,
+        3,
+    ]
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+    assert "Ends are unknown" in text(driver, "#notice")
+    assert [x.text for x in find(driver, "article .badge")] == ["end unknown"] * 3
+    assert not find(driver, "#threshold")[0].is_displayed() and not find(driver, "#filter")[0].is_displayed()
+    find(driver, "article .token")[2].click()
+    assert "advantage\n+1.00" in text(driver, "#token") and "nats" not in text(driver, "#token")
+    for kind in ("advantage", "fate"):
+        Select(find(driver, "#colour")[0]).select_by_value(kind)
+
+
+def test_the_demo_colours_the_mismatch_with_inference(show):
+    driver = show("--demo")
+    assert "grpo" in text(driver, "#run") and "would" in text(driver, "#notice")
+    driver.execute_script("rows[0].completion.token_inference[0] = rows[0].completion.token_logprob[0] + 693")
+    Select(find(driver, "#colour")[0]).select_by_value("ratio")
+    first, second = (find(driver, "article .token")[t] for t in (0, 1))
+    assert "falls" in first.get_attribute("class") and "falls" not in second.get_attribute("class")
+    assert first.value_of_css_property("background-color") != second.value_of_css_property("background-color")
+    first.click()
+    assert "ratio of both\n0.500" in text(driver, "#token") and "half" in text(driver, "#scale")
+
+
+def test_a_step_that_was_chosen_stays_when_the_page_is_loaded_again(show, dump):
+    driver = show(dump)
+    find(driver, "#strip g")[1].click()
+    driver.refresh()
+    assert text(driver, "#step-name") == "10" and not find(driver, "#colour .needs-inference")[0].is_displayed()

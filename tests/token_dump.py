@@ -1,15 +1,17 @@
 """A token dump of made-up completions, and the byte-level tokenizer that spells them; imported by the view's tests."""
 
+import json
+
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from gtpo_verl import GTPOConfig, compute_gtpo_token_advantages
 from gtpo_verl.advantage import compute_group_advantages
 from gtpo_verl.group import Completions
 from gtpo_verl.verl_plugin.token_dump import TokenDump
-from gtpo_verl.view import byte_level_alphabet
+from gtpo_verl.view.tokens import byte_level_alphabet
 
 END = 256
 GOOD = "<reasoning>\n7 + 5 = 12\n</reasoning>"
@@ -30,6 +32,7 @@ def save_tokenizer(folder):
     """A tokenizer whose token k is the byte k, so that every character beyond ASCII is spread over several tokens."""
     vocabulary = {character: byte for character, byte in byte_level_alphabet().items()}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
     fast.add_special_tokens({"eos_token": "<|im_end|>"})
@@ -81,4 +84,15 @@ def write_dump(folder, tokenizer, steps, adv_estimator="gtpo", prompt="7 + 5 = ?
         batch, row_len = batch_of(completions, rewards, entropy)
         prompts = [np.frombuffer(prompt.encode(), dtype=np.uint8)] * len(texts)
         write(dump, step, batch, ["prompt"] * len(texts), prompts, row_len)
+    return folder
+
+
+def write_rollouts(folder, steps, prompt="7 + 5 = ?"):
+    """Files as verl's V1 trainer writes them under `trainer.rollout_data_dir`: {step: (texts, rewards)}, one group."""
+    for step, (texts, rewards) in steps.items():
+        with (folder / f"{step}.jsonl").open("w") as file:
+            for i, (text, reward) in enumerate(zip(texts, rewards, strict=True)):
+                text = text.decode(errors="replace") if isinstance(text, bytes) else text
+                row = {"input": prompt, "output": text, "gts": "12", "score": reward, "step": step, "uid": f"u_{i}_0"}
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
     return folder

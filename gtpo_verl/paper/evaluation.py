@@ -23,7 +23,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from gtpo_verl.paper.table1 import DEFAULT_K, RESAMPLES, SEED, Label, Record, evaluate, table
+from gtpo_verl.paper.table1 import (
+    DEFAULT_K,
+    RESAMPLES,
+    SEED,
+    Label,
+    Record,
+    as_csv,
+    as_latex,
+    as_markdown,
+    evaluate,
+    table,
+)
 from gtpo_verl.paper.validation_dumps import Question, benchmark_name, read_dump
 
 
@@ -113,13 +124,8 @@ def run(args: argparse.Namespace) -> int:
     records = evaluate_dumps(args.dumps, args.k, args.seed, samples=args.samples)
     if not records:
         raise ValueError("no k is left to report: no question has that many completions")
-    layout = table(records)
-    text, suffix = {
-        "md": (layout.markdown, "md"),
-        "csv": (layout.csv, "csv"),
-        "latex": (layout.latex, "tex"),
-    }[args.format]
-    rendered = text()
+    write, suffix = {"md": (as_markdown, "md"), "csv": (as_csv, "csv"), "latex": (as_latex, "tex")}[args.format]
+    rendered = write(table(records))
     print(rendered, end="")
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)

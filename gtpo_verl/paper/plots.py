@@ -1,6 +1,7 @@
-"""The figures of the paper (GTPO, arXiv:2508.03772, Fig. 1 to 5) from verl's file logger and this package's evaluation.
+"""Figures of training (as in GTPO, arXiv:2508.03772, Fig. 1 to 5) from verl's file logger.
 
     gtpo-verl plot 'GRPO=runs/grpo_seed*.jsonl' 'GTPO=runs/gtpo_seed*.jsonl' --out figures
+    gtpo-verl plot --tokens dump --out figures
 
 A run is the JSONL of ``trainer.logger=[..., file]``, one line per step: ``{"step": n, "data": {key: value}}``, or the
 same flattened, ``{"step": n, key: value}``. Runs with one label are seeds of one method: their mean is drawn, over the
@@ -19,23 +20,29 @@ import json
 import math
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 
 from gtpo_verl.config import LN2
+
+if TYPE_CHECKING:
+    from gtpo_verl.view.token_counts import TokenCounts
 
 # Okabe and Ito's palette without its yellow, which is lost on white, and its black, which marks ln 2.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 GREY = "#555555"
+_TOKENS_SHOWN, _TOKEN_FONT = 15, "DejaVu Sans Mono"
 STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 9.5,
@@ -87,7 +94,6 @@ FORMAT = (
     Curve("strict format", "% of its maximum", ("reward/strict/mean",), 100),
 )
 ENTROPY = (Curve("entropy ⟨H⟩", "nats per token", ("gtpo/entropy/mean", "actor/entropy"), mark_ln2=True),)
-KL = (Curve("KL to the reference model", "nats per token", ("actor/kl_loss", "actor/reward_kl_penalty")),)
 CONFLICT = (Curve("conflict tokens", "% of tokens", ("gtpo/conflict/token_frac",), 100),)
 LENGTH = (
     Curve("length", "tokens", ("response_length/mean", "completion/length/mean")),
@@ -97,12 +103,6 @@ FILTERED = (Curve("filtered out, δ = 0", "% of completions", ("gtpo/filter/drop
 
 Panel = tuple[Curve, ...]
 OVERVIEW: tuple[tuple[Panel, ...], ...] = ((ACCURACY, FORMAT, ENTROPY), (CONFLICT, LENGTH, FILTERED))
-FIGURES: Mapping[str, tuple[Panel, ...]] = {
-    "rewards": (ACCURACY, FORMAT),
-    "entropy": (ENTROPY,),
-    "kl": (KL,),
-    "conflict": (CONFLICT,),
-}
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------
@@ -277,10 +277,9 @@ def _draw_panel(
         if curve.mark_ln2:
             target.axhline(LN2, color="black", lw=1, ls=":")
             target.annotate("ln 2", (1, LN2), (-2, 2), ("axes fraction", "data"), "offset points", ha="right")
-        # From zero up, for an axis cut off at the data shouts; below it only for a KL estimate that is negative.
-        low, high = target.dataLim.intervaly
-        high = max(1.1 * high, 1.0 if curve.unit.startswith("%") else 1e-3)
-        target.set_ylim(min(-0.03 * high, 1.1 * low), high)
+        # From zero up, for an axis cut off at the data shouts.
+        high = max(1.1 * target.dataLim.y1, 1.0 if curve.unit.startswith("%") else 1e-3)
+        target.set_ylim(-0.03 * high, high)
 
     names = [curve.name for curve in drawn or panel]
     title = f"{names[0]} (solid), {names[1]} (dashed)" if len(drawn) == 2 else " and ".join(names)
@@ -354,74 +353,48 @@ def save(figure: Figure, path: str | Path) -> list[Path]:
     return written
 
 
-# --- figures over k --------------------------------------------------------------------------------------------------
+# --- tokens ----------------------------------------------------------------------------------------------------------
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """``records`` of the evaluation.json that ``gtpo-verl evaluate --out`` writes.
+def token_figure(counts: TokenCounts, title: str | None = None) -> Figure:
+    """Bars for the tokens that were protected, and for those that were doubled, most often.
 
-    Raises:
-        ValueError: If the file is none, or has no records.
+    A bar is the token's share of all protected (doubled) tokens; beside it stands how many of the token's own
+    occurrences were protected (doubled).
     """
-    needed = {"model", "training_set", "method", "data_set", "metric", "k", "estimate", "low", "high"}
-    try:
-        records = json.loads(path.read_text(encoding="utf-8"))["records"]
-        complete = all(needed <= record.keys() for record in records)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is no evaluation.json of gtpo-verl evaluate --out") from error
-    if not records or not complete:
-        raise ValueError(f"{path} is no evaluation.json of gtpo-verl evaluate --out")
-    return records
-
-
-def evaluation_figure(records: Sequence[Mapping[str, Any]], title: str | None = None) -> Figure:
-    """Unbiased pass@k and maj@k over k with their 95% intervals, one column per data set, one colour per run.
-
-    Args:
-        records: ``records`` of the evaluation.json that ``gtpo-verl evaluate --out`` writes.
-        title: Above the figure.
-
-    Raises:
-        ValueError: If there are no records, or more runs than colours.
-    """
-    if not records:
-        raise ValueError("the evaluation holds no records")
-    columns = ("model", "training_set", "method")
-    runs = list(dict.fromkeys(tuple(record[c] for c in columns) for record in records))
-    if len(runs) > len(COLOURS):
-        raise ValueError(f"{len(runs)} runs: at most {len(COLOURS)} can be told apart by colour")
-    telling = [i for i, c in enumerate(columns) if c == "method" or len({run[i] for run in runs}) > 1]
-    data_sets = list(dict.fromkeys(record["data_set"] for record in records))
-    metrics = [metric for metric in ("pass", "maj") if any(record["metric"] == metric for record in records)]
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=_size(len(metrics), len(data_sets)), layout="constrained")
-        axes = figure.subplots(len(metrics), len(data_sets), squeeze=False, sharex="col")
-        for row, metric in zip(axes, metrics, strict=True):
-            for ax, data_set in zip(row, data_sets, strict=True):
-                here = [r for r in records if (r["data_set"], r["metric"]) == (data_set, metric)]
-                for run, colour in zip(runs, COLOURS, strict=False):
-                    mine = sorted((r for r in here if tuple(r[c] for c in columns) == run), key=lambda r: r["k"])
-                    ks, low, high, estimate = ([r[c] for r in mine] for c in ("k", "low", "high", "estimate"))
-                    ax.fill_between(ks, low, high, color=colour, alpha=0.15, lw=0)
-                    ax.plot(ks, estimate, color=colour, lw=1.7, marker="o", ms=3.5)
-                ax.set_title(f"{data_set} {metric}@k".strip())
-                ax.set_ylabel("% of questions")
-                ax.set_xscale("log", base=2)
-                ticks = sorted({r["k"] for r in here})
-                ax.xaxis.set_major_locator(FixedLocator(ticks))
-                ax.xaxis.set_minor_locator(NullLocator())
-                ax.xaxis.set_major_formatter("{x:.0f}")
-                ax.set_ylim(bottom=0)
-        for ax in axes[-1]:
-            ax.set_xlabel("k (completions)")
-        names = [" ".join(filter(None, (run[i] for i in telling))) for run in runs]
-        handles = [
-            Line2D([], [], color=colour, lw=2, marker="o", ms=3.5, label=name)
-            for name, colour in zip(names, COLOURS, strict=False)
-        ]
-        caption = "Mean over all k-subsets of the completions. Band: 95% bootstrap interval over questions."
-        _frame(figure, handles, title, caption)
+        figure = Figure(figsize=(9, 4.2), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        _draw_tokens(left, "protected", counts.protected, counts, COLOURS[0])
+        _draw_tokens(right, "doubled", counts.doubled, counts, COLOURS[1])
+        method = "GTPO" if counts.applied else "GTPO would have"
+        figure.suptitle(title or f"Tokens that {method} protected and doubled most often")
+        note = "Right of a bar: the share of the token's occurrences to which this happened."
+        caption = f"{counts.steps} steps, {counts.trained.total():,} tokens. {note}"
+        figure.supxlabel(caption, fontsize=7.5, color=GREY)
     return figure
+
+
+def _draw_tokens(ax: Axes, what: str, found: Counter[int], counts: TokenCounts, colour: str) -> None:
+    top = found.most_common(_TOKENS_SHOWN)
+    bars = ax.barh(range(len(top)), [100 * n / found.total() for _, n in top], color=colour, height=0.7)
+    ax.bar_label(bars, [f"{100 * n / counts.trained[id]:.0f}%" for id, n in top], padding=3, fontsize=7.5, color=GREY)
+    labels = [textwrap.shorten(spell(counts.pieces[id]), 18, placeholder="…") for id, _ in top]
+    ax.set_yticks(range(len(top)), labels, family=_TOKEN_FONT, parse_math=False)
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.margins(x=0.12)
+    ax.set_xlabel(f"% of all {what} tokens")
+    ax.set_title(f"{what.capitalize()}: {found.total():,} tokens")
+
+
+def spell(piece: str | list[int]) -> str:
+    """A token as a label: what cannot be seen, or is not in the font, is spelled out."""
+    if isinstance(piece, list):
+        return "".join(f"⟨{byte:02X}⟩" for byte in piece)
+    has_glyph = get_font(findfont(_TOKEN_FONT)).get_char_index
+    shown = {" ": "␣", "\n": "↵", "\t": "⇥"}
+    return "".join(shown.get(x) or (x if x.isprintable() and has_glyph(ord(x)) else f"⟨U+{ord(x):04X}⟩") for x in piece)
 
 
 def _say(message: str) -> None:
@@ -433,12 +406,19 @@ def _say(message: str) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``gtpo-verl plot``."""
-    parser.description = "Figures over training from verl's file logger, and over k from gtpo-verl evaluate."
-    parser.epilog = "example: gtpo-verl plot 'GRPO=runs/grpo_seed*.jsonl' 'GTPO=runs/gtpo_seed*.jsonl' --out figures"
+    parser.description = "Figures of training from verl's file logger, and of a run's tokens from its token dump."
+    parser.epilog = (
+        "examples:\n"
+        "  gtpo-verl plot 'GRPO=runs/grpo_seed*.jsonl' 'GTPO=runs/gtpo_seed*.jsonl' --out figures\n"
+        "  gtpo-verl plot --tokens dump --out figures"
+    )
     parser.add_argument(
         "runs", nargs="*", metavar="RUN", help="a JSONL of trainer.logger=file, LABEL=PATH or LABEL=GLOB"
     )
-    parser.add_argument("--evaluation", type=Path, metavar="JSON", help="evaluation.json of gtpo-verl evaluate --out")
+    parser.add_argument(
+        "--tokens", type=Path, metavar="DUMP", help="draw its most protected and doubled tokens; what `view` takes"
+    )
+    parser.add_argument("--tokenizer", help="with --tokens, as for `view`")
     parser.add_argument("--out", type=Path, required=True, help="folder for the PNG and SVG files")
     parser.add_argument("--title", help="above every figure")
     parser.add_argument("--window", type=int, help="width of the moving average in steps, 1 for none")
@@ -446,23 +426,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw the figures, and print where they are."""
-    if not args.runs and not args.evaluation:
-        raise ValueError("name a RUN, or an evaluation with --evaluation")
+    if not args.runs and not args.tokens:
+        raise ValueError("name a RUN, or a token dump with --tokens")
     if args.window is not None and args.window < 1:
         raise ValueError(f"--window must be at least 1, got {args.window}")
-    records = read_records(args.evaluation) if args.evaluation else []
     written: list[Path] = []
     if args.runs:
-        runs = read_runs(args.runs)
-        written += plot_training(runs, args.out / "training", args.title, args.window)
-        for name, panels in FIGURES.items():
-            keys = [key for panel in panels for curve in panel for key in curve.keys]
-            if any(key in run.values for group in runs.values() for run in group for key in keys):
-                written += save(training_figure(runs, [panels], args.title, args.window), args.out / name)
-            else:
-                _say(f"no {name} figure: no run logged {' or '.join(keys)}")
-    if records:
-        written += save(evaluation_figure(records, args.title), args.out / "evaluation")
-    for path in written:
-        print(path)
+        written += plot_training(read_runs(args.runs), args.out / "training", args.title, args.window)
+    if args.tokens:
+        from gtpo_verl.view.token_counts import count_tokens  # it needs verl, which curves do not
+
+        written += save(token_figure(count_tokens(args.tokens, args.tokenizer), args.title), args.out / "tokens")
+    print(*written, sep="\n")
     return 0

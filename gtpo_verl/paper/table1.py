@@ -1,16 +1,14 @@
 """The paper's Table 1 (GTPO, arXiv:2508.03772) from the completions of runs, beside what the paper prints."""
 
-import csv
-import io
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from gtpo_verl.paper.pass_at_k import expected_majority, majority_of_draw, pass_at_k
 from gtpo_verl.paper.validation_dumps import Question
@@ -134,127 +132,91 @@ def _bootstrap(values: np.ndarray, seed: int, resamples: int) -> tuple[np.ndarra
 
 
 _PAPER_MODELS = {
-    "llama": "LLaMA",
-    "llama8b": "LLaMA",
-    "llama318b": "LLaMA",
-    "llama318binstruct": "LLaMA",
-    "metallama318binstruct": "LLaMA",
-    "qwen": "Qwen",
-    "qwen253b": "Qwen",
-    "qwen253binstruct": "Qwen",
+    "llama": "llama",
+    "llama8b": "llama",
+    "llama318b": "llama",
+    "llama318binstruct": "llama",
+    "metallama318binstruct": "llama",
+    "qwen": "qwen",
+    "qwen253b": "qwen",
+    "qwen253binstruct": "qwen",
 }
 
 
 @lru_cache(maxsize=1)
-def _paper_table() -> dict[tuple[str, str, str], dict[str, float]]:
-    text = (files("gtpo_verl.paper") / "table1.csv").read_text(encoding="utf-8")
-    key = ("model", "training_set", "method")
-    return {
-        (row["model"], row["training_set"].lower(), row["method"].lower()): {
-            column: float(value) for column, value in row.items() if column not in key
-        }
-        for row in csv.DictReader(io.StringIO(text))
-    }
+def _paper_table() -> pd.DataFrame:
+    """The paper's Table 1 in percent, by (model, training set, method) in lower case."""
+    with (files("gtpo_verl.paper") / "table1.csv").open(encoding="utf-8") as file:
+        table = pd.read_csv(file, index_col=["model", "training_set", "method"])
+    return table.rename(index=str.lower)
 
 
-def paper_row(label: Label) -> Mapping[str, float]:
+def paper_row(label: Label) -> dict[str, float]:
     """The paper's Table 1 row of a run, as printed: {"AIME 2024 pass@1": percent, ...}; empty if it has none."""
     model = _PAPER_MODELS.get(re.sub(r"[^a-z0-9]", "", label.model.lower()), "")
-    return _paper_table().get((model, label.training_set.lower(), label.method.lower()), {})
+    key = (model, label.training_set.lower(), label.method.lower())
+    paper = _paper_table()
+    return paper.loc[key].to_dict() if key in paper.index else {}
 
 
-@dataclass(frozen=True)
-class Table:
-    """The layout of the paper's Table 1: ``columns`` are (data set, metric, k), ``rows`` (labels, cells)."""
+def table(records: Sequence[Record]) -> pd.DataFrame:
+    """Lay the records out as the paper's Table 1: a row per figure of a run, the paper's first where it has one.
 
-    columns: list[tuple[str, str, int]]
-    rows: list[tuple[tuple[str, str, str, str], list[str]]]
-
-    HEAD = ("Model", "Dataset", "Method", "")
-
-    def markdown(self) -> str:
-        head, previous = list(self.HEAD), None
-        for data_set, metric, k in self.columns:
-            head.append(f"@{k}" if previous == (data_set, metric) else f"{data_set} {metric}@{k}".strip())
-            previous = (data_set, metric)
-        lines = [head, ["---"] * 4 + ["---:"] * len(self.columns)]
-        lines += [[*labels, *cells] for labels, cells in self.rows]
-        return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
-
-    def csv(self) -> str:
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow([*self.HEAD[:3], "Source", *(f"{d} {m}@{k}".strip() for d, m, k in self.columns)])
-        writer.writerows([*labels, *cells] for labels, cells in self.rows)
-        return out.getvalue()
-
-    def latex(self) -> str:
-        """A booktabs tabular; needs ``\\usepackage{booktabs}``."""
-        data_sets = [data_set for data_set, _, _ in self.columns]
-        metrics = [(data_set, metric) for data_set, metric, _ in self.columns]
-        names = {"pass": r"Pass@$k$ (\%)", "maj": r"Maj@$k$ (\%)"}
-        lines = [
-            rf"\begin{{tabular}}{{llll{'r' * len(self.columns)}}}",
-            r"\toprule",
-            " & & & & " + _spans([(_tex(d), n) for d, n in _runs(data_sets)]) + r" \\",
-            " & & & & " + _spans([(names[m], n) for (_, m), n in _runs(metrics)]) + r" \\",
-            " & ".join([*self.HEAD, *(str(k) for _, _, k in self.columns)]) + r" \\",
-            r"\midrule",
-        ]
-        lines += [" & ".join(_tex(cell) for cell in (*labels, *cells)) + r" \\" for labels, cells in self.rows]
-        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
-
-
-def table(records: Sequence[Record]) -> Table:
-    """Lay the records out as the paper's Table 1, the paper's own row first where it has one.
-
-    The paper's benchmarks get the paper's columns; any other data set gets every k, maj@k from k = 2 on.
+    The columns are (data set, metric, k). The paper's benchmarks get the paper's; any other data set gets every k,
+    maj@k from k = 2 on.
     """
-    columns: list[tuple[str, str, int]] = []
-    paper_columns = next(iter(_paper_table().values()))
-    benchmarks = list(dict.fromkeys(column.rsplit(" ", 1)[0] for column in paper_columns))
+    benchmarks = list(dict.fromkeys(column.rsplit(" ", 1)[0] for column in _paper_table()))
+
+    def is_shown(record: Record) -> bool:
+        if record.data_set in benchmarks:
+            return f"{record.data_set} {record.metric}@{record.k}" in _paper_table()
+        return record.metric == "pass" or record.k > 1
+
+    def place(column: tuple[str, str, int]) -> tuple[int, int, bool, int]:
+        data_set, metric, k = column
+        order = benchmarks.index(data_set) if data_set in benchmarks else -1
+        return order, data_sets.index(data_set), metric == "maj", k
+
     data_sets = list(dict.fromkeys(record.data_set for record in records))
-    data_sets.sort(key=lambda name: benchmarks.index(name) if name in benchmarks else -1)
-    for data_set in data_sets:
-        for metric in ("pass", "maj"):
-            for k in sorted({r.k for r in records if (r.data_set, r.metric) == (data_set, metric)}):
-                if data_set in benchmarks:
-                    wanted = f"{data_set} {metric}@{k}" in paper_columns
-                else:
-                    wanted = metric == "pass" or k > 1
-                if wanted:
-                    columns.append((data_set, metric, k))
-
-    rows: list[tuple[tuple[str, str, str, str], list[str]]] = []
+    columns = sorted({(r.data_set, r.metric, r.k) for r in records if is_shown(r)}, key=place)
+    rows: dict[tuple[str, ...], dict[tuple[str, str, int], str]] = {}
     for label in dict.fromkeys((r.model, r.training_set, r.method) for r in records):
-        cells = {(r.data_set, r.metric, r.k): r for r in records if (r.model, r.training_set, r.method) == label}
-        mine = [cells.get(column) for column in columns]
-        if any(record and record.paper is not None for record in mine):
-            rows.append(((*label, "paper"), [_cell(r, "paper") for r in mine]))
-        rows.append(((*label, "ours, one draw"), [_cell(r, "draw") for r in mine]))
-        rows.append(((*label, "ours, unbiased"), [_cell(r, "estimate") for r in mine]))
-        rows.append(((*label, "95% interval"), [f"{r.low:.1f}–{r.high:.1f}" if r else "" for r in mine]))
-    return Table(columns, rows)
+        mine = [r for r in records if (r.model, r.training_set, r.method) == label and is_shown(r)]
+        figures: dict[str, Callable[[Record], str]] = {
+            "paper": lambda r: "" if r.paper is None else f"{r.paper:.1f}",
+            "ours, one draw": lambda r: f"{r.draw:.1f}",
+            "ours, unbiased": lambda r: f"{r.estimate:.1f}",
+            "95% interval": lambda r: f"{r.low:.1f}–{r.high:.1f}",
+        }
+        for source, figure in figures.items():
+            cells = {(r.data_set, r.metric, r.k): figure(r) for r in mine}
+            if any(cells.values()):
+                rows[(*label, source)] = cells
+    frame = pd.DataFrame.from_dict(rows, orient="index", columns=pd.MultiIndex.from_tuples(columns)).fillna("")
+    frame.index = pd.MultiIndex.from_tuples(rows, names=["Model", "Dataset", "Method", "Source"])
+    return frame
 
 
-def _cell(record: Record | None, figure: str) -> str:
-    value = getattr(record, figure, None)
-    return "" if value is None else f"{value:.1f}"
+def as_markdown(frame: pd.DataFrame) -> str:
+    """The table for a README; only the first column of a data set and metric is written out."""
+    head, previous = [*frame.index.names[:3], ""], None
+    for data_set, metric, k in frame.columns:
+        head.append(f"@{k}" if previous == (data_set, metric) else f"{data_set} {metric}@{k}".strip())
+        previous = (data_set, metric)
+    lines = [head, ["---"] * 4 + ["---:"] * len(frame.columns)]
+    lines += [[*labels, *cells] for labels, cells in zip(frame.index, frame.to_numpy(), strict=True)]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
 
 
-def _runs(values: Sequence[Any]) -> list[tuple[Any, int]]:
-    runs: list[tuple[Any, int]] = []
-    for value in values:
-        if runs and runs[-1][0] == value:
-            runs[-1] = (value, runs[-1][1] + 1)
-        else:
-            runs.append((value, 1))
-    return runs
+def as_csv(frame: pd.DataFrame) -> str:
+    """The table with one line of column names, such as `AIME 2024 pass@1`."""
+    return frame.set_axis([f"{d} {m}@{k}".strip() for d, m, k in frame.columns], axis=1).to_csv(lineterminator="\n")
 
 
-def _spans(cells: Sequence[tuple[str, int]]) -> str:
-    return " & ".join(rf"\multicolumn{{{n}}}{{c}}{{{text}}}" for text, n in cells)
-
-
-def _tex(text: str) -> str:
-    return re.sub(r"([%&_#$])", r"\\\1", text).replace("–", "--")
+def as_latex(frame: pd.DataFrame) -> str:
+    """A booktabs tabular; needs `\\usepackage{booktabs}`."""
+    names = {"pass": "Pass@k (%)", "maj": "Maj@k (%)"}
+    rows = frame.rename(columns=names, level=1).reset_index(names=[*frame.index.names[:3], ""], col_level=2)
+    return rows.to_latex(
+        index=False, escape=True, multicolumn_format="c", column_format="llll" + "r" * len(frame.columns)
+    )

@@ -9,7 +9,7 @@ GTPO. After a resume the first steps count as healthy.
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
@@ -49,70 +49,97 @@ class Trend:
 
 
 class Sign(NamedTuple):
-    """A sign of collapse: the metrics it needs, when it shows, and what to try."""
+    """A sign of collapse: it shows where `measure` of its metrics' trends exceeds `limit`.
+
+    Args:
+        metrics: names of the metrics, in the order of `measure`'s arguments.
+        measure: how far it has gone; 0 where it cannot show.
+        limit (float): `scripts/calibrate_watch.py` says how limits fare on stored runs.
+        meaning (str): what has happened.
+        remedy (str): what to try.
+    """
 
     metrics: tuple[str, ...]
-    shows: Callable[..., bool]
+    measure: Callable[..., float]
+    limit: float
     meaning: str
     remedy: str
+
+    def value(self, trends: Mapping[str, Trend]) -> float:
+        """The measure, 0 as long as a metric has no trend."""
+        mine = [trends[name] for name in self.metrics]
+        return 0.0 if any(trend.first is None for trend in mine) else self.measure(*mine)
+
+
+def share_lost(trend: Trend) -> float:
+    """How much of its best a metric has lost, from 0 to 1; 0 for one that was never above 0."""
+    return 1 - trend.now / trend.best if trend.best > 0 else 0.0
 
 
 _LOWER_LR = "lower the learning rate, go back to an earlier checkpoint"
 _PROTECT_END = "reward the whole format and the end of sequence, or use GTPO, whose backward mask protects the end"
-_FALLEN, _LOST = 0.5, 0.2
 
 SIGNS = (
     Sign(
         ("actor/entropy",),
-        lambda entropy: entropy.now > max(LN2, 2 * entropy.first),
+        lambda entropy: entropy.now / max(LN2 / 2, entropy.first),
+        2,
         "the policy drifts towards noise",
         f"{_LOWER_LR}; GTPO filters and penalises such completions (completion_filter=always, entropy_coeff)",
     ),
     Sign(
         ("critic/score/mean",),
-        lambda score: 0 < score.best and score.now < _FALLEN * score.best,
+        share_lost,
+        0.5,
         "the reward fell below half of its best",
         _LOWER_LR,
     ),
     Sign(
         ("reward/format/mean",),
-        lambda form: 0 < form.best and form.now < _FALLEN * form.best,
+        share_lost,
+        0.5,
         "completions lose their format",
         f"{_LOWER_LR}; GTPO protects the tokens that good and bad completions share",
     ),
     Sign(
         ("reward/format/mean", "reward/acc/mean"),
-        lambda form, acc: acc.best > 0.1 and acc.now < _FALLEN * acc.best and form.now > 0.9 * form.best,
+        lambda form, acc: share_lost(acc) if acc.best > 0.1 and form.now > 0.9 * form.best else 0,
+        0.5,
         "accuracy is lost while the format stays, which entropy and reward hide",
         f"{_LOWER_LR}; under GTPO lower algorithm.gtpo.entropy_coeff",
     ),
     Sign(
         ("completion/eos_rate",),
-        lambda eos: eos.now < eos.best - _LOST,
+        lambda eos: eos.best - eos.now,
+        0.1,
         "completions lose their end",
         _PROTECT_END,
     ),
     Sign(
         ("reward/strict/mean",),
-        lambda strict: strict.now < strict.best - _LOST,
+        lambda strict: strict.best - strict.now,
+        0.1,
         "text stands beside the answer, which the format reward does not see",
         _PROTECT_END,
     ),
     Sign(
         ("response_length/mean", "response_length/limit"),
-        lambda length, limit: length.now > 0.9 * limit.now and length.first < 0.7 * limit.now,
+        lambda length, limit: length.now / limit.now if length.first < 0.7 * limit.now else 0,
+        0.9,
         "completions grow to the limit",
         f"raise data.max_response_length if they are sound; else {_LOWER_LR}",
     ),
     Sign(
         ("gtpo/filter/dropped_frac",),
-        lambda dropped: dropped.now > 0.5,
+        lambda dropped: dropped.now,
+        0.5,
         "more than half of the completions are filtered out",
         f"{_LOWER_LR}; if they are sound, raise algorithm.gtpo.entropy_threshold",
     ),
     Sign(
         ("gtpo/group/zero_std_frac", "critic/score/mean"),
-        lambda alike, score: alike.now > 0.95 and score.now < 0.9 * score.best,
+        lambda alike, score: alike.now if score.now < 0.9 * score.best else 0,
+        0.95,
         "nearly all groups have equal rewards, below the best: there is nothing to learn from",
         f"{_LOWER_LR}; take other prompts (algorithm.filter_groups), or more completions per prompt",
     ),
@@ -125,12 +152,14 @@ class CollapseWatch:
     Args:
         max_response_length (int): the limit of a completion, in tokens.
         prompts_per_step (int): `data.train_batch_size`.
+        signs: what to look for.
     """
 
-    def __init__(self, max_response_length: int, prompts_per_step: int):
+    def __init__(self, max_response_length: int, prompts_per_step: int, signs: Sequence[Sign] = SIGNS):
+        self._signs = signs
         self._limit = max_response_length
         self._window = max(WINDOW, math.ceil(PROMPTS / prompts_per_step))
-        self._trends = {name: Trend(self._window) for sign in SIGNS for name in sign.metrics}
+        self._trends = {name: Trend(self._window) for sign in signs for name in sign.metrics}
         self._named: set[Sign] = set()
         self._not_finite: set[str] = set()
 
@@ -144,13 +173,14 @@ class CollapseWatch:
             elif value is not None and name not in self._not_finite:
                 self._not_finite.add(name)
                 said.append(f"{name} is {value}. Try: {_LOWER_LR}, look at the first batch with such a value")
-        found = [sign for sign in SIGNS if sign not in self._named and self._shows(sign)]
+        values = self.values()
+        found = [sign for sign in self._signs if sign not in self._named and values[sign] > sign.limit]
         self._named.update(found)
         return said + [self._sentence(sign) for sign in found]
 
-    def _shows(self, sign: Sign) -> bool:
-        trends = [self._trends[name] for name in sign.metrics]
-        return all(trend.first is not None for trend in trends) and sign.shows(*trends)
+    def values(self) -> dict[Sign, float]:
+        """Where each sign's measure stands."""
+        return {sign: sign.value(self._trends) for sign in self._signs}
 
     def _sentence(self, sign: Sign) -> str:
         trends = ((name, self._trends[name]) for name in sign.metrics if name != "response_length/limit")

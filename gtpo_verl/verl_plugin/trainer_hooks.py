@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import verl
 
+from gtpo_verl.metrics import compute_log_prob_metrics
 from gtpo_verl.verl_plugin import batch_fields, one_run_per_cluster, preflight, registration, weight_transfer
 from gtpo_verl.verl_plugin.collapse import TrainerWatch
 from gtpo_verl.verl_plugin.estimator import Step, check_log_probs, current_step
@@ -106,6 +107,10 @@ def compute_advantage(proceed: Callable, instance: None, *, data: Any) -> Any:
         data = proceed()
     finally:
         step.fields = None  # they serve once
+    if fields and step.result and "old_log_probs" in data.batch.keys():
+        of_sessions = slice(None) if len(fields.final) == len(data) else fields.final
+        old_log_probs = data.batch["old_log_probs"][of_sessions]
+        step.metrics |= compute_log_prob_metrics(old_log_probs, step.result.group_advantages, step.result.completions)
     if fields and step.dump:
         start = time.perf_counter()
         _dump(step, fields, data)

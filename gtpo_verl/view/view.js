@@ -4,6 +4,7 @@
 const CHUNK = 256; // tokens drawn and erased together
 const FOLD = { above: 400, head: 160, tail: 80 }; // longer completions show their two ends
 const HEAT_NATS = 2;
+const HEAT_RATIO = Math.log(2);
 const PARTNERS_SHOWN = 5;
 const CONTEXT = 6;
 
@@ -141,6 +142,12 @@ class Completion {
     return (this.A - run.gtpo.entropy_coeff * this.entropy) * this.lambda[t];
   }
 
+  /** How much more probable the trainer holds a token than the inference engine did, as a logarithm; null: not known. */
+  logRatio(t) {
+    const trainer = this.token_logprob?.[t], inference = this.token_inference?.[t];
+    return (trainer ?? null) === null || (inference ?? null) === null ? null : (trainer - inference) / 1000;
+  }
+
   /** Completions of opposite sign with the same token at the same place: [{completion, t, fromEnd}]. */
   partners(t) {
     const rank = this.rank[t], found = [];
@@ -238,6 +245,10 @@ function paint(span, completion, t) {
     const advantage = completion.advantage(t);
     span.style.setProperty("--up-share", `${80 * Math.abs(advantage) / groups[state.group].top}%`);
     span.classList.toggle("falls", advantage < 0);
+  } else if (state.colour === "ratio") {
+    const ratio = completion.logRatio(t) ?? 0;
+    span.style.setProperty("--up-share", `${Math.min(80, 80 * Math.abs(ratio) / HEAT_RATIO)}%`);
+    span.classList.toggle("falls", ratio < 0);
   }
 }
 
@@ -292,8 +303,10 @@ class Row {
       make("span", {}, `reward ${amount(c.reward)}`),
       make("span", { className: c.A > 0 ? "up" : c.A < 0 ? "down" : "", title: "advantage over the group's average" },
         `A ${signed(c.A)}`),
-      make("span", { title: "mean entropy, nats per token" }, `entropy ${number(c.entropy)}`),
-      make("span", { className: `badge ${c.kept ? "" : "dropped"}` }, verdict),
+      run.rollouts
+        ? make("span", { className: "badge", title: "verl's rollout files do not say whether a completion ended by itself" }, "end unknown")
+        : make("span", { title: "mean entropy, nats per token" }, `entropy ${number(c.entropy)}`),
+      ...(run.rollouts ? [] : [make("span", { className: `badge ${c.kept ? "" : "dropped"}` }, verdict)]),
       make("span", {}, count(c.length, "token")),
       ...["protected", "doubled"].filter((fate) => fates[fate]).map((fate) => make("span", {}, `${fates[fate]} ${fate}`)),
     );
@@ -367,7 +380,7 @@ function describe() {
   }
   const all = groups.flatMap((group) => group.completions), dropped = all.filter((c) => !c.kept).length;
   const tokens = rows.reduce((sum, row) => sum + row.completion.length, 0);
-  const filter = state.filter
+  const filter = run.rollouts ? "" : state.filter
     ? `The filter ${applied ? "takes" : "would take"} ${dropped} of the ${count(all.length, "completion")} of this step.`
     : "The filter is off.";
   $("summary").textContent = `This group: ${count(rows.length, "completion")}, ${count(tokens, "token")}, ` +
@@ -378,7 +391,11 @@ function describe() {
   $("filter").checked = state.filter;
   $("unfold").setAttribute("aria-pressed", state.unfold);
   const top = groups[state.group].top;
-  const ends = { entropy: ["0", `${HEAT_NATS} nats and more`], advantage: [number(-top), signed(top)] }[state.colour];
+  const ends = {
+    entropy: ["0", `${HEAT_NATS} nats and more`],
+    advantage: [number(-top), signed(top)],
+    ratio: ["trainer's probability half the inference engine's", "twice"],
+  }[state.colour];
   $("scale").hidden = !ends;
   if (ends) $("scale").replaceChildren(`${ends[0]} `, make("span", { className: `ramp ${state.colour}` }), ` ${ends[1]}`);
   describeFrequent(all);
@@ -431,12 +448,19 @@ const rowFor = (completion) => rows.find((row) => row.completion === completion)
 function tokenDetails(c, t, conflicts) {
   const id = c.ids[t], piece = run.pieces[id];
   const title = make("h3", {}, drawText(make("span", { className: `text token ${c.fate(t)}` }), c.words[t]), ` of ${c.name}`);
-  const logprob = c.token_logprob[t];
+  const probability = (logprob) => (logprob === null ? "0" : `${number(100 * Math.exp(logprob / 1000), 1)} %`);
+  const ratio = c.logRatio(t);
   const facts = [
     ["advantage", signed(c.advantage(t))],
     ["λ", amount(c.lambda[t])],
-    ["entropy", c.token_entropy[t] === null ? "not finite" : `${number(c.token_entropy[t] / 1000, 3)} nats`],
-    ["probability", logprob === null ? "0" : `${number(100 * Math.exp(logprob / 1000), 1)} %`],
+    ...(run.rollouts ? [] : [
+      ["entropy", c.token_entropy[t] === null ? "not finite" : `${number(c.token_entropy[t] / 1000, 3)} nats`],
+      ["probability", probability(c.token_logprob[t])],
+    ]),
+    ...(c.token_inference ? [
+      ["… at inference", probability(c.token_inference[t])],
+      ["ratio of both", ratio === null ? "not finite" : number(Math.exp(ratio), 3)],
+    ] : []),
     ["place", c.rank[t] < 0 ? "–" : `${c.rank[t] + 1} from the start, ${c.owned.length - c.rank[t]} from the end`],
     ["token id", String(id)],
   ];
@@ -572,7 +596,7 @@ function drawStrip() {
       const height = (100 * share(step, fate)) / top;
       bar.append(svg("rect", { class: fate, x: at + 0.1, y: (y -= height), width: 0.8, height }));
     }
-    bar.addEventListener("click", () => goToStep(at));
+    bar.addEventListener("click", () => chooseStep(at));
     strip.append(bar);
   });
   const points = rewards.map((reward, at) => `${at + 0.5},${95 - (90 * (reward - low)) / (high - low || 1)}`);
@@ -592,9 +616,15 @@ function goToStep(at) {
   drawGroup();
 }
 
+/** Go to a step and keep it in the address, so that the page opens there again when it is loaded anew. */
+function chooseStep(at) {
+  history.replaceState(null, "", `#${run.steps[at].step}`);
+  goToStep(at);
+}
+
 // ---------------------------------------------------------------- controls
 
-$("step").addEventListener("input", (event) => goToStep(Number(event.target.value)));
+$("step").addEventListener("input", (event) => chooseStep(Number(event.target.value)));
 $("group").addEventListener("change", (event) => { state.group = Number(event.target.value); drawGroup(); });
 $("order").addEventListener("change", (event) => { state.order = event.target.value; drawGroup(); });
 $("colour").addEventListener("change", (event) => { state.colour = event.target.value; repaint(); });
@@ -610,11 +640,18 @@ $("controls").addEventListener("submit", (event) => event.preventDefault());
 // ---------------------------------------------------------------- start
 
 const filterWords = run.filter_active ? "on" : "off";
-$("run").textContent = `${run.source}: ${run.adv_estimator}, ${count(run.steps.length, "step")}. ` +
-  `Filter ${filterWords}: completion_filter=${run.gtpo.completion_filter}, initial entropy ` +
+$("run").textContent = `${run.source}: ${run.rollouts ? "verl's rollout files" : run.adv_estimator}, ` +
+  `${count(run.steps.length, "step")}. ` + (run.rollouts ? "" : `Filter ${filterWords}: completion_filter=${run.gtpo.completion_filter}, initial entropy ` +
   `${run.initial_entropy === null ? "unknown" : number(run.initial_entropy, 3)}, threshold ` +
-  `${number(run.gtpo.entropy_threshold, 3)} nats per token.`;
-if (!applied) {
+  `${number(run.gtpo.entropy_threshold, 3)} nats per token.`);
+if (run.follow) $("run").append(" Load the page again for newer steps.");
+if (run.rollouts) {
+  $("notice").hidden = false;
+  $("notice").textContent = "These are the rollout files of verl: text, which is tokenised anew here. Ends are unknown: verl leaves " +
+    "out special tokens, so a completion that was cut off looks like one that ended by itself. A token may not be the " +
+    "one that was sampled, and text that a tool wrote looks like the model's. The colours show what GTPO would do " +
+    "with its default settings, without its filter; A is GRPO's, from the scores.";
+} else if (!applied) {
   $("notice").hidden = false;
   $("notice").textContent = `This run trains with ${run.adv_estimator}, not with GTPO. The colours show what GTPO would do ` +
     "to these tokens: the protected and doubled ones are those that this run pushes both ways. Advantages are the run's own.";
@@ -622,7 +659,10 @@ if (!applied) {
 for (const element of document.querySelectorAll("[data-lambda]")) {
   element.textContent = amount(run.gtpo[`conflict_weight_${element.dataset.lambda}`]);
 }
+if (run.rollouts) for (const element of document.querySelectorAll(".needs-entropy")) element.hidden = true;
+if (!run.has_inference) for (const element of document.querySelectorAll(".needs-inference")) element.hidden = true;
 $("threshold").max = Math.max(1.5 * run.gtpo.entropy_threshold, 1.05 * run.max_entropy);
 if (window.matchMedia("(max-width: 60rem)").matches) $("guide").open = $("frequent").open = false;
 drawStrip();
-goToStep(0);
+const wanted = run.steps.findIndex(({ step }) => `#${step}` === location.hash);
+goToStep(wanted >= 0 ? wanted : run.follow ? run.steps.length - 1 : 0);

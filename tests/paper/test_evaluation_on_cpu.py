@@ -24,7 +24,7 @@ from gtpo_verl.paper.pass_at_k import (
     majority_of_draw,
     pass_at_k,
 )
-from gtpo_verl.paper.table1 import Label, evaluate, table
+from gtpo_verl.paper.table1 import Label, as_csv, as_latex, as_markdown, evaluate, table
 from gtpo_verl.paper.validation_dumps import Question, benchmark_name, number_answers, read_dump
 
 GTPO = Label("Qwen", "GSM8K", "GTPO")
@@ -347,11 +347,10 @@ def test_without_pred_there_is_no_vote_and_a_message_says_why(capsys):
 
 
 def test_the_papers_table_is_whole_and_as_printed():
-    rows = table1._paper_table()
-    assert len(rows) == 12
+    rows = table1._paper_table().T
+    assert rows.shape == (20, 12)
     off_grid = []
     for key, row in rows.items():
-        assert len(row) == 20
         for column, value in row.items():
             questions = 40 if column.startswith("AMC") else 30
             if abs(round(value * questions / 100) * 100 / questions - value) > 0.051:
@@ -359,9 +358,9 @@ def test_the_papers_table_is_whole_and_as_printed():
         for benchmark in ("AIME 2024", "AIME 2025", "AMC 2023"):
             curve = [row[f"{benchmark} pass@{k}"] for k in (1, 8, 16, 32, 64)]
             assert curve == sorted(curve), (key, benchmark)
-    assert off_grid == [("Qwen", "gsm8k", "gtpo", "AIME 2024 pass@1", 3.0)]
-    assert rows["Qwen", "math", "gtpo"]["AMC 2023 maj@4"] == 52.5
-    assert rows["LLaMA", "gsm8k", "sft"]["AMC 2023 maj@64"] == 17.5
+    assert off_grid == [("qwen", "gsm8k", "gtpo", "AIME 2024 pass@1", 3.0)]
+    assert rows["qwen", "math", "gtpo"]["AMC 2023 maj@4"] == 52.5
+    assert rows["llama", "gsm8k", "sft"]["AMC 2023 maj@64"] == 17.5
 
 
 @pytest.mark.parametrize("model", ["Qwen", "qwen2.5-3B-Instruct", "Qwen2.5-3B"])
@@ -388,8 +387,8 @@ def records():
 def test_the_table_has_the_papers_columns_and_its_row_beside_ours(records):
     layout = table(records)
     amc = [("AMC 2023", "pass", k) for k in (1, 8, 16, 32, 64)] + [("AMC 2023", "maj", k) for k in (4, 8, 16, 32, 64)]
-    assert layout.columns == [("AIME 2024", "pass", k) for k in (1, 8, 16, 32, 64)] + amc
-    assert [labels[0] + " " + labels[3] for labels, _ in layout.rows] == [
+    assert list(layout.columns) == [("AIME 2024", "pass", k) for k in (1, 8, 16, 32, 64)] + amc
+    assert [labels[0] + " " + labels[3] for labels in layout.index] == [
         "Qwen paper",
         "Qwen ours, one draw",
         "Qwen ours, unbiased",
@@ -398,17 +397,17 @@ def test_the_table_has_the_papers_columns_and_its_row_beside_ours(records):
         "Qwen2.5-0.5B ours, unbiased",
         "Qwen2.5-0.5B 95% interval",
     ]
-    paper, draw, unbiased, interval = (cells for _, cells in layout.rows[:4])
+    paper, draw, unbiased, interval = layout.to_numpy()[:4].tolist()
     assert paper == "3.0 13.3 16.7 16.7 26.7 37.5 65.0 70.0 85.0 95.0 40.0 42.5 47.5 50.0 45.0".split()
     assert draw[:2] == ["50.0", "50.0"]
     assert unbiased[0] == "25.0"
     assert interval[0] == "0.0–50.0"
-    assert layout.rows[4][1][5:] == [""] * 10
+    assert layout.iloc[4, 5:].tolist() == [""] * 10
 
 
 def test_markdown_csv_and_latex_hold_the_same_cells(records):
     layout = table(records)
-    markdown, comma, latex = layout.markdown(), layout.csv(), layout.latex()
+    markdown, comma, latex = as_markdown(layout), as_csv(layout), as_latex(layout)
     assert "AIME 2024 pass@1 | @8 | @16 | @32 | @64 | AMC 2023 pass@1 |" in markdown
     assert {line.count("|") for line in markdown.splitlines()} == {4 + 15 + 1}
     header, first = comma.splitlines()[:2]
@@ -426,7 +425,7 @@ def test_markdown_csv_and_latex_hold_the_same_cells(records):
 def test_a_data_set_outside_the_papers_table_gets_every_k(capsys):
     layout = table(evaluate(GTPO, "openai/gsm8k", [question("1100", "44ab")], ks=[1, 2, 4], resamples=10))
     assert [(m, k) for _, m, k in layout.columns] == [("pass", 1), ("pass", 2), ("pass", 4), ("maj", 2), ("maj", 4)]
-    assert [labels[3] for labels, _ in layout.rows] == ["ours, one draw", "ours, unbiased", "95% interval"]
+    assert [labels[3] for labels in layout.index] == ["ours, one draw", "ours, unbiased", "95% interval"]
 
 
 # --- command line ----------------------------------------------------------------------------------------------------

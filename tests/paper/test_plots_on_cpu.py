@@ -1,8 +1,9 @@
 """The figures: what they read, what they average, what they say on their axes."""
 
-import itertools
 import json
 import math
+from collections import Counter
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -14,13 +15,14 @@ from gtpo_verl.paper import plots
 from gtpo_verl.paper.plots import (
     LN2,
     OVERVIEW,
-    evaluation_figure,
     moving_average,
     plot_training,
     read_run,
     read_runs,
+    token_figure,
     training_figure,
 )
+from gtpo_verl.view.token_counts import TokenCounts
 
 
 def metrics(step: int, seed: int = 0) -> dict[str, float]:
@@ -267,16 +269,6 @@ def test_gtpos_own_entropy_stands_in_for_a_missing_actor_entropy(tmp_path):
     assert list(line.get_ydata()) == [0.25, 0.5]
 
 
-def test_a_negative_kl_estimate_is_shown_and_everything_else_starts_at_zero(tmp_path):
-    path = tmp_path / "run.jsonl"
-    path.write_text(
-        "".join(f'{{"step": {s}, "actor/kl_loss": {v}, "actor/entropy": 5}}\n' for s, v in [(1, -2), (2, 4)])
-    )
-    figure = training_figure({"GRPO": [read_run(path)]}, [[plots.KL, plots.ENTROPY]], window=1)
-    assert figure.axes[0].get_ylim()[0] < -2
-    assert -0.2 < figure.axes[1].get_ylim()[0] <= 0
-
-
 def test_a_run_of_one_step_is_a_visible_point(tmp_path):
     figure = training_figure({"GTPO": [read_run(write_run(tmp_path / "run.jsonl", steps=1))]})
     assert lines(figure.axes[0], MEAN)[0].get_marker() == "o"
@@ -308,67 +300,41 @@ def test_a_name_with_a_dot_keeps_its_whole_name(tmp_path, runs):
     assert [path.name for path in written] == ["lr1e-4_beta0.95.png", "lr1e-4_beta0.95.svg"]
 
 
-# --- over k ----------------------------------------------------------------------------------------------------------
+# --- tokens ----------------------------------------------------------------------------------------------------------
 
 
-def record(method, data_set, metric, k, estimate):
-    run = {"model": "Qwen", "training_set": "MATH", "method": method, "data_set": data_set}
-    return run | {"metric": metric, "k": k, "estimate": estimate, "low": estimate - 5, "high": estimate + 5}
-
-
-def test_pass_and_majority_are_drawn_over_k_with_their_intervals():
-    columns = itertools.product(("GRPO", "GTPO"), ("AIME 2024", "AMC 2023"), ("pass", "maj"), (64, 1, 8))
-    cells = [(*column, 10.0 + column[-1]) for column in columns]
-    figure = evaluation_figure([record(*cell) for cell in cells], title="Out of distribution")
-    said = texts(figure)
-    for words in (
-        "AIME 2024 pass@k",
-        "AMC 2023 maj@k",
-        "% of questions",
-        "k (completions)",
-        "95% bootstrap interval",
-        "GTPO",
-    ):
-        assert words in said
-    assert "MATH" not in said
-    ax = figure.axes[0]
-    assert [list(line.get_xdata()) for line in ax.get_lines()] == [[1, 8, 64]] * 2
-    assert list(ax.get_lines()[0].get_ydata()) == [11.0, 18.0, 74.0]
-    assert len(ax.collections) == 2
-    figure.draw_without_rendering()
-    assert [label.get_text() for label in figure.axes[-1].get_xticklabels()] == ["1", "8", "64"]
-
-
-def test_a_data_set_without_votes_leaves_its_axes_empty():
-    cells = [
-        ("GTPO", "AIME 2024", "pass", 1, 10.0),
-        ("GTPO", "AMC 2023", "pass", 1, 9.0),
-        ("GTPO", "AMC 2023", "maj", 1, 9.0),
-    ]
-    figure = evaluation_figure([record(*cell) for cell in cells])
-    figure.draw_without_rendering()
-    assert [ax.get_title() for ax in figure.axes if ax.lines[0].get_xdata().size == 0] == ["AIME 2024 maj@k"]
-
-
-def test_an_evaluation_without_records_is_refused():
-    with pytest.raises(ValueError, match="no records"):
-        evaluation_figure([])
+def test_the_token_figure_shows_shares_and_spells_what_cannot_be_seen():
+    pieces = {1: "</answer>", 2: "\n", 3: [0xE2], 4: "$x_{y}$", 5: "\u202e日"}
+    counts = TokenCounts(
+        3, False, Counter({i: 10 for i in pieces}), Counter({1: 6, 2: 3, 5: 1}), Counter({3: 1, 4: 3}), pieces
+    )
+    figure = token_figure(counts)
+    left, right = figure.axes
+    assert [label.get_text() for label in left.get_yticklabels()] == ["</answer>", "↵", "⟨U+202E⟩⟨U+65E5⟩"]
+    assert [label.get_text() for label in right.get_yticklabels()] == ["$x_{y}$", "⟨E2⟩"]
+    assert [bar.get_width() for bar in left.patches] == [60, 30, 10]
+    assert [text.get_text() for text in left.texts] == ["60%", "30%", "10%"]
+    assert "Protected: 10 tokens" in texts(figure) and "3 steps, 50 tokens" in figure.get_supxlabel()
+    assert "GTPO would have" in figure.get_suptitle()
+    figure.draw_without_rendering()  # $ starts no formula
 
 
 # --- command line ----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_the_figures_that_the_runs_have_data_for(tmp_path, capsys):
+def test_the_command_writes_the_overview(tmp_path, capsys):
     for seed in range(2):
         write_run(tmp_path / f"run{seed}.jsonl", seed=seed)
-    evaluation = tmp_path / "evaluation.json"
-    evaluation.write_text(json.dumps({"records": [record("GTPO", "AIME 2024", "pass", 1, 10.0)]}))
-    arguments = [f"GTPO={tmp_path}/run*.jsonl", "--evaluation", str(evaluation), "--out", str(tmp_path / "figures")]
-    assert main(["plot", *arguments]) == 0
-    names = {path.name for path in (tmp_path / "figures").iterdir()}
-    stems = ("training", "rewards", "entropy", "conflict", "evaluation")
-    assert names == {f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")}
-    assert "no kl figure: no run logged actor/kl_loss" in capsys.readouterr().err
+    assert main(["plot", f"GTPO={tmp_path}/run*.jsonl", "--out", str(tmp_path / "figures")]) == 0
+    written = sorted((tmp_path / "figures").iterdir())
+    assert [path.name for path in written] == ["training.png", "training.svg"]
+    assert capsys.readouterr().out.split() == [str(path) for path in written]
+
+
+def test_the_command_draws_the_tokens_of_a_dump(tmp_path):
+    demo = files("gtpo_verl.view") / "demo"
+    assert main(["plot", "--tokens", str(demo), "--tokenizer", str(demo), "--out", str(tmp_path)]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"tokens.png", "tokens.svg"}
 
 
 @pytest.mark.parametrize(
@@ -376,13 +342,12 @@ def test_the_command_writes_the_figures_that_the_runs_have_data_for(tmp_path, ca
     [
         ([], "name a RUN"),
         (["missing.jsonl"], "no run matches"),
-        (["--evaluation", "package.json"], "package.json is no evaluation.json"),
+        (["--tokens", "."], "has no gtpo_dump.json"),
         (["x.jsonl", "--window", "0"], "--window must be at least 1, got 0"),
     ],
 )
 def test_the_command_ends_with_status_two_and_a_reason(tmp_path, arguments, message, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "package.json").write_text("{}")
     assert main(["plot", *arguments, "--out", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
 

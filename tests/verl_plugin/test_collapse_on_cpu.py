@@ -67,7 +67,8 @@ def test_a_healthy_run_and_a_metric_that_is_not_logged_are_silent():
         ({"critic__score__mean": 7.51}, {"critic__score__mean": 7.49}),
         ({"reward__format__mean": 4.76}, {"reward__format__mean": 4.74}),
         ({"reward__acc__mean": 0.351}, {"reward__acc__mean": 0.349}),
-        ({"completion__eos_rate": 0.801}, {"completion__eos_rate": 0.799}),
+        ({"completion__eos_rate": 0.901}, {"completion__eos_rate": 0.899}),
+        ({"reward__strict__mean": 0.851}, {"reward__strict__mean": 0.849}),
         ({"response_length__mean": 57.5}, {"response_length__mean": 57.7}),
         ({"gtpo__filter__dropped_frac": 0.5}, {"gtpo__filter__dropped_frac": 0.501}),
         (
@@ -95,7 +96,7 @@ def test_a_run_that_begins_so_has_not_collapsed():
 
 def test_one_bad_step_is_no_collapse():
     records = run()
-    records[25] |= {"reward/acc/mean": 0.0, "critic/score/mean": 0.0, "completion/eos_rate": 0.0}
+    records[25] |= {"reward/acc/mean": 0.0, "critic/score/mean": 0.0, "completion/eos_rate": 0.1}
     assert alarms(records, 64, 8) == []
 
 
@@ -126,12 +127,12 @@ SICK = {
     "parts/letter_counting-double-seed1": [BESIDE],
     "parts/letter_counting-entropy-seed1": [BESIDE, LOST_END],
     "parts/letter_counting-forward-seed1": [BESIDE, LOST_END, GROWN],
-    "parts/letter_counting-grpo_coin-seed1": [BESIDE, LOST_FORMAT],
+    "parts/letter_counting-grpo_coin-seed1": [BESIDE, LOST_FORMAT, LOST_END],
     "rates/arithmetic-grpo-lr0.0001-seed1": [BESIDE, LOST_END],
     "rates/arithmetic-grpo-lr0.0003-seed1": [BESIDE, LOST_END, LOST_ACCURACY, GROWN],
-    "rates/arithmetic-grpo-lr0.001-seed1": [HALVED, LOST_FORMAT],
+    "rates/arithmetic-grpo-lr0.001-seed1": [HALVED, LOST_FORMAT, LOST_END, BESIDE],
     "rates/arithmetic-gtpo-lr0.0003-seed1": [LOST_ACCURACY],
-    "rates/arithmetic-gtpo-lr0.001-seed1": [LOST_END, HALVED, LOST_FORMAT, BESIDE, ALIKE],
+    "rates/arithmetic-gtpo-lr0.001-seed1": [LOST_END, BESIDE, HALVED, LOST_FORMAT, ALIKE],
 }
 """What ails the study's runs of one prompt a step, as their curves show it. docs/reliability.md says what is missed."""
 

@@ -87,6 +87,8 @@ def test_v1_trainer_gets_the_advantages_of_the_bare_function(trainer, rows, monk
     assert metrics["gtpo/group/size_min"] == 2
     assert metrics["gtpo/entropy/truncated"] == pytest.approx(rows["entropy"][5].mean().item())
     assert metrics["timing_s/gtpo"] > 0
+    of_positive = [rows["old_log_probs"][i].mean() for i in (0, 5)]
+    assert metrics["gtpo/log_prob/positive"] == pytest.approx(torch.stack(of_positive).mean().item())
 
 
 def test_completions_cut_off_by_the_models_context_count_as_truncated(trainer, rows, monkeypatch):

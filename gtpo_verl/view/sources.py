@@ -1,0 +1,247 @@
+"""What the token view reads: a token dump (`gtpo_verl.verl_plugin.token_dump`) or verl's own rollout files.
+
+Both become completions with the fields of a dump's line. verl's files, `N.jsonl` under `trainer.rollout_data_dir`, hold
+text without special tokens: it is tokenised anew, and nothing says how a completion ended, how unsure the model was, or
+which text a tool wrote. What GTPO (arXiv:2508.03772) would do is computed from their scores, with its default settings
+and without its filter. There `trajectory_entropy`, `entropy` and `trainer_logprobs` are None.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from gtpo_verl.advantage import compute_group_advantages, apply_gtpo
+from gtpo_verl.config import GTPOConfig
+from gtpo_verl.group import Completions
+from gtpo_verl.records import read_record
+from gtpo_verl.verl_plugin.token_dump import HEADER_NAME, SCHEMA_VERSION, STEP_FILES
+from gtpo_verl.view.tokens import load_tokenizer
+
+# What a completion of a dump must have, beside its uid.
+_NUMBERS = ("step", "reward", "group_advantage", "trajectory_entropy", "keep", "prefix_len", "suffix_len")
+_IDS = ("prompt_ids", "token_ids")
+_PER_TOKEN = ("response_mask", "loss_mask", "lambda", "advantages", "entropy", "trainer_logprobs")
+_INFERENCE = "inference_logprobs"  # only where verl has the log-probs of its inference engine
+
+# A page of about five million tokens is still opened by a browser in a moment.
+_DUMP_BYTES, _ROLLOUT_BYTES = 256 << 20, 24 << 20
+
+
+class NoStepYetError(ValueError):
+    """There is nothing to show, but a run may be about to write it."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where completions come from.
+
+    Args:
+        header: the settings of the run, as in `gtpo_dump.json`; `rollouts` is true for verl's own files.
+        tokenizer: of the run.
+        paths: a file per step, in the order of the steps.
+        size_limit (int): bytes of such files that make a page.
+        read: completions of one of these files.
+    """
+
+    header: dict[str, Any]
+    tokenizer: Any
+    paths: list[Path]
+    size_limit: int
+    read: Callable[[Path], list[dict[str, Any]]]
+
+
+def find_source(path: Path, tokenizer: str | None = None) -> Source:
+    """A token dump, or else verl's rollout files, in a folder or as one of its files.
+
+    Args:
+        path: a dump's folder, a folder above it, one of its files; or `trainer.rollout_data_dir`, or a file of it.
+        tokenizer: folder or Hub name of the run's tokenizer; None: the one that the dump names.
+
+    Raises:
+        ValueError: there is neither, or more than one dump, or it is of another version, or there is no tokenizer.
+    """
+    rollouts = sorted(rollout_files(path), key=lambda file: int(file.stem))
+    headers = [path.parent / HEADER_NAME] if path.is_file() else sorted(path.rglob(HEADER_NAME))
+    if rollouts and not any(header.is_file() for header in headers):
+        if tokenizer is None:
+            raise ValueError(f"{path} has verl's rollouts, which are text: name the run's tokenizer with --tokenizer")
+        loaded, settings = load_tokenizer(tokenizer), GTPOConfig(completion_filter="never")
+        header = {
+            "rollouts": True,
+            "adv_estimator": None,
+            "gtpo_applied": False,
+            "initial_entropy": None,
+            "filter_active": False,
+            "gtpo": asdict(settings),
+        }
+        return Source(header, loaded, rollouts, _ROLLOUT_BYTES, lambda file: read_rollouts(file, loaded, settings))
+    header, paths = find_dump(path)
+    return Source(header, load_tokenizer(tokenizer or str(header["tokenizer"])), paths, _DUMP_BYTES, read_step)
+
+
+# ---------------------------------------------------------------- a token dump
+
+
+def find_dump(path: Path) -> tuple[dict[str, Any], list[Path]]:
+    """Header and step files of a dump, from its folder, a folder above it, or one of its step files.
+
+    Raises:
+        ValueError: there is none, or more than one, or it is of another version.
+    """
+    headers = [path.parent / HEADER_NAME] if path.is_file() else sorted(path.rglob(HEADER_NAME))
+    headers = [header for header in headers if header.is_file()]
+    if not headers:
+        raise NoStepYetError(
+            f"{path} has no {HEADER_NAME} and no N.jsonl: train with +algorithm.gtpo.dump_dir=DIR or "
+            "trainer.rollout_data_dir=DIR and name that folder or a file of it"
+        )
+    if len(headers) > 1:
+        raise ValueError(f"{path} has the dumps of several runs, name one: {', '.join(str(x.parent) for x in headers)}")
+    header = read_record(headers[0], "schema_version", "tokenizer")
+    if header["schema_version"] != SCHEMA_VERSION:
+        raise ValueError(f"{headers[0]} has schema_version {header['schema_version']}, this is {SCHEMA_VERSION}")
+    if not isinstance(header["tokenizer"], str):
+        raise ValueError(f"{headers[0]} has tokenizer {header['tokenizer']!r}, which is no name: give --tokenizer")
+    steps = [path] if path.is_file() else sorted(headers[0].parent.glob(STEP_FILES))
+    if not steps:
+        raise NoStepYetError(f"{headers[0].parent} has no {STEP_FILES}: the run has not dumped a step yet")
+    return header, steps
+
+
+def read_step(path: Path) -> list[dict[str, Any]]:
+    """The completions of a step file, as `gtpo_verl.verl_plugin.token_dump` wrote them.
+
+    Raises:
+        ValueError: they are not; the message names the line.
+    """
+    return _read_lines(path, _checked, "token dump")
+
+
+def _read_lines(path: Path, check: Callable[[Any], dict[str, Any]], of: str) -> list[dict[str, Any]]:
+    lines = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                lines.append(check(json.loads(line)))
+            except (KeyError, RecursionError, TypeError, ValueError) as error:
+                raise ValueError(f"{path}:{number} is not a line of a {of} ({error!r})") from error
+    if not lines:
+        raise ValueError(f"{path} holds no completion")
+    return lines
+
+
+def _checked(completion: dict[str, Any]) -> dict[str, Any]:
+    numbers = [completion[name] for name in _NUMBERS]
+    lists = {name: completion[name] for name in (*_IDS, *_PER_TOKEN)}
+    if _INFERENCE in completion:
+        lists[_INFERENCE] = completion[_INFERENCE]
+    if not isinstance(completion["uid"], str):
+        raise TypeError("uid is no text")
+    for name, values in lists.items():
+        kinds = {int} if name in _IDS else {int, float, type(None)}
+        if type(values) is not list or not kinds.issuperset(map(type, values)):
+            raise TypeError(f"{name} is no list of numbers")
+        numbers.append(sum(filter(None, values)))
+        if name not in _IDS and len(values) != len(completion["token_ids"]):
+            raise ValueError(f"{name} has {len(values)} tokens of {len(completion['token_ids'])}")
+    if not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
+        raise ValueError("a number is missing or not finite")
+    if not all(0 <= x < 1 << 31 for x in chain(*(lists[name] for name in _IDS))):
+        raise ValueError("a token id is out of range")
+    return completion
+
+
+# ---------------------------------------------------------------- verl's rollout files
+
+
+def rollout_files(path: Path) -> list[Path]:
+    """The whole `N.jsonl` of verl at a path; the one that verl is writing does not end with a line's end yet."""
+    files = [path] if path.is_file() else list(path.glob("*.jsonl"))
+    return [file for file in files if file.stem.isdecimal() and file.suffix == ".jsonl" and _ends_a_line(file)]
+
+
+def _ends_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.seek(0, 2) > 0 and file.seek(-1, 2) >= 0 and file.read() == b"\n"
+
+
+def read_rollouts(path: Path, tokenizer: Any, config: GTPOConfig) -> list[dict[str, Any]]:
+    """The completions in a file of verl's rollouts, with what GTPO would do to them.
+
+    A group is what has one `uid`, or, in files of verl's legacy trainer, one prompt; of a session with several outputs
+    the last stands for it. A_i is GRPO's, from the scores.
+
+    Raises:
+        ValueError: it is no such file (the message names the line), or every prompt has one completion.
+    """
+    rows = _last_outputs(_read_lines(path, _checked_rollout, "rollout file of verl"))
+    uids = [row["uid"] for row in rows]
+    if len(set(uids)) == len(uids):
+        raise ValueError(f"{path} has one completion per prompt, so no groups: is it of a validation?")
+    prompts = _encode(tokenizer, [row["input"] for row in rows])
+    outputs = _encode(tokenizer, [row["output"] for row in rows])
+    responses = pad_sequence([torch.tensor(ids, dtype=torch.int64) for ids in outputs], batch_first=True)
+    response_len = torch.tensor([len(ids) for ids in outputs])
+    mask = torch.arange(responses.shape[1]) < response_len.unsqueeze(-1)
+    # An output without text, whose group is not to lose it, has no token for a mask.
+    groups = Completions(torch.ones(len(rows), 1), uids)
+    advantages = compute_group_advantages(torch.tensor([float(row["score"]) for row in rows]), groups)
+    completions = Completions(mask, uids)
+    completions.positions_by([(row["uid"], row["input"]) for row in rows])
+    result = apply_gtpo(advantages, completions, responses, torch.zeros(responses.shape), config)
+    return [
+        {
+            "step": int(path.stem),
+            "uid": row["uid"],
+            "reward": row["score"],
+            "group_advantage": advantages[i].item(),
+            "trajectory_entropy": None,
+            "keep": True,
+            "prefix_len": int(result.conflicts.prefix_len[i]),
+            "suffix_len": int(result.conflicts.suffix_len[i]),
+            "prompt_ids": prompts[i],
+            "token_ids": ids,
+            "response_mask": [1] * len(ids),
+            "loss_mask": [1] * len(ids),
+            "lambda": weights[: len(ids)],
+            "advantages": [round(advantages[i].item(), 4)] * len(ids),
+            "entropy": None,
+            "trainer_logprobs": None,
+        }
+        for i, (row, ids, weights) in enumerate(zip(rows, outputs, result.token_weights.tolist(), strict=True))
+    ]
+
+
+def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    return tokenizer(texts, add_special_tokens=False)["input_ids"]
+
+
+def _checked_rollout(row: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(row["input"], str) or not isinstance(row["output"], str):
+        raise TypeError("input or output is no text")
+    if not isinstance(row["score"], int | float) or not math.isfinite(row["score"]):
+        raise ValueError(f"score is {row['score']!r}")
+    if not isinstance(row.get("uid", ""), str):
+        raise TypeError("uid is no text")
+    return row
+
+
+def _last_outputs(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The last output of each session, with its group as `uid`; V1 writes `{uid}_{session}_{output}` in their order."""
+    sessions: dict[Any, dict[str, Any]] = {}
+    for number, row in enumerate(rows):
+        group, *session = row.get("uid", "").rsplit("_", 2)
+        if group.startswith("pad") and not row["output"]:
+            continue  # a row that fills verl's batch
+        if len(session) == 2:
+            sessions[group, session[0]] = row | {"uid": group}
+        else:
+            sessions[number] = row | {"uid": row.get("uid", row["input"])}
+    return list(sessions.values())

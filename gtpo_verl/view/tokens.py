@@ -1,0 +1,66 @@
+"""What tokens spell, from the vocabulary of their tokenizer."""
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+
+@cache
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer in a folder, or of that name on the Hub.
+
+    Raises:
+        ValueError: there is none.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"no tokenizer {name}: give its folder or Hub name with --tokenizer") from error
+
+
+def token_pieces(tokenizer: Any, ids: Iterable[int]) -> dict[int, str | list[int]]:
+    """What each token adds to a text: a string, or its bytes where they are not whole characters.
+
+    Decoding tokens one by one would lose such bytes, so the vocabulary's own entries are read: those of a byte-level
+    BPE spell each byte as a character, others have tokens like `<0xE2>`.
+    """
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    is_byte_level = decoder is not None and b"ByteLevel" in decoder.__getstate__()
+    added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
+    byte_of = byte_level_alphabet()
+    pieces: dict[int, str | list[int]] = {}
+    for number in ids:
+        piece = tokenizer.convert_ids_to_tokens(number)
+        if number in added:
+            pieces[number] = added[number]
+        elif piece is None:
+            pieces[number] = f"<{number}>"
+        elif isinstance(piece, bytes):
+            pieces[number] = _text_or_bytes(piece)
+        elif is_byte_level and set(piece) <= byte_of.keys():
+            pieces[number] = _text_or_bytes(bytes(byte_of[character] for character in piece))
+        elif not is_byte_level and re.fullmatch("<0x[0-9A-F]{2}>", piece):
+            pieces[number] = _text_or_bytes(bytes([int(piece[3:5], 16)]))
+        else:
+            pieces[number] = piece if is_byte_level else piece.replace("▁", " ")
+    return pieces
+
+
+def byte_level_alphabet() -> dict[str, int]:
+    """The byte that each character of a byte-level BPE vocabulary stands for.
+
+    Printable bytes of Latin-1 stand for themselves, the others are numbered from U+0100 on.
+    """
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def _text_or_bytes(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
