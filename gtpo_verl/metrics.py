@@ -3,8 +3,8 @@
 import torch
 
 from gtpo_verl.advantage import GTPOAdvantage
+from gtpo_verl.completion_filter import mean_entropy
 from gtpo_verl.config import GTPOConfig
-from gtpo_verl.entropy import mean_entropy
 from gtpo_verl.group import Completions
 
 

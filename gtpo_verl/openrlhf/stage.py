@@ -13,7 +13,7 @@ from openrlhf.utils.logging_utils import init_logger
 from openrlhf.utils.utils import zero_pad_sequences
 
 from gtpo_verl.advantage import compute_group_advantages, compute_gtpo_token_advantages
-from gtpo_verl.entropy import compute_trajectory_entropy
+from gtpo_verl.completion_filter import compute_trajectory_entropy
 from gtpo_verl.group import Completions
 from gtpo_verl.initial_entropy import InitialEntropy
 from gtpo_verl.metrics import compute_gtpo_metrics

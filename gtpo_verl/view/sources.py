@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from gtpo_verl.advantage import compute_group_advantages, apply_gtpo
+from gtpo_verl.advantage import apply_gtpo, compute_group_advantages
 from gtpo_verl.config import GTPOConfig
 from gtpo_verl.group import Completions
 from gtpo_verl.records import read_record
