@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from token_dump import END, GOOD, HOSTILE, STEPS, batch_of, save_tokenizer, write_dump, write_rollouts
+from token_dump import END, GOOD, HOSTILE, STEPS, batch_of, save_tokenizer, write, write_dump, write_rollouts
 
 from gtpo_verl import GTPOConfig, cli
 from gtpo_verl.verl_plugin.token_dump import TokenDump
@@ -213,9 +213,8 @@ def test_tool_output_is_not_trained_and_shifts_no_place(show, tmp_path, tokenize
         batch[mask] = batch[mask].clone()
         batch[mask][0, 2:6] = 0
     batch["loss_mask"][1, 3] = 0  # a token that the trainer rejected
-    TokenDump(GTPOConfig(dump_dir=str(tmp_path / "dump")), "gtpo", tokenizer).write(
-        1, batch, "uu", batch["responses"][:, :0], row_len, 0.3
-    )
+    dump = TokenDump(GTPOConfig(dump_dir=str(tmp_path / "dump")), "gtpo", tokenizer)
+    write(dump, 1, batch, "uu", batch["responses"][:, :0], row_len)
     driver = show(tmp_path / "dump")
     fates = [[classes.split()[1][0] for _, classes in tokens(driver, row)] for row in (0, 1)]
     assert "".join(fates[0]) == "ddoooodpd" and "".join(fates[1]) == "pppop"
@@ -286,4 +285,4 @@ def test_a_step_that_was_chosen_stays_when_the_page_is_loaded_again(show, dump):
     driver = show(dump)
     find(driver, "#strip g")[1].click()
     driver.refresh()
-    assert text(driver, "#step-name") == "10" and not find(driver, "#colour .needs-inference")[0].is_displayed()
+    assert text(driver, "#step-name") == "10" and find(driver, "#colour .needs-inference")[0].get_property("hidden")
