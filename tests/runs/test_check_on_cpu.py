@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def paper_config():
     command = ["python3", "-m", "verl.trainer.main_ppo", "--config-path", str(ROOT / "recipes/config")]
     command += ["--config-name", "gtpo", "trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.n=8"]
+    command += ["trainer.logger=[console]"]
     return check.compose([*command, "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"])
 
 
@@ -193,7 +194,7 @@ def ray_cluster(monkeypatch):
 
 def test_a_cluster_is_asked_for_its_nodes_gpus_and_cpus(findings, ray_cluster):
     node = {"GPU": 8.0, "CPU": 32.0}
-    settings = "trainer.nnodes=2", "trainer.n_gpus_per_node=8"
+    settings = "trainer.nnodes=2", "trainer.n_gpus_per_node=8", "data.train_batch_size=64"
     ray_cluster(node, node)
     found = findings(*settings, gpus=0, cpus=1)
     assert "GPUs" not in found and not any(finding.remedy for finding in found.values())
