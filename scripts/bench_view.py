@@ -43,7 +43,7 @@ def main() -> None:
         batch, row_len = batch_of([completion() for _ in range(64)], [float(i % 2) for i in range(64)])
         dump = TokenDump(GTPOConfig(dump_dir=f"{folder}/dump"), "gtpo", save_tokenizer(f"{folder}/tokenizer"))
         start = time.process_time()
-        path = write(dump, 1, batch, ["prompt"] * 64, batch["responses"][:, :20], row_len)
+        path = write(dump, 1, batch, ["prompt"] * 64, batch["responses"][:1, :20].expand(64, -1), row_len)
         print(f"writing the dump: {time.process_time() - start:.2f} s, {path.stat().st_size / 1e6:.0f} MB")
         start = time.process_time()
         cli.main(["view", f"{folder}/dump", "-o", f"{folder}/view.html"])

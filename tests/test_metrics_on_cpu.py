@@ -158,7 +158,10 @@ def test_the_documented_metrics_are_those_that_are_logged():
             continue
         stem, _, stats = name.partition("{")
         names |= {f"gtpo/{stem}{stat}" for stat in stats.rstrip("}").split(",")}
-    assert names == set(metrics_of())
+    log_probs = compute_log_prob_metrics(
+        torch.zeros(2, 1), torch.tensor([1.0, -1.0]), Completions(torch.ones(2, 1), "pp")
+    )
+    assert names == set(metrics_of()) | set(log_probs)
 
 
 def test_log_probs_are_means_over_completions_of_each_sign():
