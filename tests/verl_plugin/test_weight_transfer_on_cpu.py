@@ -102,15 +102,21 @@ class Worker:
 
 ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100_000_000, log_to_driver=False)
 trainer, server = Worker.remote(), Worker.remote()
-print(ray.get_runtime_context().get_job_id(), *ray.get([trainer.name.remote(False), server.name.remote(True)]))
+names = ray.get([trainer.name.remote(False), server.name.remote(True)])
+print(ray.get_runtime_context().get_job_id(), *names, flush=True)
+sys.stdin.read()
 """
 
 
 def test_the_processes_of_a_ray_node_agree_on_a_name_and_two_rays_do_not():
     env = os.environ | {"OMP_NUM_THREADS": "1"}
-    rays = [subprocess.Popen([sys.executable, "-c", NAMES], env=env, stdout=subprocess.PIPE, text=True) for _ in "ab"]
-    (job_a, trainer_a, server_a), (job_b, trainer_b, server_b) = (
-        ray.communicate(timeout=300)[0].split() for ray in rays
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with (
+        subprocess.Popen([sys.executable, "-c", NAMES], env=env, **pipes) as first,
+        subprocess.Popen([sys.executable, "-c", "input()\n" + NAMES], env=env, **pipes) as second,
+    ):
+        job_a, trainer_a, server_a = first.stdout.readline().split()
+        job_b, trainer_b, server_b = second.communicate("start\n", timeout=300)[0].split()
+        first.stdin.close()
     assert job_a == job_b == "01000000"
     assert trainer_a == server_a != trainer_b == server_b
