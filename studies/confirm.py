@@ -1,147 +1,128 @@
-"""What the study runs: every run by name, in the order in which they are run.
+"""Runs under verl's own trainer that confirm the study: which there are, and how to run one that is missing.
 
-A run's name is GROUP/TASK-METHOD[-lrRATE]-seedN; its log is results/NAME.jsonl.gz. All runs share
-recipes/config/gtpo_cpu.yaml with one prompt × 8 completions a step; a method is the settings below and nothing else.
+    VERL_PLATFORM=cpu OMP_NUM_THREADS=1 RAY_worker_niceness=0 HF_HUB_OFFLINE=1 python -m studies.confirm [--list]
+
+They were made before the design: one prompt × 8 completions a step as there, but mostly 600 steps, GRPO at 5e-5 and GTPO
+at 1e-4 (each the best of three rates on subtraction, two seeds of 200 steps).
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import argparse
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-HERE = Path(__file__).resolve().parent
+from gtpo_verl.cpu.tiny import WarmStartConfig, prepare
+from studies.plan import ADDITION, COUNTING, HERE, METHODS, ROOT, SPELLING, Cell, Start, cells
 
-GTPO = ("algorithm.adv_estimator=gtpo", "actor_rollout_ref.actor.policy_loss.loss_mode=gtpo")
-GRPO = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla")
-_NO_ENTROPY = ("algorithm.gtpo.entropy_coeff=0", "algorithm.gtpo.completion_filter=never")
-
-
-def _reward(name: str) -> tuple[str, ...]:
-    return (f"reward.custom_reward_function.name={name}",)
+SUBTRACTION, NOISY = Start("subtraction"), Start("arithmetic", 100)
+# What is kept of a run: verl logs a hundred numbers a step, most of them about throughput.
+_KEPT = ("reward/", "completion/", "gtpo/", "actor/entropy", "actor/grad_norm", "actor/lr", "timing_s/step")
 
 
-def _gtpo(**keys: object) -> tuple[str, ...]:
-    return (*GTPO, *(f"++algorithm.gtpo.{key}={value}" for key, value in keys.items()))
-
-
-METHODS: dict[str, tuple[str, ...]] = {
-    "grpo": GRPO,
-    "gtpo": GTPO,
-    # The parts of GTPO.
-    "masks": (*GTPO, *_NO_ENTROPY),
-    "backward": (*_gtpo(conflict_masks="backward"), *_NO_ENTROPY),
-    "forward": (*_gtpo(conflict_masks="forward"), *_NO_ENTROPY),
-    "skip": (*_gtpo(conflict_weight_positive=1), *_NO_ENTROPY),  # λ = 0, 1
-    "double": (*_gtpo(conflict_weight_negative=1), *_NO_ENTROPY),  # λ = 1, 2
-    "entropy": _gtpo(conflict_span="none"),  # the filter and γ alone
-    # Controls.
-    "grpo_strict": (*GRPO, *_reward("strict")),
-    "grpo_coin": (*GRPO, *_reward("coin")),
-    # What the paper leaves open.
-    "span_first": _gtpo(conflict_span="first"),
-    "span_all": _gtpo(conflict_span="all"),
-    "threshold_0.2": _gtpo(completion_filter="always", entropy_threshold=0.2),
-    "gamma_0.01": _gtpo(entropy_coeff=0.01),
-    "gamma_1": _gtpo(entropy_coeff=1),
-    "grpo_G12": (*GRPO, "actor_rollout_ref.rollout.n=12"),
-    "gtpo_G12": (*GTPO, "actor_rollout_ref.rollout.n=12"),
-}
-PARTS = ("masks", "backward", "forward", "skip", "double", "entropy")
-CONTROLS = ("grpo_strict", "grpo_coin")
-OPEN = ("span_first", "span_all", "threshold_0.2", "gamma_0.01", "gamma_1", "grpo_G12", "gtpo_G12")
-
-# The learning rate is chosen on `subtraction`, which is not reported; then one rate per family serves all tasks.
-SELECTION_RATES = (5e-5, 1e-4, 2e-4)
-PAPER_BETAS = (
-    "actor_rollout_ref.actor.optim.betas=[0.999999,0.999999]",
-    "actor_rollout_ref.actor.optim.lr_warmup_steps=10",
-)
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run of verl's trainer.
-
-    Args:
-        group: the question that it answers.
-        task: one of `gtpo_verl.cpu.tiny.TASKS`.
-        method: one of `METHODS`.
-        seed: of the data, the warm start and the run.
-        steps: training steps.
-        lr: learning rate; None: the one that was chosen for the method's family.
-        warm_start: settings of the warm start that differ from its defaults.
-        settings: more overrides of verl's config.
-    """
-
-    group: str
-    task: str
-    method: str
-    seed: int
-    steps: int = 600
-    lr: float | None = None
-    warm_start: dict[str, Any] = field(default_factory=dict, hash=False)
-    settings: Sequence[str] = ()
-
-    @property
-    def family(self) -> str:
-        """Whose learning rate it takes."""
-        return "grpo" if self.method.startswith("grpo") else "gtpo"
-
-    @property
-    def name(self) -> str:
-        """Unique in the plan."""
-        rate = "" if self.lr is None else f"-lr{self.lr:g}"
-        return f"{self.group}/{self.task}-{self.method}{rate}-seed{self.seed}"
-
-    @property
-    def log(self) -> Path:
-        """Where its metrics lie once it is complete."""
-        return HERE / "results" / f"{self.name}.jsonl.gz"
-
-
-def _seeds(group: str, task: str, methods: Sequence[str], seeds: Sequence[int], **settings) -> Iterator[Run]:
-    """Seed by seed, so that an interrupted study has whole comparisons."""
-    for seed in seeds:
-        for method in methods:
-            yield Run(group, task, method, seed, **settings)
-
-
-def selection() -> Iterator[Run]:
-    """The learning rates, on the task that is not reported."""
-    for seed in (1, 2):
-        for lr in SELECTION_RATES:
-            for method in ("grpo", "gtpo"):
-                yield Run("selection", "subtraction", method, seed, steps=200, lr=lr)
-
-
-def quick() -> list[Run]:
-    """GTPO and GRPO, one seed of the main comparison, run anew each time."""
-    return list(_seeds("quick", "arithmetic", ("gtpo", "grpo"), (1,)))
-
-
-def plan() -> list[Run]:
-    """Every run, the most telling first."""
-    first = "arithmetic"
-    tasks = (first, "spell_backward", "letter_counting")
-    noisy = {"warm_start": {"steps": 100}, "lr": 2e-4}
-    runs = [
-        *selection(),
-        *_seeds("main", first, ("grpo", "gtpo"), range(1, 4)),
-        # The two families got different rates; this is GRPO at GTPO's.
-        *_seeds("rates", first, ("grpo",), range(1, 3), lr=1e-4),
-        *_seeds("main", "spell_backward", ("grpo", "gtpo"), range(1, 2)),
-        *_seeds("main", "letter_counting", ("grpo", "gtpo"), range(1, 4)),
-        # Where GRPO loses its end, the parts of GTPO have something to do.
-        *_seeds("parts", "letter_counting", ("backward", "forward", "grpo_strict", "entropy"), range(1, 2)),
-        *(run for task in reversed(tasks) for run in _seeds("main", task, ("grpo", "gtpo"), range(1, 6))),
-        *_seeds("parts", "letter_counting", (*PARTS, *CONTROLS), range(1, 6)),
-        *_seeds("parts", first, (*PARTS, *CONTROLS), range(1, 6)),
-        *_seeds("rates", first, ("grpo",), range(1, 4), lr=1e-4),
-        *_seeds("rates", first, ("gtpo",), range(1, 4), lr=5e-5),
-        *(run for lr in (3e-4, 1e-3) for run in _seeds("rates", first, ("grpo", "gtpo"), range(1, 4), lr=lr)),
-        *_seeds("main", first, ("grpo", "gtpo"), range(6, 11)),
-        *_seeds("betas", first, ("grpo", "gtpo", *PARTS, *CONTROLS), range(1, 6), settings=PAPER_BETAS),
-        *_seeds("noisy", first, ("grpo", "gtpo"), range(1, 4), **noisy),
-        *_seeds("open", first, OPEN, range(1, 4)),
+def runs() -> list[tuple[Cell, int]]:
+    """Every (cell, seed)."""
+    first = range(1, 2)
+    tables = [
+        (cells([SUBTRACTION], ["grpo", "gtpo"], [5e-5, 1e-4, 2e-4]), range(1, 3)),
+        (cells([COUNTING, SPELLING], ["grpo"], [5e-5]), range(1, 6)),
+        (cells([COUNTING], ["gtpo"]), range(1, 6)),
+        (cells([SPELLING], ["gtpo"]), range(1, 5)),
+        (cells([ADDITION], ["grpo"], [5e-5]) + cells([ADDITION], ["gtpo"]), range(1, 4)),
+        (cells([ADDITION], ["grpo"]), range(1, 3)),
+        (cells([ADDITION], ["grpo", "gtpo"], [3e-4, 1e-3]), first),
+        (cells([COUNTING], ["backward", "forward", "masks", "skip", "double", "entropy"]), first),
+        (cells([COUNTING], ["grpo_strict", "grpo_coin"], [5e-5]), first),
+        (cells([ADDITION], ["backward", "forward", "span_first", "span_all", "threshold_0.2"]), first),
+        (cells([ADDITION], ["gamma_0.01", "gamma_1", "gtpo_G12", "gtpo_betas"]), first),
+        (cells([ADDITION], ["grpo_G12", "grpo_betas"], [5e-5]), first),
+        (cells([NOISY], ["grpo", "gtpo"], [2e-4]), first),
     ]
-    return list({run.name: run for run in runs}.values())
+    return [(cell, seed) for table, seeds in tables for seed in seeds for cell in table]
+
+
+def log_of(cell: Cell, seed: int) -> Path:
+    """Where a run's metrics lie once it is complete: verl's log, a line per step."""
+    return HERE / "results/verl" / cell.start.name / f"{cell.method}-lr{cell.lr:g}-seed{seed}.jsonl.gz"
+
+
+def steps_of(cell: Cell) -> int:
+    """Training steps of a cell's runs."""
+    return 200 if cell.start == SUBTRACTION else 600
+
+
+def command(cell: Cell, seed: int, task: Path, out: Path) -> list[str]:
+    """What starts the run: verl's trainer with the CPU recipe's config."""
+    overrides = [
+        f"task_dir={task}",
+        f"seed={seed}",
+        "data.train_batch_size=1",
+        f"actor_rollout_ref.actor.optim.lr={cell.lr}",
+        f"actor_rollout_ref.rollout.temperature={cell.start.temperature}",
+        f"reward.custom_reward_function.path={HERE / 'reward.py'}",
+        "reward.custom_reward_function.name=paper",
+        f"trainer.total_training_steps={steps_of(cell)}",
+        f"trainer.default_local_dir={out / 'checkpoints'}",
+        *METHODS[cell.method],
+    ]
+    trainer = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-path", str(ROOT / "recipes/config")]
+    launcher = [sys.executable, "-m", "gtpo_verl", "run", "--out", str(out), "--stall", "300", "--"]
+    return [*launcher, *trainer, "--config-name", "gtpo_cpu", *overrides]
+
+
+def execute(cell: Cell, seed: int, outputs: Path) -> bool:
+    """Make the run's task and run it; whether its log is complete."""
+    start = cell.start
+    task = outputs / f"{start.task}-{start.warm_steps}-seed{seed}"
+    prepare(task, WarmStartConfig(seed=seed, task=start.task, steps=start.warm_steps))
+    out = outputs / "verl" / start.name / log_of(cell, seed).name.removesuffix(".jsonl.gz")
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    began = time.monotonic()
+    with (out / "launcher.log").open("w") as log:
+        environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
+        status = subprocess.run(command(cell, seed, task, out), stdout=log, stderr=log, env=environment).returncode
+    metrics = out / "metrics.jsonl"
+    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    complete = status == 0 and len(lines) == steps_of(cell)
+    if complete:
+        keep(lines, log_of(cell, seed))
+    took = f"{len(lines)}/{steps_of(cell)} steps in {time.monotonic() - began:.0f} s"
+    print(f"{time.strftime('%H:%M:%S')} {out.name}: {took}{'' if complete else f'; failed, see {out}'}", flush=True)
+    return complete
+
+
+def keep(lines: Sequence[str], path: Path) -> None:
+    """Write the numbers that tell about the method, to six digits, compressed; the file appears when it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    with gzip.GzipFile(part, "wb", mtime=0) as file:
+        for line in lines:
+            logged = json.loads(line)
+            record = {k: float(f"{v:.6g}") for k, v in logged.items() if k.startswith(_KEPT)}
+            file.write((json.dumps({"step": logged["step"], **record}) + "\n").encode())
+    part.rename(path)
+
+
+def main() -> int:
+    """Run what is missing; 1 if a run failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="what there is, and what is done")
+    parser.add_argument("--outputs", type=Path, default=ROOT / "outputs/study", help="folder of the runs")
+    args = parser.parse_args()
+    missing = [(cell, seed) for cell, seed in runs() if not log_of(cell, seed).exists()]
+    print(f"{len(runs())} runs, {len(runs()) - len(missing)} of them done", flush=True)
+    if args.list:
+        for cell, seed in runs():
+            print("    " if (cell, seed) in missing else "done", log_of(cell, seed))
+        return 0
+    return 0 if all([execute(cell, seed, args.outputs) for cell, seed in missing]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

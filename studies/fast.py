@@ -157,6 +157,7 @@ def sample(
             fused = fuse({name: values[active] for name, values in weights.items()})
         logits = forward(fused, tokens.unsqueeze(-1), cache, start + i)[:, :, -1]
     masks = get_response_mask(responses.view(-1, limit), eos).view(responses.shape)
+    responses.masked_fill_(masks == 0, eos)  # what a completion that has ended was given beside the others
     lengths = masks.sum(-1).amax(-1).tolist()
     return [Rollout(prompt, r[:, :k], m[:, :k]) for r, m, k in zip(responses, masks, lengths, strict=True)]
 

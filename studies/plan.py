@@ -52,7 +52,14 @@ METHODS: dict[str, tuple[str, ...]] = {
     "grpo_betas": (*GRPO, *_PAPER_BETAS),
     "gtpo_betas": (*GTPO, *_PAPER_BETAS),
     "span_all": _gtpo(conflict_span="all"),
+    "span_first": _gtpo(conflict_span="first"),
     "threshold_0.2": _gtpo(completion_filter="always", entropy_threshold=0.2),
+    # Of the runs in `studies.confirm` only.
+    "gamma_0.01": _gtpo(entropy_coeff=0.01),
+    "gamma_1": _gtpo(entropy_coeff=1),
+    "grpo_G12": (*GRPO, "actor_rollout_ref.rollout.n=12"),
+    "gtpo_G12": (*GTPO, "actor_rollout_ref.rollout.n=12"),
+    "grpo_coin": (*GRPO, *_reward("coin")),
 }
 """What a method changes in recipes/config/gtpo_cpu.yaml, as one gives it to verl."""
 CONTROLS = {"positive_only": "drop_negative", "random_skip": "skip_at_random"}
