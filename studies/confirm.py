@@ -2,8 +2,8 @@
 
     VERL_PLATFORM=cpu OMP_NUM_THREADS=1 RAY_worker_niceness=0 HF_HUB_OFFLINE=1 python -m studies.confirm [--list]
 
-They were made before the design: one prompt × 8 completions a step as there, but mostly 600 steps, GRPO at 5e-5 and GTPO
-at 1e-4 (each the best of three rates on subtraction, two seeds of 200 steps).
+They were made before the design: one prompt × 8 completions a step as there, but mostly 600 steps, and GRPO at 5e-5,
+GTPO at 1e-4 (each the best of three rates on subtraction, two seeds of 200 steps).
 """
 
 import argparse

@@ -1,10 +1,10 @@
 """The study's step of reinforcement learning in plain PyTorch: one core does in half a minute what takes verl minutes.
 
-What verl decides is verl's here: advantages, policy loss, its aggregation, KL term, clipping and optimizer come from its
-functions and from its config (`recipes/config/gtpo_cpu.yaml` with a method's overrides); tasks, warm starts and rewards
-are those of the runs under verl. Written anew is the forward pass of the tiny Qwen2: sampling is most of the work, and
-the runs of several seeds sample together, each from its own weights and its own random numbers.
-`tests/test_fast_on_cpu.py` compares the step with verl's.
+What verl decides is verl's here: GRPO's advantage, the policy loss, its aggregation, the KL term and the optimizer are
+its functions, set by its config (`recipes/config/gtpo_cpu.yaml` with a method's overrides); GTPO's advantage is this
+package's; tasks, warm starts and rewards are those of the runs under verl. Written anew is the forward pass of the tiny
+Qwen2, so that runs of several methods can sample together, each from its own weights and with its own random numbers.
+`tests/e2e/test_fast_study_on_cpu.py` compares the step with that of verl's trainer.
 """
 
 import copy
@@ -62,6 +62,9 @@ class Fused(NamedTuple):
 def fuse(weights: Weights) -> Fused:
     """Few large products in place of many small ones; autograd passes through."""
 
+    def turned(matrices: torch.Tensor) -> torch.Tensor:
+        return matrices.mT if torch.is_grad_enabled() else matrices.mT.contiguous()  # faster with few rows
+
     def layer(name: str) -> tuple[torch.Tensor, ...]:
         def joined(kind: str, *names: str) -> torch.Tensor:
             return torch.cat([weights[f"{name}.{part}_proj.{kind}"] for part in names], 1)
@@ -69,15 +72,15 @@ def fuse(weights: Weights) -> Fused:
         attention = [f"self_attn.{part}" for part in "qkv"]
         return (
             weights[f"{name}.input_layernorm.weight"].unsqueeze(1),
-            joined("weight", *attention).mT,
+            turned(joined("weight", *attention)),
             joined("bias", *attention).unsqueeze(1),
-            weights[f"{name}.self_attn.o_proj.weight"].mT,
+            turned(weights[f"{name}.self_attn.o_proj.weight"]),
             weights[f"{name}.post_attention_layernorm.weight"].unsqueeze(1),
-            joined("weight", "mlp.gate", "mlp.up").mT,
-            weights[f"{name}.mlp.down_proj.weight"].mT,
+            turned(joined("weight", "mlp.gate", "mlp.up")),
+            turned(weights[f"{name}.mlp.down_proj.weight"]),
         )
 
-    norm, head = weights["model.norm.weight"].unsqueeze(1), weights["lm_head.weight"].mT
+    norm, head = weights["model.norm.weight"].unsqueeze(1), turned(weights["lm_head.weight"])
     layers = [layer(f"model.layers.{i}") for i in range(LAYERS)]
     return Fused(weights["model.embed_tokens.weight"], layers, norm, head)
 
