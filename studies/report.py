@@ -181,6 +181,11 @@ class Comparison(NamedTuple):
         return f"{signed(self.mean)} [{signed(low)}, {signed(high)}]"
 
 
+def rate(lr: float) -> str:
+    """As one writes it: 5e-5."""
+    return f"{lr:.0e}".replace("e-0", "e-")
+
+
 def signed(value: float) -> str:
     """With its sign and to two digits."""
     return f"{value:+.2f}".replace("-", "−")
@@ -233,7 +238,7 @@ def cell_table(cells: Sequence[Cell]) -> str:
             for name in METRICS
         ]
         count = [str(len(runs)), str(sum(map(lost, runs)))]
-        rows.append([TASKS[cell.start], TITLES[cell.method], f"{cell.lr:g}", *count, *values])
+        rows.append([TASKS[cell.start], TITLES[cell.method], rate(cell.lr), *count, *values])
     return markdown(["task", "method", "rate", "runs", "end lost", *METRICS.values()], rows)
 
 
@@ -258,7 +263,7 @@ def grid_table(cells: Sequence[Cell], methods: Sequence[str], metrics: Sequence[
     """A row per task and rate, and for each metric a column per method."""
     rows = []
     for start, lr in dict.fromkeys((cell.start, cell.lr) for cell in cells):
-        row = [TASKS[start], f"{lr:g}"]
+        row = [TASKS[start], rate(lr)]
         for metric in metrics:
             for method in methods:
                 values = [run.summary[metric] for run in runs_of([Cell(start, method, lr)])]
@@ -302,7 +307,7 @@ def agreement_table() -> str:
     for cell in dict.fromkeys(run.cell for run in confirmations(steps) if run.cell in TABLES["main"]):
         fast = runs_of([cell])
         under_verl = [run for run in confirmations(steps) if run.cell == cell]
-        row = [TASKS[cell.start], TITLES[cell.method], f"{cell.lr:g}", f"{len(under_verl)}, {len(fast)}"]
+        row = [TASKS[cell.start], TITLES[cell.method], rate(cell.lr), f"{len(under_verl)}, {len(fast)}"]
         for name in ("worst", "accuracy", "entropy"):
             ours = [
                 run.summary[name] if name != "accuracy" else float(run.curves["acc"][-LAST:].mean()) for run in fast
@@ -331,7 +336,7 @@ def facts() -> dict[str, str]:
         for start in dict.fromkeys(cell.start for cell in cells):
             where[f"{name} {TASKS[start]}"] = [run for run in runs if run.cell.start == start]
         for lr in dict.fromkeys(cell.lr for cell in cells):
-            where[f"{name} {lr:g}"] = [run for run in runs if run.cell.lr == lr]
+            where[f"{name} {rate(lr)}"] = [run for run in runs if run.cell.lr == lr]
         for place, here in where.items():
             found |= _numbers(place, here)
     for name, metrics in {"parts": ("worst", "accuracy", "pass8"), "controls": ("worst", "accuracy", "pass8")}.items():
@@ -395,7 +400,7 @@ def _confirmed() -> dict[str, str]:
             found[f"{name} {metric}"] = str(comparison)
             found[f"{name} {metric} higher"] = f"{comparison.higher} of {len(pairs)}"
     for run in confirmations(600):
-        key = f"verl {run.cell.start.name} {run.cell.method} {run.cell.lr:g} seed {run.seed}"
+        key = f"verl {run.cell.start.name} {run.cell.method} {rate(run.cell.lr)} seed {run.seed}"
         found |= {f"{key} {metric}": f"{value:.2f}" for metric, value in run.summary.items()}
     return found
 
@@ -454,7 +459,7 @@ def _worst_by_rate(ax: Axes) -> None:
             if here:
                 mean = np.mean([run.summary["worst"] for run in here])
                 ax.hlines(mean, column + offset - 0.12, column + offset + 0.12, color=_COLOUR[method], lw=2)
-    ax.set_xticks(range(len(RATES)), [f"rate {lr:g}" for lr in RATES])
+    ax.set_xticks(range(len(RATES)), [f"rate {rate(lr)}" for lr in RATES])
     ax.set(ylim=(-0.03, 1.03), ylabel="worst strict format over 50 steps", title="Format: who keeps the end")
 
 
@@ -473,7 +478,7 @@ def _accuracy_gain(ax: Axes) -> None:
             if gains:
                 ax.hlines(np.mean(gains), column + offset - 0.13, column + offset + 0.13, color=_COLOUR[rival], lw=2)
     ax.axhline(0, color=GREY, lw=0.8)
-    ax.set_xticks(range(len(RATES)), [f"rate {lr:g}" for lr in RATES])
+    ax.set_xticks(range(len(RATES)), [f"rate {rate(lr)}" for lr in RATES])
     ax.set(ylabel="GTPO minus the method of the colour", title="Accuracy on held-out questions, in pairs")
 
 
@@ -489,7 +494,7 @@ def _arms(ax: Axes) -> None:
         if runs:
             ax.vlines(np.mean([run.summary["worst"] for run in runs]), row - 0.3, row + 0.3, color=colour, lw=2)
     ax.set_yticks(range(len(order)), [TITLES[method] for method in reversed(order)])
-    ax.set(xlim=(-0.03, 1.03), xlabel="worst strict format over 50 steps", title=f"Parts and controls, rate {MIDDLE:g}")
+    ax.set(xlim=(-0.03, 1.03), xlabel="worst strict format over 50 steps", title=f"Parts and controls, rate {rate(MIDDLE)}")
 
 
 def _pass_at_k(ax: Axes) -> None:
@@ -502,7 +507,7 @@ def _pass_at_k(ax: Axes) -> None:
     ax.set_xscale("log", base=2)
     ax.set_xticks(K, [str(k) for k in K])
     ax.legend(frameon=False, fontsize=7.5)
-    ax.set(ylim=(None, 1.01), xlabel="k", ylabel="pass@k", title=f"What it costs: pass@k, rate {MIDDLE:g}")
+    ax.set(ylim=(None, 1.01), xlabel="k", ylabel="pass@k", title=f"What it costs: pass@k, rate {rate(MIDDLE)}")
 
 
 def collapse() -> Any:
@@ -544,7 +549,7 @@ def main() -> int:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["start", "method", "rate", "seed", *METRICS, "push", *(f"pass@{k}" for k in K)])
         for run in runs_of(cell for cells in TABLES.values() for cell in cells):
-            row = [run.cell.start.name, run.cell.method, f"{run.cell.lr:g}", run.seed]
+            row = [run.cell.start.name, run.cell.method, rate(run.cell.lr), run.seed]
             writer.writerow([*row, *(f"{v:.4f}" for v in (*run.summary.values(), *run.pass_at.values()))])
     PAGE.write_text(render((HERE / "page.md").read_text(), numbers))
     written: list[Path] = [OUT / "tables.md", OUT / "runs.csv", PAGE]
