@@ -220,7 +220,7 @@ class Learner:
         group_advantages, _ = compute_grpo_outcome_advantage(rewards_, mask, index)
         advantages, logged = group_advantages, {}
         if self.config.algorithm.adv_estimator == "gtpo":
-            settings = GTPOConfig.from_config(OmegaConf.to_container(self.config.algorithm.gtpo))
+            settings = GTPOConfig.from_config(self.config.algorithm)
             result = compute_gtpo_token_advantages(
                 group_advantages[:, 0], index, rollout.responses, mask, entropy, settings
             )
@@ -245,7 +245,7 @@ class Learner:
             with torch.no_grad():
                 reference = self.log_distribution(self.reference, rollout)
             ref_log_prob = reference.gather(-1, rollout.responses.unsqueeze(-1)).squeeze(-1)
-            kl = kl_penalty(logprob=log_prob, ref_logprob=ref_log_prob, kl_penalty=actor.kl_loss_type)
+            kl = kl_penalty(log_prob, ref_log_prob, actor.kl_loss_type)  # type: ignore[arg-type]
             loss = loss + actor.kl_loss_coef * agg_loss(kl, mask, actor.loss_agg_mode)
         self.optimizer.zero_grad()
         loss.backward()

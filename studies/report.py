@@ -5,214 +5,38 @@ docs/study.md is studies/page.md with its {{names}} replaced by numbers of this 
 
 import csv
 import functools
-import gzip
-import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from scipy.stats import bootstrap, mannwhitneyu, trim_mean
 
 from gtpo_verl.config import LN2
-from gtpo_verl.paper.estimators import pass_at_k
-from gtpo_verl.paper.plots import COLOURS, GREY, STYLE, read_run, save
-from studies import confirm
-from studies.plan import (
-    ADDITION,
-    COUNTING,
-    HERE,
-    HOT_ADDITION,
-    HOT_COUNTING,
-    MIDDLE,
-    RATES,
-    ROOT,
-    SEEDS,
-    SPELLING,
-    TABLES,
-    USUAL,
-    WORDED,
-    Cell,
-    Start,
-    plan,
+from gtpo_verl.paper.plots import read_run, save
+from studies import confirm, figures
+from studies.logs import (
+    LAST,
+    METRICS,
+    SETTLED,
+    TASKS,
+    TITLES,
+    Comparison,
+    K,
+    Run,
+    compare,
+    iqm,
+    lost,
+    prediction,
+    rate,
+    runs_of,
+    stretches,
 )
+from studies.plan import HERE, MIDDLE, RATES, ROOT, TABLES, USUAL, Cell, Start, plan
 
 OUT = ROOT / "docs/results/study"
 PAGE = ROOT / "docs/study.md"
-SAMPLES, K = 64, (1, 2, 4, 8, 16, 32, 64)
-STRETCH = 50
-"""Steps over which the worst and the peak are averaged."""
-SETTLED = 100
-"""The worst stretch begins after this step."""
-LAST = 100
-"""Steps at the end over which final values are averaged."""
-
-TITLES = {
-    "grpo": "GRPO",
-    "grpo_token_mean": "GRPO, token-mean",
-    "grpo_kl": "GRPO, KL 0.04",
-    "gtpo": "GTPO",
-    "entropy": "filter and γ",
-    "forward": "forward mask",
-    "backward": "backward mask",
-    "skip": "both masks, skipped only",
-    "double": "both masks, doubled only",
-    "masks": "both masks",
-    "positive_only": "GRPO, positive updates only",
-    "random_skip": "GRPO, random tokens skipped",
-    "grpo_strict": "GRPO, reward that sees the end",
-    "filter": "GRPO with the filter",
-    "gtpo_no_filter": "GTPO without the filter",
-    "grpo_betas": "GRPO, betas 0.999999",
-    "gtpo_betas": "GTPO, betas 0.999999",
-    "span_all": "GTPO, all conflict tokens",
-    "threshold_0.2": "GTPO, threshold 0.2",
-}
-TASKS = {
-    COUNTING: "counting letters",
-    SPELLING: "spelling backward",
-    ADDITION: "addition",
-    WORDED: "counting in sentences",
-    HOT_COUNTING: "counting, hot",
-    HOT_ADDITION: "addition, hot",
-}
-METRICS = {
-    "worst": "worst strict",
-    "accuracy": "accuracy",
-    "pass8": "pass@8",
-    "peak": "peak entropy",
-    "strict": "strict",
-    "entropy": "entropy",
-    "length": "length",
-    "answers": "answers of 64",
-    "above": "above ln 2",
-}
-"""Of a run; the first four are the endpoints of docs/study-design.md."""
-
-
-class Run(NamedTuple):
-    """A complete run: its curves by metric, an array of a number per step, and its summary by `METRICS`."""
-
-    cell: Cell
-    seed: int
-    curves: Mapping[str, np.ndarray]
-    summary: Mapping[str, float]
-    pass_at: Mapping[int, float]
-    seconds: float
-
-
-def stretches(values: np.ndarray) -> np.ndarray:
-    """Means over `STRETCH` consecutive steps."""
-    return np.convolve(values, np.ones(STRETCH) / STRETCH, "valid")
-
-
-@functools.cache
-def load(cell: Cell, seed: int) -> Run:
-    """A run from its log."""
-    with gzip.open(cell.log(seed), "rt") as file:
-        record = json.load(file)
-    curves = {name: np.array(values) for name, values in record["steps"].items()}
-    held_out = record["held_out"]
-    pass_at = {k: float(np.mean([pass_at_k(SAMPLES, right, k) for right in held_out["right"]])) for k in K}
-    summary = {
-        "worst": float(stretches(curves["strict"][SETTLED:]).min()),
-        "accuracy": pass_at[1],
-        "pass8": pass_at[8],
-        "peak": float(stretches(curves["entropy"]).max()),
-        **{name: float(curves[name][-LAST:].mean()) for name in ("strict", "entropy", "length")},
-        "answers": float(np.mean(held_out["answers"])),
-        "above": float(stretches(curves["above_ln2"]).max()),
-        "push": float((curves["net_weight"] * curves["shared_last"])[:SETTLED].sum()),
-    }
-    return Run(cell, seed, curves, summary, pass_at, record["seconds"])
-
-
-def runs_of(cells: Iterable[Cell]) -> list[Run]:
-    """The complete runs of cells, in the order of the plan."""
-    return [
-        load(cell, seed) for cell in dict.fromkeys(cells) for seed in range(1, SEEDS + 1) if cell.log(seed).exists()
-    ]
-
-
-def lost(run: Run) -> bool:
-    """Whether the run lost its end."""
-    return run.summary["worst"] < 0.5
-
-
-# --- statistics ------------------------------------------------------------------------------------------------------
-
-
-def iqm(values: np.ndarray) -> float:
-    """Interquartile mean."""
-    return float(trim_mean(values, 0.25))
-
-
-def interval(statistic: Callable[[np.ndarray], float], values: Sequence[float]) -> tuple[float, float]:
-    """95% interval of a statistic of independent values, by the percentile bootstrap."""
-    if len(set(values)) == 1:
-        return values[0], values[0]
-    settings: Any = {"vectorized": False, "method": "percentile", "n_resamples": 2000}
-    result = bootstrap((np.array(values),), statistic, rng=np.random.default_rng(0), **settings).confidence_interval
-    return float(result.low), float(result.high)
-
-
-class Comparison(NamedTuple):
-    """One method against another in pairs of runs of one start, rate and seed."""
-
-    differences: list[float]
-
-    @property
-    def mean(self) -> float:
-        """Of the first method minus the second."""
-        return float(np.mean(self.differences))
-
-    @property
-    def higher(self) -> int:
-        """Pairs in which the first method is higher."""
-        return sum(difference > 0 for difference in self.differences)
-
-    def __str__(self) -> str:
-        low, high = interval(lambda values: float(np.mean(values)), self.differences)
-        return f"{signed(self.mean)} [{signed(low)}, {signed(high)}]"
-
-
-def rate(lr: float) -> str:
-    """As one writes it: 5e-5."""
-    return f"{lr:.0e}".replace("e-0", "e-")
-
-
-def signed(value: float) -> str:
-    """With its sign and to two digits."""
-    return f"{value:+.2f}".replace("-", "−")
-
-
-def compare(runs: Sequence[Run], first: str, second: str, metric: str) -> Comparison:
-    """The pairs among `runs`."""
-    values = {(run.cell, run.seed): run.summary[metric] for run in runs}
-    pairs = [
-        (value, values.get((replace(cell, method=second), seed)))
-        for (cell, seed), value in values.items()
-        if cell.method == first
-    ]
-    return Comparison([value - other for value, other in pairs if other is not None])
-
-
-def prediction(runs: Sequence[Run]) -> float:
-    """Area under the ROC curve: the probability that a run that lost its end had a lower push on its last tokens in its
-    first steps than a run that kept it."""
-    pushes = {which: [run.summary["push"] for run in runs if lost(run) == which] for which in (True, False)}
-    if not all(pushes.values()):
-        return float("nan")
-    pairs = len(pushes[True]) * len(pushes[False])
-    return float(1 - mannwhitneyu(pushes[True], pushes[False]).statistic / pairs)
-
-
-# --- tables ----------------------------------------------------------------------------------------------------------
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -318,9 +142,6 @@ def agreement_table() -> str:
     return markdown(["task", "method", "rate", "runs: verl, fast", *columns], rows)
 
 
-# --- numbers of the page ---------------------------------------------------------------------------------------------
-
-
 def facts() -> dict[str, str]:
     """Every number and table that studies/page.md names."""
     found: dict[str, str] = {"ln2": f"{LN2:.3f}"}
@@ -414,125 +235,6 @@ def render(template: str, numbers: Mapping[str, str]) -> str:
     return re.sub(r"\{\{(.+?)\}\}", lambda match: numbers[match[1]], template)
 
 
-# --- figures ---------------------------------------------------------------------------------------------------------
-
-_COLOUR = {
-    "gtpo": COLOURS[0],
-    "grpo": COLOURS[1],
-    "grpo_token_mean": COLOURS[3],
-    "filter": COLOURS[2],
-    "gtpo_no_filter": COLOURS[5],
-}
-_MARKER = {COUNTING: "o", SPELLING: "s", ADDITION: "^"}
-_MAIN = ("grpo", "grpo_token_mean", "gtpo")
-
-
-def overview() -> Any:
-    """The answer in four panels: format, accuracy, parts and controls, pass@k."""
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(2, 2, figsize=(9, 6.6), layout="constrained")
-        _worst_by_rate(axes[0, 0])
-        _accuracy_gain(axes[0, 1])
-        _arms(axes[1, 0])
-        _pass_at_k(axes[1, 1])
-        handles = [
-            *(plt.Line2D([], [], color=_COLOUR[method], lw=3, label=TITLES[method]) for method in _MAIN),
-            *(plt.Line2D([], [], color=GREY, marker=m, ls="", label=TASKS[start]) for start, m in _MARKER.items()),
-        ]
-        figure.legend(handles=handles, loc="outside upper center", ncols=6, frameon=False)
-        return figure
-
-
-def _dots(ax: Axes, runs: Sequence[Run], position: float, metric: str, colour: str, across: bool = False) -> None:
-    for i, run in enumerate(runs):
-        place = position + 0.11 * ((i % 5) - 2) / 2
-        point = (run.summary[metric], place) if across else (place, run.summary[metric])
-        ax.plot(*point, _MARKER[run.cell.start], color=colour, ms=4.5, alpha=0.75, mew=0)
-
-
-def _worst_by_rate(ax: Axes) -> None:
-    runs = runs_of(cell for cell in TABLES["main"] if cell.method in _MAIN)
-    for column, lr in enumerate(RATES):
-        for offset, method in zip((-0.27, 0, 0.27), _MAIN, strict=True):
-            here = [run for run in runs if (run.cell.lr, run.cell.method) == (lr, method)]
-            _dots(ax, here, column + offset, "worst", _COLOUR[method])
-            if here:
-                mean = np.mean([run.summary["worst"] for run in here])
-                ax.hlines(mean, column + offset - 0.12, column + offset + 0.12, color=_COLOUR[method], lw=2)
-    ax.set_xticks(range(len(RATES)), [f"rate {rate(lr)}" for lr in RATES])
-    ax.set(ylim=(-0.03, 1.03), ylabel="worst strict format over 50 steps", title="Format: who keeps the end")
-
-
-def _accuracy_gain(ax: Axes) -> None:
-    runs = runs_of(TABLES["main"])
-    values = {(run.cell, run.seed): run.summary["accuracy"] for run in runs}
-    for column, lr in enumerate(RATES):
-        for offset, rival in zip((-0.17, 0.17), ("grpo", "grpo_token_mean"), strict=True):
-            gains = []
-            for (cell, seed), accuracy in values.items():
-                other = values.get((Cell(cell.start, rival, lr), seed))
-                if (cell.method, cell.lr) == ("gtpo", lr) and other is not None:
-                    place = column + offset + 0.1 * ((len(gains) % 5) - 2) / 2
-                    gains.append(accuracy - other)
-                    ax.plot(place, gains[-1], _MARKER[cell.start], color=_COLOUR[rival], ms=4.5, alpha=0.75, mew=0)
-            if gains:
-                ax.hlines(np.mean(gains), column + offset - 0.13, column + offset + 0.13, color=_COLOUR[rival], lw=2)
-    ax.axhline(0, color=GREY, lw=0.8)
-    ax.set_xticks(range(len(RATES)), [f"rate {rate(lr)}" for lr in RATES])
-    ax.set(ylabel="GTPO minus the method of the colour", title="Accuracy on held-out questions, in pairs")
-
-
-def _arms(ax: Axes) -> None:
-    order = (
-        *("grpo", "random_skip", "entropy", "forward", "double"),
-        *("positive_only", "grpo_strict", "skip", "backward", "masks", "gtpo"),
-    )
-    for row, method in enumerate(reversed(order)):
-        runs = runs_of(cell for cell in TABLES["parts"] + TABLES["controls"] if cell.method == method)
-        colour = _COLOUR.get(method, GREY)
-        _dots(ax, runs, row, "worst", colour, across=True)
-        if runs:
-            ax.vlines(np.mean([run.summary["worst"] for run in runs]), row - 0.3, row + 0.3, color=colour, lw=2)
-    ax.set_yticks(range(len(order)), [TITLES[method] for method in reversed(order)])
-    ax.set(xlim=(-0.03, 1.03), xlabel="worst strict format over 50 steps", title=f"Parts and controls, rate {rate(MIDDLE)}")
-
-
-def _pass_at_k(ax: Axes) -> None:
-    for start, style in zip(USUAL, ("-", "--", ":"), strict=True):
-        for method in _MAIN:
-            runs = runs_of([Cell(start, method, MIDDLE)])
-            if runs:
-                ax.plot(K, [np.mean([run.pass_at[k] for run in runs]) for k in K], style, color=_COLOUR[method], lw=1.4)
-        ax.plot([], [], style, color=GREY, label=TASKS[start])
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(K, [str(k) for k in K])
-    ax.legend(frameon=False, fontsize=7.5)
-    ax.set(ylim=(None, 1.01), xlabel="k", ylabel="pass@k", title=f"What it costs: pass@k, rate {rate(MIDDLE)}")
-
-
-def collapse() -> Any:
-    """Entropy and strict format from starts near ln 2, mean over seeds."""
-    starts = list(dict.fromkeys(cell.start for cell in TABLES["collapse"]))
-    methods = list(dict.fromkeys(cell.method for cell in TABLES["collapse"]))
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(2, len(starts), figsize=(9, 5.4), layout="constrained", sharex=True)
-        for column, start in enumerate(starts):
-            for method in methods:
-                runs = runs_of([Cell(start, method, MIDDLE)])
-                for row, metric in enumerate(("entropy", "strict")):
-                    if runs:
-                        mean = stretches(np.mean([run.curves[metric] for run in runs], axis=0))
-                        axes[row, column].plot(np.arange(len(mean)) + STRETCH // 2, mean, color=_COLOUR[method], lw=1.6)
-            axes[0, column].axhline(LN2, color="black", lw=0.8, ls=":")
-            axes[0, column].set_title(TASKS[start])
-            axes[1, column].set(ylim=(-0.03, 1.03), xlabel="step")
-        axes[0, 0].set_ylabel("entropy, nats per token")
-        axes[1, 0].set_ylabel("strict format")
-        handles = [plt.Line2D([], [], color=_COLOUR[method], lw=3, label=TITLES[method]) for method in methods]
-        figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False)
-        return figure
-
-
 def main() -> int:
     """Write everything."""
     if not any(cell.log(seed).exists() for cell, seed in plan()):
@@ -553,7 +255,7 @@ def main() -> int:
             writer.writerow([*row, *(f"{v:.4f}" for v in (*run.summary.values(), *run.pass_at.values()))])
     PAGE.write_text(render((HERE / "page.md").read_text(), numbers))
     written: list[Path] = [OUT / "tables.md", OUT / "runs.csv", PAGE]
-    written += [*save(overview(), OUT / "overview"), *save(collapse(), OUT / "collapse")]
+    written += [*save(figures.overview(), OUT / "overview"), *save(figures.collapse(), OUT / "collapse")]
     print(*written, sep="\n")
     return 0
 

@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 from verl.utils.config import omega_conf_to_dataclass
 
 from gtpo_verl import GTPOConfig
-from studies import confirm, plan, report, reward, run
+from studies import confirm, logs, plan, report, reward, run
 from studies.plan import CONTROLS, COUNTING, METHODS, TABLES, Cell
 
 GOOD = "<reasoning>t,a,c</reasoning><answer>tac</answer>"
@@ -121,17 +121,17 @@ def _set(config, key, value):
 def logged(tmp_path, monkeypatch):
     """Write a run's log of 400 steps: `strict` by step; `right` of 64 completions for each held-out question."""
     monkeypatch.setattr(plan, "HERE", tmp_path)
-    report.load.cache_clear()
+    logs.load.cache_clear()
 
     def write(cell, seed, strict, right=(32,)):
         columns = ("acc", "entropy", "above_ln2", "length", "net_weight", "shared_last")
         steps = {name: [0.5] * 400 for name in columns} | {"strict": [strict(step) for step in range(400)]}
         held_out = {"right": list(right), "strict": [64], "answers": [3], "texts": [9]}
         run.keep({"steps": steps, "held_out": held_out, "seconds": 1.0}, cell.log(seed))
-        return report.load(cell, seed)
+        return logs.load(cell, seed)
 
     yield write
-    report.load.cache_clear()
+    logs.load.cache_clear()
 
 
 def test_a_log_is_kept_small_and_reads_back(tmp_path):
@@ -143,10 +143,10 @@ def test_a_log_is_kept_small_and_reads_back(tmp_path):
 def test_a_run_is_judged_by_its_worst_stretch_after_the_hundredth_step(logged):
     cell = Cell(COUNTING, "grpo", 1e-4)
     early = logged(cell, 1, lambda step: float(step >= 100), right=[64, 0])
-    assert early.summary["worst"] == 1 and not report.lost(early)
+    assert early.summary["worst"] == 1 and not logs.lost(early)
     assert early.summary["accuracy"] == early.summary["pass8"] == 0.5
     passing = logged(replace(cell, method="gtpo"), 1, lambda step: 0.0 if 200 <= step < 240 else 1.0, right=[8])
-    assert passing.summary["worst"] == pytest.approx(0.2) and report.lost(passing)
+    assert passing.summary["worst"] == pytest.approx(0.2) and logs.lost(passing)
     assert passing.pass_at[1] == 1 / 8 and passing.pass_at[64] == 1
     assert passing.summary["push"] == pytest.approx(25)
 
@@ -157,9 +157,9 @@ def test_methods_are_compared_in_pairs_of_one_seed(logged):
     runs += [
         logged(replace(cell, method=m), s, lambda step, v=v: v) for m, s, v in (("grpo", 2, 0.8), ("gtpo", 3, 0.1))
     ]
-    comparison = report.compare(runs, "gtpo", "grpo", "worst")
+    comparison = logs.compare(runs, "gtpo", "grpo", "worst")
     assert comparison.differences == [pytest.approx(0.7)] and comparison.higher == 1
-    assert report.compare(runs, "grpo", "gtpo", "worst").mean == pytest.approx(-0.7)
+    assert logs.compare(runs, "grpo", "gtpo", "worst").mean == pytest.approx(-0.7)
 
 
 def test_a_prediction_is_the_share_of_pairs_in_the_right_order(logged):
@@ -169,16 +169,16 @@ def test_a_prediction_is_the_share_of_pairs_in_the_right_order(logged):
     for seed, (push, strict) in enumerate(pushes):
         one = logged(cell, seed, lambda step, strict=strict: strict)
         runs.append(one._replace(summary={**one.summary, "push": push}))
-    assert report.prediction(runs) == 0.75
-    assert np.isnan(report.prediction(runs[:2]))
+    assert logs.prediction(runs) == 0.75
+    assert np.isnan(logs.prediction(runs[:2]))
 
 
 def test_the_statistics_by_hand():
-    assert report.iqm(np.array([0.0, 1.0, 2.0, 100.0])) == 1.5
-    assert report.interval(lambda values: float(np.mean(values)), [1.0, 1.0]) == (1.0, 1.0)
-    low, high = report.interval(lambda values: float(np.mean(values)), [0.0, 1.0] * 50)
+    assert logs.iqm(np.array([0.0, 1.0, 2.0, 100.0])) == 1.5
+    assert logs.interval(lambda values: float(np.mean(values)), [1.0, 1.0]) == (1.0, 1.0)
+    low, high = logs.interval(lambda values: float(np.mean(values)), [0.0, 1.0] * 50)
     assert low == pytest.approx(0.4, abs=0.02) and high == pytest.approx(0.6, abs=0.02)
-    assert str(report.Comparison([-0.5, -0.5])) == "−0.50 [−0.50, −0.50]"
+    assert str(logs.Comparison([-0.5, -0.5])) == "−0.50 [−0.50, −0.50]"
 
 
 def test_the_page_knows_no_number_that_the_report_does_not():
