@@ -3,14 +3,14 @@
 import functools
 import gzip
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import bootstrap, mannwhitneyu, trim_mean
 
-from gtpo_verl.paper.estimators import pass_at_k
+from gtpo_verl.paper.pass_at_k import pass_at_k
 from studies.plan import ADDITION, COUNTING, HOT_ADDITION, HOT_COUNTING, SEEDS, SPELLING, WORDED, Cell
 
 SAMPLES, K = 64, (1, 2, 4, 8, 16, 32, 64)
@@ -118,13 +118,13 @@ def iqm(values: np.ndarray) -> float:
     return float(trim_mean(values, 0.25))
 
 
-def interval(statistic: Callable[[np.ndarray], float], values: Sequence[float]) -> tuple[float, float]:
-    """95% interval of a statistic of independent values, by the percentile bootstrap."""
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """95% interval of the mean of independent values, by the percentile bootstrap."""
     if len(set(values)) == 1:
         return values[0], values[0]
-    settings: Any = {"vectorized": False, "method": "percentile", "n_resamples": 2000}
-    result = bootstrap((np.array(values),), statistic, rng=np.random.default_rng(0), **settings).confidence_interval
-    return float(result.low), float(result.high)
+    rng = np.random.default_rng(0)
+    result = bootstrap((np.array(values),), np.mean, rng=rng, method="percentile", n_resamples=2000)
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)
 
 
 class Comparison(NamedTuple):
@@ -143,7 +143,7 @@ class Comparison(NamedTuple):
         return sum(difference > 0 for difference in self.differences)
 
     def __str__(self) -> str:
-        low, high = interval(lambda values: float(np.mean(values)), self.differences)
+        low, high = interval(self.differences)
         return f"{signed(self.mean)} [{signed(low)}, {signed(high)}]"
 
 

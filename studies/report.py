@@ -142,9 +142,9 @@ def agreement_table() -> str:
     return markdown(["task", "method", "rate", "runs: verl, fast", *columns], rows)
 
 
-def facts() -> dict[str, str]:
+def facts() -> dict[str, object]:
     """Every number and table that studies/page.md names."""
-    found: dict[str, str] = {"ln2": f"{LN2:.3f}"}
+    found: dict[str, object] = {"ln2": f"{LN2:.3f}"}
     all_cells = list(dict.fromkeys(cell for cells in TABLES.values() for cell in cells))
     everything = runs_of(all_cells)
     planned = plan()
@@ -180,8 +180,8 @@ def facts() -> dict[str, str]:
     return found | _confirmed()
 
 
-def _numbers(place: str, runs: Sequence[Run]) -> dict[str, str]:
-    found = {}
+def _numbers(place: str, runs: Sequence[Run]) -> dict[str, object]:
+    found: dict[str, object] = {}
     methods = list(dict.fromkeys(run.cell.method for run in runs))
     for method in methods:
         own = [run for run in runs if run.cell.method == method]
@@ -196,14 +196,14 @@ def _numbers(place: str, runs: Sequence[Run]) -> dict[str, str]:
                 comparison = compare(runs, method, other, metric)
                 if comparison.differences:
                     key = f"{place}: {method} - {other} {metric}"
-                    found[key] = str(comparison)
+                    found[key] = comparison
                     found[f"{key} higher"] = f"{comparison.higher} of {len(comparison.differences)}"
     return found
 
 
-def _confirmed() -> dict[str, str]:
+def _confirmed() -> dict[str, object]:
     """Numbers of the runs under verl: pairs of the rates that were chosen, and of equal rates."""
-    found = {"verl runs": str(len(confirm.runs()))}
+    found: dict[str, object] = {"verl runs": str(len(confirm.runs()))}
     runs = {(run.cell.start, run.cell.method, run.cell.lr, run.seed): run.summary for run in confirmations(600)}
     chosen = [
         (summary, runs[start, "gtpo", MIDDLE, seed])
@@ -218,7 +218,7 @@ def _confirmed() -> dict[str, str]:
     for name, pairs in {"verl chosen": chosen, "verl equal": equal}.items():
         for metric in ("worst", "accuracy", "pass8", "entropy", "strict"):
             comparison = Comparison([gtpo[metric] - grpo[metric] for grpo, gtpo in pairs])
-            found[f"{name} {metric}"] = str(comparison)
+            found[f"{name} {metric}"] = comparison
             found[f"{name} {metric} higher"] = f"{comparison.higher} of {len(pairs)}"
     for run in confirmations(600):
         key = f"verl {run.cell.start.name} {run.cell.method} {rate(run.cell.lr)} seed {run.seed}"
@@ -226,13 +226,13 @@ def _confirmed() -> dict[str, str]:
     return found
 
 
-def render(template: str, numbers: Mapping[str, str]) -> str:
+def render(template: str, numbers: Mapping[str, object]) -> str:
     """The page: the template with every {{name}} replaced.
 
     Raises:
         KeyError: a name that stands for nothing.
     """
-    return re.sub(r"\{\{(.+?)\}\}", lambda match: numbers[match[1]], template)
+    return re.sub(r"\{\{(.+?)\}\}", lambda match: str(numbers[match[1]]), template)
 
 
 def main() -> int:
