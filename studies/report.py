@@ -7,6 +7,7 @@ import csv
 import functools
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -52,18 +53,16 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return f"{np.mean(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
 
 
-def cell_table(cells: Sequence[Cell]) -> str:
+def cell_table(cells: Sequence[Cell], metrics: Sequence[str] = tuple(METRICS)) -> str:
     """A row per cell: mean, smallest and largest of its seeds."""
     rows = []
     for cell in cells:
         runs = runs_of([cell])
-        values = [
-            spread([run.summary[name] for run in runs], digits=1 if name in ("length", "answers") else 2)
-            for name in METRICS
-        ]
-        count = [str(len(runs)), str(sum(map(lost, runs)))]
-        rows.append([TASKS[cell.start], TITLES[cell.method], rate(cell.lr), *count, *values])
-    return markdown(["task", "method", "rate", "runs", "end lost", *METRICS.values()], rows)
+        digits = {name: 1 if name in ("length", "answers") else 2 for name in metrics}
+        values = [spread([run.summary[name] for run in runs], digits[name]) for name in metrics]
+        lost_end = f"{sum(map(lost, runs))} of {len(runs)}"
+        rows.append([TASKS[cell.start], TITLES[cell.method], rate(cell.lr), lost_end, *values])
+    return markdown(["task", "method", "rate", "end lost", *(METRICS[name] for name in metrics)], rows)
 
 
 def method_table(cells: Sequence[Cell], metrics: Sequence[str], against: str = "grpo") -> str:
@@ -162,9 +161,10 @@ def facts() -> dict[str, object]:
             found |= _numbers(place, here)
     for name, metrics in {"parts": ("worst", "accuracy", "pass8"), "controls": ("worst", "accuracy", "pass8")}.items():
         found[f"table {name}"] = method_table(TABLES[name], metrics)
-    found["table collapse"] = cell_table(TABLES["collapse"])
-    found["table long"] = cell_table(TABLES["long"])
-    found["table paper"] = cell_table(TABLES["paper"])
+    ends = ("worst", "strict", "accuracy", "pass8")
+    found["table collapse"] = cell_table(TABLES["collapse"], (*ends, "peak", "above"))
+    found["table long"] = cell_table(TABLES["long"], (*ends, "length"))
+    found["table paper"] = cell_table(TABLES["paper"], (*ends, "entropy"))
     found["table main"] = grid_table(
         [cell for cell in TABLES["main"] if cell.method == "grpo"],
         ("grpo", "grpo_token_mean", "gtpo"),
@@ -227,12 +227,32 @@ def _confirmed() -> dict[str, object]:
 
 
 def render(template: str, numbers: Mapping[str, object]) -> str:
-    """The page: the template with every {{name}} replaced.
+    """The page: the template with every {{name}} replaced, and its text wrapped again.
 
     Raises:
         KeyError: a name that stands for nothing.
     """
-    return re.sub(r"\{\{(.+?)\}\}", lambda match: str(numbers[match[1]]), template)
+    page = re.sub(r"\{\{(.+?)\}\}", lambda match: str(numbers[" ".join(match[1].split())]), template, flags=re.DOTALL)
+    parts = page.split("```")
+    text = r"^(?:[-*\w(]|\d\.).*(?:\n[^\n|#!].*)*"
+    parts[::2] = [re.sub(text, _wrap, part, flags=re.MULTILINE) for part in parts[::2]]
+    return "```".join(parts)
+
+
+def _wrap(block: re.Match[str]) -> str:
+    """A paragraph or a list, at 120 characters."""
+    items = re.split(r"\n(?=- |\d+\. )", block[0])
+    indents = [re.match(r"- |\d+\. |", item)[0] for item in items]  # type: ignore[index]
+    return "\n".join(
+        textwrap.fill(
+            " ".join(item.split()),
+            120,
+            subsequent_indent=" " * len(indent),
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+        for item, indent in zip(items, indents, strict=True)
+    )
 
 
 def main() -> int:
