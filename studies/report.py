@@ -1,204 +1,281 @@
-"""Tables and figures of the study, from the logs in results/; they are written to docs/results/study.
+"""Tables, figures and the page of the study, from the logs in results/: docs/results/study and docs/study.md.
 
-The statistics are those of rliable (arXiv:2108.13264): the interquartile mean over all runs of a method, its 95%
-interval by a bootstrap that draws seeds anew within each task, and the probability that a run of one method ends higher
-than a run of another on the same task.
+docs/study.md is studies/page.md with its {{names}} replaced by numbers of this module, so no number in it is typed.
 """
 
 import csv
+import functools
+import re
 import sys
-from collections.abc import Callable, Sequence
-from itertools import groupby
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import bootstrap, mannwhitneyu, trim_mean
 
-from gtpo_verl.paper.plots import ACCURACY, ENTROPY, FORMAT, LENGTH, read_run, save, training_figure
-from studies.plan import HERE, SELECTION_RATES, Run, plan, selection
-from studies.run import chosen_rate, final, values
+from gtpo_verl.config import LN2
+from gtpo_verl.paper.plots import read_run, save
+from studies import confirm, figures
+from studies.logs import (
+    LAST,
+    METRICS,
+    SETTLED,
+    TASKS,
+    TITLES,
+    Comparison,
+    K,
+    Run,
+    compare,
+    iqm,
+    lost,
+    prediction,
+    rate,
+    runs_of,
+    stretches,
+)
+from studies.plan import HERE, MIDDLE, RATES, ROOT, TABLES, USUAL, Cell, Start, plan
 
-OUT = HERE.parent / "docs/results/study"
-METRICS = {
-    "reward": "reward/score/mean",
-    "accuracy": "reward/acc/mean",
-    "format": "reward/format/mean",
-    "strict": "reward/strict/mean",
-    "eos": "completion/eos_rate",
-    "length": "completion/length/mean",
-    "entropy": "actor/entropy",
-}
-_RESAMPLES = 2000
-_STRETCH = 50
-"""Steps over which a run's beginning and its worst stretch are averaged."""
-
-Samples = Sequence[np.ndarray]
-"""Final values, an array of seeds per task."""
-
-
-def iqm(*tasks: np.ndarray) -> float:
-    """Interquartile mean over the runs of all tasks."""
-    return float(trim_mean(np.concatenate(tasks), 0.25))
+OUT = ROOT / "docs/results/study"
+PAGE = ROOT / "docs/study.md"
 
 
-def probability_of_improvement(*tasks: np.ndarray) -> float:
-    """P(a run of the first method ends above one of the second), mean over tasks; the first half of `tasks` is the
-    first method's."""
-    half = len(tasks) // 2
-    pairs = zip(tasks[:half], tasks[half:], strict=True)
-    return float(np.mean([mannwhitneyu(x, y).statistic / (len(x) * len(y)) for x, y in pairs]))
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def interval(statistic: Callable[..., float], samples: Samples) -> str:
-    """The statistic and its 95% interval; without one where a task has a single seed."""
-    value = statistic(*samples)
-    if min(map(len, samples)) < 2:
-        return f"{value:.2f}"
-    rng = np.random.default_rng(0)
-    settings = {"vectorized": False, "paired": False, "method": "percentile", "n_resamples": _RESAMPLES}
-    low, high = bootstrap(list(samples), statistic, rng=rng, **settings).confidence_interval
-    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Mean, smallest and largest."""
+    if not values:
+        return "–"
+    return f"{np.mean(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
 
 
-def lost_end(run: Run) -> bool:
-    """Whether fewer than half of the completions end strictly as they should, over the last steps."""
-    return final(run, METRICS["strict"]) < 0.5
+def cell_table(cells: Sequence[Cell], metrics: Sequence[str] = tuple(METRICS)) -> str:
+    """A row per cell: mean, smallest and largest of its seeds."""
+    rows = []
+    for cell in cells:
+        runs = runs_of([cell])
+        digits = {name: 1 if name in ("length", "answers") else 2 for name in metrics}
+        values = [spread([run.summary[name] for run in runs], digits[name]) for name in metrics]
+        lost_end = f"{sum(map(lost, runs))} of {len(runs)}"
+        rows.append([TASKS[cell.start], TITLES[cell.method], rate(cell.lr), lost_end, *values])
+    return markdown(["task", "method", "rate", "end lost", *(METRICS[name] for name in metrics)], rows)
 
 
-def lost_accuracy(run: Run) -> bool:
-    """Whether the run ends less accurate than it began."""
-    return final(run, METRICS["accuracy"]) < values(run.log)[METRICS["accuracy"]][:_STRETCH].mean()
-
-
-def worst_strict(run: Run) -> float:
-    """Strict format over the worst stretch of the run, which its final value may hide."""
-    return float(np.convolve(values(run.log)[METRICS["strict"]], np.ones(_STRETCH) / _STRETCH, "valid").min())
-
-
-def table(runs: Sequence[Run], by: Callable[[Run], tuple[str, ...]], columns: Sequence[str]) -> list[str]:
-    """One line per value of `by`, in the order of the plan: runs that are done of those planned, failures, finals."""
-    names = ["accuracy", "strict", "entropy", "length"]
-    lines = [
-        f"| {' | '.join(columns)} | runs | end lost | accuracy lost | {' | '.join(names)} | worst strict |",
-        f"|{'---|' * (len(columns) + 4 + len(names))}",
-    ]
-    keys = list(dict.fromkeys(map(by, runs)))
-    for key in keys:
-        planned = [run for run in runs if by(run) == key]
-        done = [run for run in planned if run.log.exists()]
-        if not done:
+def method_table(cells: Sequence[Cell], metrics: Sequence[str], against: str = "grpo") -> str:
+    """A row per method over all tasks: how many lost their end, interquartile means, and paired differences."""
+    runs = runs_of(cells)
+    rows = []
+    for method in dict.fromkeys(cell.method for cell in cells):
+        own = [run for run in runs if run.cell.method == method]
+        if not own:
             continue
-        tasks = [list(group) for _, group in groupby(sorted(done, key=lambda run: run.task), lambda run: run.task)]
-        cells = []
-        for name in names:
-            samples = [np.array([final(run, METRICS[name]) for run in task]) for task in tasks]
-            cells.append(interval(iqm, samples))
-        cells.append(f"{min(map(worst_strict, done)):.2f}")
-        counts = [f"{sum(map(lost, done))}/{len(done)}" for lost in (lost_end, lost_accuracy)]
-        lines.append(f"| {' | '.join([*key, f'{len(done)} of {len(planned)}', *counts, *cells])} |")
-    return lines
+        row = [TITLES[method], f"{sum(map(lost, own))} of {len(own)}"]
+        for metric in metrics:
+            row.append(f"{iqm(np.array([run.summary[metric] for run in own])):.2f}")
+            row.append("" if method == against else str(compare(runs, method, against, metric)))
+        rows.append(row)
+    columns = [name for metric in metrics for name in (METRICS[metric], f"minus {TITLES[against]}")]
+    return markdown(["", "end lost", *columns], rows)
 
 
-def comparison(runs: Sequence[Run]) -> list[str]:
-    """GTPO against GRPO where both are there, by metric."""
-    done = {(run.task, run.method, run.seed): run for run in runs if run.log.exists()}
-    pairs = sum(method == "gtpo" and (task, "grpo", seed) in done for task, method, seed in done)
-    tasks = sorted({task for task, _, _ in done})
-    lines = ["| ends higher under GTPO than under GRPO | probability |", "|---|---|"]
-    for name in ("accuracy", "strict", "reward", "entropy"):
-        samples = [
-            np.array([final(run, METRICS[name]) for (t, m, _), run in done.items() if (t, m) == (task, method)])
-            for method in ("gtpo", "grpo")
-            for task in tasks
-        ]
-        if all(map(len, samples)):
-            lines.append(f"| {name} | {interval(probability_of_improvement, samples)} |")
-    return [*lines, "", f"{pairs} pairs of runs with one seed and one warm start."]
+def grid_table(cells: Sequence[Cell], methods: Sequence[str], metrics: Sequence[str]) -> str:
+    """A row per task and rate, and for each metric a column per method."""
+    rows = []
+    for start, lr in dict.fromkeys((cell.start, cell.lr) for cell in cells):
+        row = [TASKS[start], rate(lr)]
+        for metric in metrics:
+            for method in methods:
+                values = [run.summary[metric] for run in runs_of([Cell(start, method, lr)])]
+                row.append(f"{np.mean(values):.2f}" if values else "–")
+        rows.append(row)
+    columns = [f"{METRICS[metric]}: {TITLES[method]}" for metric in metrics for method in methods]
+    return markdown(["task", "rate", *columns], rows)
 
 
-def write_finals(runs: Sequence[Run]) -> None:
-    """Every run's final values."""
-    with (OUT / "finals.csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["group", "task", "method", "lr", "seed", *METRICS])
-        for run in runs:
-            finals = [f"{final(run, key):.4f}" for key in METRICS.values()]
-            lr = chosen_rate(run.family) if run.lr is None else run.lr
-            writer.writerow([run.group, run.task, run.method, f"{lr:g}", run.seed, *finals])
+class Confirmed(NamedTuple):
+    """A run under verl. Its `strict` does not ask for EOS, which is why the worst takes the lower of both."""
+
+    cell: Cell
+    seed: int
+    summary: Mapping[str, float]
 
 
-def draw(runs: Sequence[Run], labels: dict[str, str], name: str, title: str) -> list[Path]:
-    """Curves of some methods over the seeds that all of them have: accuracy, format, entropy, length and EOS."""
-    done = [run for run in runs if run.log.exists() and run.method in labels]
-    methods = {run.method for run in done}
-    seeds = set.intersection(*({run.seed for run in done if run.method == method} for method in methods))
-    curves = {
-        labels[method]: [read_run(run.log) for run in done if run.method == method and run.seed in seeds]
-        for method in labels
-        if method in methods
-    }
-    return save(training_figure(curves, ((ACCURACY, FORMAT), (ENTROPY, LENGTH)), title), OUT / name)
+@functools.cache
+def confirmations(steps: int) -> list[Confirmed]:
+    """The runs under verl, as if they had ended after so many steps."""
+    found = []
+    for cell, seed in confirm.runs():
+        values = {name: column[:steps] for name, column in read_run(confirm.log_of(cell, seed)).values.items()}
+        strict = np.minimum(values["reward/strict/mean"], values["completion/eos_rate"])
+        summary = {
+            "worst": float(stretches(strict[SETTLED:]).min()),
+            "strict": float(strict[-LAST:].mean()),
+            "accuracy": float(values["reward/acc/mean"][-LAST:].mean()),
+            "pass8": float((values["reward/acc/mean"][-3 * LAST :] > 0).mean()),
+            "entropy": float(values["actor/entropy"][-LAST:].mean()),
+            "peak": float(stretches(values["actor/entropy"]).max()),
+        }
+        found.append(Confirmed(cell, seed, summary))
+    return found
+
+
+def agreement_table() -> str:
+    """Cells that were run both under verl and in the fast loop, over the fast loop's number of steps."""
+    rows = []
+    steps = max(len(run.curves["acc"]) for run in runs_of(TABLES["main"]))
+    for cell in dict.fromkeys(run.cell for run in confirmations(steps) if run.cell in TABLES["main"]):
+        fast = runs_of([cell])
+        under_verl = [run for run in confirmations(steps) if run.cell == cell]
+        row = [TASKS[cell.start], TITLES[cell.method], rate(cell.lr), f"{len(under_verl)}, {len(fast)}"]
+        for name in ("worst", "accuracy", "entropy"):
+            ours = [
+                run.summary[name] if name != "accuracy" else float(run.curves["acc"][-LAST:].mean()) for run in fast
+            ]
+            row += [spread([run.summary[name] for run in under_verl]), spread(ours)]
+        rows.append(row)
+    columns = [f"{METRICS[name]}: {where}" for name in ("worst", "accuracy", "entropy") for where in ("verl", "fast")]
+    return markdown(["task", "method", "rate", "runs: verl, fast", *columns], rows)
+
+
+def facts() -> dict[str, object]:
+    """Every number and table that studies/page.md names."""
+    found: dict[str, object] = {"ln2": f"{LN2:.3f}"}
+    all_cells = list(dict.fromkeys(cell for cells in TABLES.values() for cell in cells))
+    everything = runs_of(all_cells)
+    planned = plan()
+    found["runs"] = f"{len(everything)} of {len(planned)}"
+    found["hours"] = f"{sum(run.seconds for run in everything) / 3600:.1f}"
+    found["seconds"] = f"{np.median([run.seconds for run in everything]):.0f}"
+    for name, cells in TABLES.items():
+        runs = runs_of(cells)
+        where: dict[str, list[Run]] = {name: runs, f"{name} middle": [run for run in runs if run.cell.lr == MIDDLE]}
+        for start in dict.fromkeys(cell.start for cell in cells):
+            where[f"{name} {TASKS[start]}"] = [run for run in runs if run.cell.start == start]
+        for lr in dict.fromkeys(cell.lr for cell in cells):
+            where[f"{name} {rate(lr)}"] = [run for run in runs if run.cell.lr == lr]
+        for place, here in where.items():
+            found |= _numbers(place, here)
+    for name, metrics in {"parts": ("worst", "accuracy", "pass8"), "controls": ("worst", "accuracy", "pass8")}.items():
+        found[f"table {name}"] = method_table(TABLES[name], metrics)
+    ends = ("worst", "strict", "accuracy", "pass8")
+    found["table collapse"] = cell_table(TABLES["collapse"], (*ends, "peak", "above"))
+    found["table long"] = cell_table(TABLES["long"], (*ends, "length"))
+    found["table paper"] = cell_table(TABLES["paper"], (*ends, "entropy"))
+    found["table main"] = grid_table(
+        [cell for cell in TABLES["main"] if cell.method == "grpo"],
+        ("grpo", "grpo_token_mean", "gtpo"),
+        ("worst", "accuracy", "pass8"),
+    )
+    found["table methods"] = method_table(TABLES["main"], ("worst", "accuracy", "pass8", "peak"))
+    found["table agreement"] = agreement_table()
+    plain = [run for run in everything if run.cell.method == "grpo"]
+    found["prediction"] = f"{prediction(plain):.2f}"
+    found["prediction runs"] = f"{sum(map(lost, plain))} of {len(plain)}"
+    for start in USUAL:
+        found[f"prediction {TASKS[start]}"] = f"{prediction([run for run in plain if run.cell.start == start]):.2f}"
+    return found | _confirmed()
+
+
+def _numbers(place: str, runs: Sequence[Run]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    methods = list(dict.fromkeys(run.cell.method for run in runs))
+    for method in methods:
+        own = [run for run in runs if run.cell.method == method]
+        found[f"{place}: {method} lost"] = f"{sum(map(lost, own))} of {len(own)}"
+        for metric in METRICS:
+            values = [run.summary[metric] for run in own]
+            found[f"{place}: {method} {metric}"] = f"{np.mean(values):.2f}"
+            found[f"{place}: {method} lowest {metric}"] = f"{min(values):.2f}"
+            found[f"{place}: {method} highest {metric}"] = f"{max(values):.2f}"
+        for other in methods:
+            for metric in METRICS if other != method else ():
+                comparison = compare(runs, method, other, metric)
+                if comparison.differences:
+                    key = f"{place}: {method} - {other} {metric}"
+                    found[key] = comparison
+                    found[f"{key} higher"] = f"{comparison.higher} of {len(comparison.differences)}"
+    return found
+
+
+def _confirmed() -> dict[str, object]:
+    """Numbers of the runs under verl: pairs of the rates that were chosen, and of equal rates."""
+    found: dict[str, object] = {"verl runs": str(len(confirm.runs()))}
+    runs = {(run.cell.start, run.cell.method, run.cell.lr, run.seed): run.summary for run in confirmations(600)}
+    chosen = [
+        (summary, runs[start, "gtpo", MIDDLE, seed])
+        for (start, method, lr, seed), summary in runs.items()
+        if (method, lr) == ("grpo", RATES[0]) and start in USUAL and (start, "gtpo", MIDDLE, seed) in runs
+    ]
+    equal = [
+        (summary, runs[start, "gtpo", lr, seed])
+        for (start, method, lr, seed), summary in runs.items()
+        if method == "grpo" and (start, "gtpo", lr, seed) in runs and start.warm_steps == Start("").warm_steps
+    ]
+    for name, pairs in {"verl chosen": chosen, "verl equal": equal}.items():
+        for metric in ("worst", "accuracy", "pass8", "entropy", "strict"):
+            comparison = Comparison([gtpo[metric] - grpo[metric] for grpo, gtpo in pairs])
+            found[f"{name} {metric}"] = comparison
+            found[f"{name} {metric} higher"] = f"{comparison.higher} of {len(pairs)}"
+    for run in confirmations(600):
+        key = f"verl {run.cell.start.name} {run.cell.method} {rate(run.cell.lr)} seed {run.seed}"
+        found |= {f"{key} {metric}": f"{value:.2f}" for metric, value in run.summary.items()}
+    return found
+
+
+def render(template: str, numbers: Mapping[str, object]) -> str:
+    """The page: the template with every {{name}} replaced, and its text wrapped again.
+
+    Raises:
+        KeyError: a name that stands for nothing.
+    """
+    page = re.sub(r"\{\{(.+?)\}\}", lambda match: str(numbers[" ".join(match[1].split())]), template, flags=re.DOTALL)
+    parts = page.split("```")
+    text = r"^(?:[-*\w(]|\d\.).*(?:\n[^\n|#!].*)*"
+    parts[::2] = [re.sub(text, _wrap, part, flags=re.MULTILINE) for part in parts[::2]]
+    return "```".join(parts)
+
+
+def _wrap(block: re.Match[str]) -> str:
+    """A paragraph or a list, at 120 characters."""
+    items = re.split(r"\n(?=- |\d+\. )", block[0])
+    indents = [re.match(r"- |\d+\. |", item)[0] for item in items]  # type: ignore[index]
+    return "\n".join(
+        textwrap.fill(
+            " ".join(item.split()),
+            120,
+            subsequent_indent=" " * len(indent),
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+        for item, indent in zip(items, indents, strict=True)
+    )
 
 
 def main() -> int:
-    """Write everything that the logs allow."""
-    runs = plan()
-    done = [run for run in runs if run.log.exists()]
-    if not done:
+    """Write everything."""
+    if not any(cell.log(seed).exists() for cell, seed in plan()):
         print("no run is complete: bash studies/run.sh", file=sys.stderr)
         return 1
+    numbers = facts()
     OUT.mkdir(parents=True, exist_ok=True)
-
-    def of(*groups: str) -> list[Run]:
-        return [run for run in runs if run.group in groups]
-
-    def by_method(run: Run) -> tuple[str, ...]:
-        return (run.method,)
-
-    def on(task: str) -> list[Run]:
-        return [run for run in of("main", "parts") if run.task == task]
-
-    main_runs = of("main")
-    rates = ", ".join(f"{family} {chosen_rate(family):g}" for family in ("grpo", "gtpo"))
-    sections = {
-        f"The learning rate, on `subtraction`: chosen {rates} of {', '.join(f'{r:g}' for r in SELECTION_RATES)}": table(
-            list(selection()), lambda run: (run.method, f"{run.lr:g}"), ["method", "rate"]
-        ),
-        "GTPO and GRPO, all tasks": [*table(main_runs, by_method, ["method"]), "", *comparison(main_runs)],
-        "GTPO and GRPO, by task": table(main_runs, lambda run: (run.task, run.method), ["task", "method"]),
-        "Parts and controls, on `letter_counting`": table(on("letter_counting"), by_method, ["method"]),
-        "Parts and controls, on `arithmetic`": table(on("arithmetic"), by_method, ["method"]),
-        "Adam betas of 0.999999, on `arithmetic`": table(of("betas"), by_method, ["method"]),
-        "A noisy start at 2e-4, on `arithmetic`": table(of("noisy"), by_method, ["method"]),
-        "Other learning rates, on `arithmetic`": table(
-            of("rates"), lambda run: (run.method, f"{run.lr:g}"), ["method", "rate"]
-        ),
-        "What the paper leaves open, on `arithmetic`": table(of("open"), by_method, ["method"]),
-    }
-    lines = [
-        f"{len(done)} of {len(runs)} runs are done. Made by `python -m studies.report`. Worst strict: the lowest mean "
-        f"over {_STRETCH} steps of one of the runs."
-    ]
-    for title, rows in sections.items():
-        lines += ["", f"## {title}", "", *(rows if len(rows) > 2 else ["Not run."])]
-    (OUT / "tables.md").write_text("# Tables of the study\n\n" + "\n".join(lines) + "\n")
-    write_finals(done)
-    written = [OUT / "tables.md", OUT / "finals.csv"]
-    pair = {"gtpo": "GTPO", "grpo": "GRPO"}
-    parts = {
-        **pair,
-        "backward": "backward mask",
-        "forward": "forward mask",
-        "entropy": "filter and γ",
-        "grpo_strict": "GRPO, strict reward",
-    }
-    pairs = {run.task: [other for other in main_runs if other.task == run.task] for run in main_runs}
-    for name, here in (pairs | {"noisy_start": of("noisy")}).items():
-        if {run.method for run in here if run.log.exists()} == set(pair):
-            written += draw(here, pair, name, f"{name}, G = 8")
-    compared = on("letter_counting")
-    if {run.method for run in compared if run.log.exists()} > set(pair):
-        written += draw(compared, parts, "parts", "letter_counting: which part of GTPO keeps the end")
+    sections = [f"## {name}\n\n{cell_table(cells)}" for name, cells in TABLES.items()]
+    sections.append(f"## Under verl and in the fast loop\n\n{numbers['table agreement']}")
+    head = f"# Tables of the study\n\n{numbers['runs']} runs. Mean of a cell's runs (smallest–largest)."
+    head += " Made by `python -m studies.report`."
+    (OUT / "tables.md").write_text("\n\n".join([head, *sections]) + "\n")
+    with (OUT / "runs.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["start", "method", "rate", "seed", *METRICS, "push", *(f"pass@{k}" for k in K)])
+        for run in runs_of(cell for cells in TABLES.values() for cell in cells):
+            row = [run.cell.start.name, run.cell.method, rate(run.cell.lr), run.seed]
+            writer.writerow([*row, *(f"{v:.4f}" for v in (*run.summary.values(), *run.pass_at.values()))])
+    PAGE.write_text(render((HERE / "page.md").read_text(), numbers))
+    written: list[Path] = [OUT / "tables.md", OUT / "runs.csv", PAGE]
+    written += [*save(figures.overview(), OUT / "overview"), *save(figures.collapse(), OUT / "collapse")]
     print(*written, sep="\n")
     return 0
 

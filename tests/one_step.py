@@ -194,8 +194,8 @@ def packed_attention(query, key, value, attention_mask, query_length, *args, pos
     return output.transpose(1, 2)
 
 
-def step(task, out, overrides, seed):
-    """The parameters after one step and its metrics, with the rows in another order by each seed."""
+def step(task, out, overrides, seed, rows=None):
+    """The parameters after one step on `rows` and its metrics, with the rows in another order by each seed."""
     with initialize_config_dir(str(ROOT / "recipes/config"), version_base=None):
         # Every rank is a driver here, with a record of its own.
         folder = out / f"rank{os.environ['RANK']}"
@@ -206,7 +206,7 @@ def step(task, out, overrides, seed):
     worker = ActorRolloutRefWorker(config=config.actor_rollout_ref, role="actor")
     worker.init_model()
 
-    rows = rollouts(tokenizer)
+    rows = rows or rollouts(tokenizer)
     queue = padding_utils.tq = trainer_base.tq = Queue(rows)
     trainer = PPOTrainerSync.__new__(PPOTrainerSync)
     trainer.config, trainer.global_steps, trainer.tokenizer, trainer.use_critic = config, 1, tokenizer, False
@@ -217,7 +217,6 @@ def step(task, out, overrides, seed):
     batch.extra_info["temperature"] = config.actor_rollout_ref.rollout.temperature
 
     batch = trainer._balance_batch(batch, metrics)
-    assert len(batch.keys) == ROWS_IN_UPDATE > len(rows)
     extra_info = batch.extra_info
     batch = trainer._compute_old_log_prob(batch, metrics)
     batch = trainer._compute_advantage(batch, metrics)
@@ -225,13 +224,18 @@ def step(task, out, overrides, seed):
     trainer._update_actor(batch, metrics)
     parameters = {name: tensor.detach().clone() for name, tensor in worker.actor.engine.get_per_tensor_param()[0]}
     advantages = {key: queue.rows[key]["advantages"] for key in rows}
-    return {"parameters": parameters, "metrics": metrics, "advantages": advantages}
+    return {"parameters": parameters, "metrics": metrics, "advantages": advantages, "rows": len(batch.keys)}
 
 
-def run(rank, world_size, store, task, out):
+def prepare_process(rank, world_size, store):
+    """What verl's worker needs in a process of its own."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "DIST_INIT_METHOD": f"file://{store}"}
     torch.set_num_threads(1)
+
+
+def run(rank, world_size, store, task, out):
+    prepare_process(rank, world_size, store)
     AttentionInterface.register("ulysses_on_cpu", flash_attention_forward)
     padding_utils.uuid = SimpleNamespace(uuid4=lambda: UUID(int=0))  # padding rows have one name in all processes
     monkey_patch._flash_attention_forward = packed_attention  # what verl's Ulysses calls between its all-to-alls

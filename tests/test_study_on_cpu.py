@@ -1,6 +1,5 @@
-"""The study: its plan, its rewards, what it keeps of a run, its statistics and its tables."""
+"""The study: its plan, its rewards, its logs, its statistics, and its page against its logs."""
 
-import csv
 import gzip
 import json
 from dataclasses import replace
@@ -12,8 +11,8 @@ from hydra import compose, initialize_config_dir
 from verl.utils.config import omega_conf_to_dataclass
 
 from gtpo_verl import GTPOConfig
-from studies import plan, report, reward, run
-from studies.plan import METHODS, Run
+from studies import confirm, logs, plan, report, reward, run
+from studies.plan import CONTROLS, COUNTING, METHODS, TABLES, Cell
 
 GOOD = "<reasoning>t,a,c</reasoning><answer>tac</answer>"
 
@@ -38,51 +37,69 @@ def test_the_coin_knows_nothing_of_the_completion():
     assert reward.coin("x", GOOD, "tac")["acc"] == 1
 
 
-def test_runs_have_names_of_their_own_and_known_methods():
+def test_every_seed_of_the_plan_runs_every_cell_once():
+    cells = {cell for table in TABLES.values() for cell in table}
+    assert {cell.method for cell in cells} | set(CONTROLS) <= set(METHODS)
     runs = plan.plan()
-    assert len({r.name for r in runs}) == len({r.log for r in runs}) == len(runs)
-    assert {r.method for r in runs} == set(METHODS)
-    seeds = [r.seed for r in runs if (r.group, r.task, r.method) == ("main", "arithmetic", "gtpo")]
-    assert seeds == list(range(1, 11))
+    assert len(runs) == len(set(runs)) == len({cell.log(seed) for cell, seed in runs})
+    for seed in range(1, plan.SEEDS + 1):
+        assert {cell for cell, other in runs if other == seed} == cells
+
+
+def test_runs_side_by_side_share_start_and_seed_and_none_is_left_out():
+    runs = plan.plan()
+    side_by_side = list(run.batches(runs))
+    assert sorted(map(str, runs)) == sorted(str((cell, seed)) for _, seed, cells in side_by_side for cell in cells)
+    for start, _, cells in side_by_side:
+        assert {cell.start for cell in cells} == {start} and len(cells) <= run.AT_A_TIME
 
 
 @pytest.fixture
-def command(tmp_path, monkeypatch):
-    """Overrides of a run's trainer."""
-    monkeypatch.setattr(run, "chosen_rate", lambda family: {"grpo": 1e-4, "gtpo": 2e-4}[family])
+def command(tmp_path):
+    """Overrides of a run under verl."""
 
-    def overrides(study_run):
-        made = run.command(study_run, tmp_path, tmp_path / "out")
+    def overrides(cell):
+        made = confirm.command(cell, 3, tmp_path, tmp_path / "out")
         return made[made.index("--config-name") + 2 :]
 
     return overrides
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [method for method in METHODS if method not in CONTROLS])
 def test_a_method_changes_what_it_says_and_nothing_else(command, method):
-    with initialize_config_dir(str(run.ROOT / "recipes/config"), version_base=None):
-        config = compose("gtpo_cpu", overrides=command(Run("main", "arithmetic", method, 3)))
-        twin = compose("gtpo_cpu", overrides=command(Run("main", "arithmetic", "grpo", 3)))
-    is_gtpo = config.algorithm.adv_estimator == "gtpo"
-    assert is_gtpo == (not method.startswith("grpo"))
-    assert config.actor_rollout_ref.actor.optim.lr == (2e-4 if is_gtpo else 1e-4)
+    with initialize_config_dir(str(plan.ROOT / "recipes/config"), version_base=None):
+        config = compose("gtpo_cpu", overrides=command(Cell(COUNTING, method, 1e-4)))
+        twin = compose("gtpo_cpu", overrides=command(Cell(COUNTING, "grpo", 1e-4)))
+    assert (config.algorithm.adv_estimator == "gtpo") == (not method.startswith("grpo"))
     settings = GTPOConfig.from_config(config.algorithm)
+    no_entropy = {"entropy_coeff": 0, "completion_filter": "never"}
     expected = {
         "gtpo": {},
-        "masks": {"entropy_coeff": 0, "completion_filter": "never"},
-        "backward": {"entropy_coeff": 0, "completion_filter": "never", "conflict_masks": "backward"},
-        "forward": {"entropy_coeff": 0, "completion_filter": "never", "conflict_masks": "forward"},
-        "skip": {"entropy_coeff": 0, "completion_filter": "never", "conflict_weight_positive": 1},
-        "double": {"entropy_coeff": 0, "completion_filter": "never", "conflict_weight_negative": 1},
+        "masks": no_entropy,
+        "backward": no_entropy | {"conflict_masks": "backward"},
+        "forward": no_entropy | {"conflict_masks": "forward"},
+        "skip": no_entropy | {"conflict_weight_positive": 1},
+        "double": no_entropy | {"conflict_weight_negative": 1},
         "entropy": {"conflict_span": "none"},
+        "filter": {"conflict_span": "none", "entropy_coeff": 0},
+        "gtpo_no_filter": {"completion_filter": "never"},
     }
     if method in expected:
         assert settings == replace(GTPOConfig(), **expected[method])
     for key in ("algorithm.adv_estimator", "algorithm.gtpo", "actor_rollout_ref.actor.policy_loss.loss_mode"):
         _set(config, key, _get(twin, key))
-    _set(config, "actor_rollout_ref.actor.optim.lr", 1e-4)
-    changed = {"grpo_strict": "reward.custom_reward_function.name", "grpo_coin": "reward.custom_reward_function.name"}
-    if key := changed.get(method, "actor_rollout_ref.rollout.n" if method.endswith("G12") else ""):
+    changed = {
+        "grpo_strict": ["reward.custom_reward_function.name"],
+        "grpo_coin": ["reward.custom_reward_function.name"],
+        "grpo_token_mean": ["actor_rollout_ref.actor.loss_agg_mode"],
+        "grpo_kl": ["actor_rollout_ref.actor.use_kl_loss", "actor_rollout_ref.actor.kl_loss_coef"],
+        **dict.fromkeys(["grpo_G12", "gtpo_G12"], ["actor_rollout_ref.rollout.n"]),
+        **dict.fromkeys(
+            ["grpo_betas", "gtpo_betas"],
+            ["actor_rollout_ref.actor.optim.betas", "actor_rollout_ref.actor.optim.lr_warmup_steps"],
+        ),
+    }
+    for key in changed.get(method, ()):
         assert _get(config, key) != _get(twin, key)
         _set(config, key, _get(twin, key))
     assert config == twin
@@ -100,74 +117,90 @@ def _set(config, key, value):
     _get(config, ".".join(path))[last] = value
 
 
-def logged(run_, values, steps=None):
-    """Write a run's log as the runner keeps it."""
-    lines = [
-        json.dumps({"step": step + 1, **{key: value(step) for key, value in values.items()}, "perf/throughput": 1.0})
-        for step in range(steps or run_.steps)
-    ]
-    run.keep(lines, run_.log)
-
-
 @pytest.fixture
-def results(tmp_path, monkeypatch):
+def logged(tmp_path, monkeypatch):
+    """Write a run's log of 400 steps: `strict` by step; `right` of 64 completions for each held-out question."""
     monkeypatch.setattr(plan, "HERE", tmp_path)
-    return tmp_path / "results"
+    logs.load.cache_clear()
+
+    def write(cell, seed, strict, right=(32,)):
+        columns = ("acc", "entropy", "above_ln2", "length", "net_weight", "shared_last")
+        steps = {name: [0.5] * 400 for name in columns} | {"strict": [strict(step) for step in range(400)]}
+        held_out = {"right": list(right), "strict": [64], "answers": [3], "texts": [9]}
+        run.keep({"steps": steps, "held_out": held_out, "seconds": 1.0}, cell.log(seed))
+        return logs.load(cell, seed)
+
+    yield write
+    logs.load.cache_clear()
 
 
-def test_a_log_is_kept_small_and_reads_back(results):
-    one = Run("main", "arithmetic", "gtpo", 1, steps=200)
-    logged(one, {"reward/acc/mean": lambda step: step / 3, "actor/entropy": lambda step: 0.123456789})
-    (first, *_) = [json.loads(line) for line in gzip.open(one.log, "rt")]
-    assert first == {"step": 1, "reward/acc/mean": 0.0, "actor/entropy": 0.123457}
-    assert run.final(one, "reward/acc/mean") == pytest.approx(np.mean(np.arange(100, 200) / 3), rel=1e-5)
+def test_a_log_is_kept_small_and_reads_back(tmp_path):
+    run.keep({"steps": {"entropy": [0.123456789, 1.0]}, "held_out": {"right": [63]}}, tmp_path / "a/b.json.gz")
+    with gzip.open(tmp_path / "a/b.json.gz", "rt") as file:
+        assert json.load(file) == {"steps": {"entropy": [0.1235, 1.0]}, "held_out": {"right": [63]}}
 
 
-def test_each_family_takes_the_rate_of_its_highest_final_reward(results):
-    best = {"grpo": 5e-5, "gtpo": 2e-4}
-    for one in plan.selection():
-        logged(one, {"reward/score/mean": lambda step, one=one: 10.0 + (one.lr == best[one.family])})
-    assert {family: run.chosen_rate(family) for family in best} == best
+def test_a_run_is_judged_by_its_worst_stretch_after_the_hundredth_step(logged):
+    cell = Cell(COUNTING, "grpo", 1e-4)
+    early = logged(cell, 1, lambda step: float(step >= 100), right=[64, 0])
+    assert early.summary["worst"] == 1 and not logs.lost(early)
+    assert early.summary["accuracy"] == early.summary["pass8"] == 0.5
+    passing = logged(replace(cell, method="gtpo"), 1, lambda step: 0.0 if 200 <= step < 240 else 1.0, right=[8])
+    assert passing.summary["worst"] == pytest.approx(0.2) and logs.lost(passing)
+    assert passing.pass_at[1] == 1 / 8 and passing.pass_at[64] == 1
+    assert passing.summary["push"] == pytest.approx(25)
+
+
+def test_methods_are_compared_in_pairs_of_one_seed(logged):
+    cell = Cell(COUNTING, "grpo", 1e-4)
+    runs = [logged(replace(cell, method=m), s, lambda step, v=v: v) for m, s, v in (("grpo", 1, 0.2), ("gtpo", 1, 0.9))]
+    runs += [
+        logged(replace(cell, method=m), s, lambda step, v=v: v) for m, s, v in (("grpo", 2, 0.8), ("gtpo", 3, 0.1))
+    ]
+    comparison = logs.compare(runs, "gtpo", "grpo", "worst")
+    assert comparison.differences == [pytest.approx(0.7)] and comparison.higher == 1
+    assert logs.compare(runs, "grpo", "gtpo", "worst").mean == pytest.approx(-0.7)
+
+
+def test_a_prediction_is_the_share_of_pairs_in_the_right_order(logged):
+    cell = Cell(COUNTING, "grpo", 1e-4)
+    pushes = [(-2.0, 0.0), (1.0, 0.0), (0.0, 1.0), (2.0, 1.0)]
+    runs = []
+    for seed, (push, strict) in enumerate(pushes):
+        one = logged(cell, seed, lambda step, strict=strict: strict)
+        runs.append(one._replace(summary={**one.summary, "push": push}))
+    assert logs.prediction(runs) == 0.75
+    assert np.isnan(logs.prediction(runs[:2]))
 
 
 def test_the_statistics_by_hand():
-    assert report.iqm(np.array([0.0, 1.0, 2.0, 100.0])) == 1.5
-    higher, same = np.array([2.0, 3.0]), np.array([0.0, 1.0])
-    assert report.probability_of_improvement(higher, same) == 1.0
-    assert report.probability_of_improvement(higher, same, same, same) == 0.75
-    assert report.interval(report.iqm, [same]).startswith("0.50 [0.00, 1.00]")
+    assert logs.iqm(np.array([0.0, 1.0, 2.0, 100.0])) == 1.5
+    assert logs.interval([1.0, 1.0]) == (1.0, 1.0)
+    low, high = logs.interval([0.0, 1.0] * 50)
+    assert low == pytest.approx(0.4, abs=0.02) and high == pytest.approx(0.6, abs=0.02)
+    assert str(logs.Comparison([-0.5, -0.5])) == "−0.50 [−0.50, −0.50]"
 
 
-def test_the_tables_count_what_is_done_and_what_went_wrong(results, tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "OUT", tmp_path / "out")
-    for one in plan.selection():
-        logged(one, dict.fromkeys(report.METRICS.values(), lambda step: 1.0))
-    for one in plan.plan():
-        if one.group == "main" and one.task == "arithmetic" and one.seed <= 3:
-            ends = 1.0 if one.method == "gtpo" else 0.25
-            values = dict.fromkeys(report.METRICS.values(), lambda step, ends=ends: ends)
-            logged(one, {**values, "reward/acc/mean": lambda step: 0.3 + step / 1000})
+def test_the_page_knows_no_number_that_the_report_does_not():
+    assert report.render("a {{one}} b", {"one": "1"}) == "a 1 b"
+    with pytest.raises(KeyError):
+        report.render("{{two}}", {"one": "1"})
+
+
+def test_the_page_and_the_tables_are_what_the_logs_give(tmp_path, monkeypatch):
+    page, out = report.PAGE.read_text(), {path.name: path.read_text() for path in report.OUT.glob("*.[mc]*")}
+    monkeypatch.setattr(report, "OUT", tmp_path)
+    monkeypatch.setattr(report, "PAGE", tmp_path / "study.md")
     assert report.main() == 0
-    tables = (tmp_path / "out/tables.md").read_text()
-    assert "| arithmetic | grpo | 3 of 10 | 3/3 | 0/3 |" in tables
-    assert "| arithmetic | gtpo | 3 of 10 | 0/3 | 0/3 |" in tables
-    assert "| 1.00 [1.00, 1.00] | 1.00 |\n" in tables and "| 0.25 [0.25, 0.25] | 0.25 |\n" in tables
-    assert "| strict | 1.00 [1.00, 1.00] |" in tables
-    rows = list(csv.DictReader((tmp_path / "out/finals.csv").open()))
-    assert len(rows) == 6 + len(list(plan.selection()))
-    assert (tmp_path / "out/arithmetic.png").stat().st_size > 10_000
+    assert (tmp_path / "study.md").read_text() == page
+    assert {path.name: path.read_text() for path in tmp_path.glob("*.[mc]*")} == {**out, "study.md": page}
+    assert all((tmp_path / name).stat().st_size > 10_000 for name in ("overview.png", "collapse.png"))
 
 
-def test_the_worst_stretch_of_a_run_that_recovers_is_told(results):
-    (run,) = (one for one in plan.quick() if one.method == "gtpo")
-    constant = dict.fromkeys(report.METRICS.values(), lambda step: 1.0)
-    logged(run, {**constant, "reward/strict/mean": lambda step: 0.0 if 100 < step <= 140 else 1.0})
-    assert report.worst_strict(run) == pytest.approx(0.2) and not report.lost_end(run)
-
-
-def test_a_short_or_failed_run_leaves_no_log(results, tmp_path, monkeypatch, capsys):
-    one = Run("main", "arithmetic", "gtpo", 1, steps=5)
-    monkeypatch.setattr(run, "prepare", lambda *_: None)
+def test_a_short_or_failed_run_under_verl_leaves_no_log(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(confirm, "HERE", tmp_path)
+    monkeypatch.setattr(confirm, "prepare", lambda *_: None)
+    cell = Cell(COUNTING, "gtpo", 1e-4)
 
     def started(status, steps):
         def start(command, **_):
@@ -177,12 +210,11 @@ def test_a_short_or_failed_run_leaves_no_log(results, tmp_path, monkeypatch, cap
 
         return start
 
-    monkeypatch.setattr(run, "chosen_rate", lambda family: 1e-4)
-    for status, steps in ((1, 5), (0, 4)):
-        monkeypatch.setattr(run.subprocess, "run", started(status, steps))
-        assert not run.execute(one, tmp_path / "outputs")
-        assert not one.log.exists()
-    assert "4/5 steps" in capsys.readouterr().out
-    monkeypatch.setattr(run.subprocess, "run", started(0, 5))
-    assert run.execute(one, tmp_path / "outputs")
-    assert one.log.exists()
+    for status, steps in ((1, 600), (0, 599)):
+        monkeypatch.setattr(confirm.subprocess, "run", started(status, steps))
+        assert not confirm.execute(cell, 1, tmp_path / "outputs")
+        assert not confirm.log_of(cell, 1).exists()
+    assert "599/600 steps" in capsys.readouterr().out
+    monkeypatch.setattr(confirm.subprocess, "run", started(0, 600))
+    assert confirm.execute(cell, 1, tmp_path / "outputs")
+    assert confirm.log_of(cell, 1).exists()

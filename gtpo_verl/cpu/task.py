@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "example: gtpo-verl task arithmetic --out .cache/arithmetic-seed1 --seed 1"
     parser.add_argument(
         "task",
-        choices=["arithmetic", "subtraction", "spell_backward", "letter_counting", "smollm2"],
+        choices=["arithmetic", "subtraction", "spell_backward", "letter_counting", "worded_counting", "smollm2"],
         help="smollm2: a model of 135 M parameters; the others: one of 0.4 M",
     )
     parser.add_argument("--out", required=True, help="folder to write; kept if it already holds the same")

@@ -1,7 +1,8 @@
 """Tasks small enough for two CPU cores, a model of 0.4 M parameters and its warm start.
 
-The tasks are two-digit addition (`arithmetic`) and subtraction, and two of `reasoning-gym` that are not arithmetic:
-`spell_backward` and `letter_counting`. `prepare` writes, for `gtpo-verl task arithmetic`,
+The tasks are two-digit addition (`arithmetic`) and subtraction, and two of
+`reasoning-gym` that are not arithmetic: `spell_backward` and `letter_counting`. `worded_counting` is the latter in
+whole sentences, of about 100 tokens and in several phrasings. `prepare` writes, for `gtpo-verl task arithmetic`,
 
 - `DIR/model`: a Qwen2 in Hugging Face format with its tokenizer, trained for a few hundred supervised steps on
   `<reasoning>…</reasoning><answer>…</answer>`, the paper's format (arXiv:2508.03772, Sec. 6). Some of those examples
@@ -10,7 +11,7 @@ The tasks are two-digit addition (`arithmetic`) and subtraction, and two of `rea
 - `DIR/warm_start.json`: the settings and the statistics of the warm start on prompts of the test set.
 
 What GTPO needs is kept: every tag is several tokens, the reward is the paper's, the mean entropy lies far below ln 2,
-and a completion has room for twice its natural length of 30 tokens. What is not the paper's: there is no system prompt,
+and a completion has room for twice its natural length, 30 tokens, or 100 in words. What is not the paper's: there is no system prompt,
 because this model knows nothing but this task. To math-verify `cab` and `abc` are one product, so where answers are
 words, the reward must compare them as such.
 """
@@ -40,8 +41,6 @@ from gtpo_verl.paper.reward import TAGS, compute_format_reward, extract_answer, 
 
 # Qwen's own names: the class that transformers picks for a Qwen2 model adds <|endoftext|> to a vocabulary without it.
 PAD, EOS, USER, ASSISTANT = "<|endoftext|>", "<|im_end|>", "<|user|>", "<|assistant|>"
-MAX_RESPONSE_LENGTH = 64
-"""In tokens; give the same to verl as `data.max_response_length`."""
 REPORT = "warm_start.json"
 OUTPUTS = ("model", "train.parquet", "test.parquet")
 
@@ -184,6 +183,26 @@ def letter_counting() -> list[Question]:
     return list(questions.values())
 
 
+def worded_counting() -> list[Question]:
+    """The questions of `letter_counting`, answered in sentences: in three ways of about 100 tokens and a short one."""
+
+    def told(question: Question) -> tuple[str, ...]:
+        counts = question.reasonings[0]
+        return (
+            f"i go along the word and count as i go: {counts}. the last number is the one that was asked for.",
+            f"{counts}. so i have counted letter by letter from the first to the last, and this is the result.",
+            f"every letter of the word gets its own count, the target is one of them. so here they are: {counts}",
+            counts,
+        )
+
+    return [question._replace(reasonings=told(question)) for question in letter_counting()]
+
+
+def max_response_length(task: str) -> int:
+    """Limit of a task's completions in tokens, for `data.max_response_length`."""
+    return 192 if task == "worded_counting" else 64
+
+
 def _reasoning_gym(name: str, **settings: Any) -> Any:
     if importlib.util.find_spec("reasoning_gym") is None:
         raise ModuleNotFoundError("no package reasoning_gym: run bash scripts/setup_cpu.sh smollm2")
@@ -197,6 +216,7 @@ TASKS: Mapping[str, Callable[[], list[Question]]] = {
     "subtraction": subtraction,
     "spell_backward": spell_backward,
     "letter_counting": letter_counting,
+    "worded_counting": worded_counting,
 }
 
 
@@ -279,8 +299,10 @@ def train(
 
 
 @torch.no_grad()
-def measure(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: list[Question]) -> dict[str, float]:
-    """Means over one completion per question, sampled at temperature 1.
+def measure(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: list[Question], limit: int
+) -> dict[str, float]:
+    """Means over one completion per question, of at most `limit` tokens, sampled at temperature 1.
 
     Returns `reward`; the shares `format` (all four tags), `accuracy` and `strict_format` (nothing but the two blocks,
     and ended by itself); `entropy` in nats per token; `response_length` in tokens.
@@ -297,7 +319,7 @@ def measure(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, questio
         temperature=1.0,
         top_k=0,
         top_p=1.0,
-        max_new_tokens=MAX_RESPONSE_LENGTH,
+        max_new_tokens=limit,
     )
     prompt_length = prompts["input_ids"].shape[1]
     responses = output[:, prompt_length:]
@@ -347,7 +369,7 @@ def prepare(out: str | Path, config: WarmStartConfig) -> dict[str, Any]:
             torch.manual_seed(config.seed)
             model = build_model(tokenizer)
             train(model, tokenizer, train_questions, config)
-            statistics = measure(model, tokenizer, test_questions)
+            statistics = measure(model, tokenizer, test_questions, max_response_length(config.task))
         model.save_pretrained(folder / "model")
         tokenizer.save_pretrained(folder / "model")
         return statistics

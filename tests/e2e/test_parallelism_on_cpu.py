@@ -74,6 +74,7 @@ def test_one_step_gives_the_parameters_of_plain_torch_however_it_is_split(steps,
 
 def test_the_step_has_all_that_a_split_could_get_wrong(steps, by_hand):
     """Conflict tokens, a filtered completion, a clipped gradient, and steps far larger than the tolerance."""
+    assert steps["one process"]["rows"] == one_step.ROWS_IN_UPDATE > len(by_hand["advantages"])
     metrics = steps["one process"]["metrics"]
     assert 0.1 < metrics["gtpo/conflict/token_frac"] < 0.9
     assert 0 < metrics["gtpo/filter/dropped_frac"] < 0.5

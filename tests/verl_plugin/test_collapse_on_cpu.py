@@ -111,7 +111,7 @@ def test_no_false_alarm_on_healthy_runs(log):
     assert alarms(records, max_response_length=64, prompts_per_step=8) == []
 
 
-STUDY = Path(__file__).resolve().parents[2] / "studies/results"
+STUDY = Path(__file__).resolve().parents[2] / "studies/results/verl"
 BESIDE = "text stands beside the answer, which the format reward does not see"
 LOST_END = "completions lose their end"
 LOST_ACCURACY = "accuracy is lost while the format stays, which entropy and reward hide"
@@ -120,24 +120,24 @@ GROWN = "completions grow to the limit"
 HALVED = "the reward fell below half of its best"
 ALIKE = "nearly all groups have equal rewards, below the best"
 SICK = {
-    "main/letter_counting-grpo-seed1": [BESIDE, LOST_END, GROWN],
-    "main/letter_counting-grpo-seed3": [BESIDE],
-    "main/letter_counting-grpo-seed4": [BESIDE],
-    "noisy/arithmetic-grpo-lr0.0002-seed1": [BESIDE, LOST_END, GROWN],
-    "parts/letter_counting-double-seed1": [BESIDE],
-    "parts/letter_counting-entropy-seed1": [BESIDE, LOST_END],
-    "parts/letter_counting-forward-seed1": [BESIDE, LOST_END, GROWN],
-    "parts/letter_counting-grpo_coin-seed1": [BESIDE, LOST_FORMAT, LOST_END],
-    "rates/arithmetic-grpo-lr0.0001-seed1": [BESIDE, LOST_END],
-    "rates/arithmetic-grpo-lr0.0003-seed1": [BESIDE, LOST_END, LOST_ACCURACY, GROWN],
-    "rates/arithmetic-grpo-lr0.001-seed1": [HALVED, LOST_FORMAT, LOST_END, BESIDE],
-    "rates/arithmetic-gtpo-lr0.0003-seed1": [LOST_ACCURACY],
-    "rates/arithmetic-gtpo-lr0.001-seed1": [LOST_END, BESIDE, HALVED, LOST_FORMAT, ALIKE],
+    "letter_counting/grpo-lr5e-05-seed1": [BESIDE, LOST_END, GROWN],
+    "letter_counting/grpo-lr5e-05-seed3": [BESIDE],
+    "letter_counting/grpo-lr5e-05-seed4": [BESIDE],
+    "arithmetic-100-T1/grpo-lr0.0002-seed1": [BESIDE, LOST_END, GROWN],
+    "letter_counting/double-lr0.0001-seed1": [BESIDE],
+    "letter_counting/entropy-lr0.0001-seed1": [BESIDE, LOST_END],
+    "letter_counting/forward-lr0.0001-seed1": [BESIDE, LOST_END, GROWN],
+    "letter_counting/grpo_coin-lr5e-05-seed1": [BESIDE, LOST_FORMAT, LOST_END],
+    "arithmetic/grpo-lr0.0001-seed1": [BESIDE, LOST_END],
+    "arithmetic/grpo-lr0.0003-seed1": [BESIDE, LOST_END, LOST_ACCURACY, GROWN],
+    "arithmetic/grpo-lr0.001-seed1": [HALVED, LOST_FORMAT, LOST_END, BESIDE],
+    "arithmetic/gtpo-lr0.0003-seed1": [LOST_ACCURACY],
+    "arithmetic/gtpo-lr0.001-seed1": [LOST_END, BESIDE, HALVED, LOST_FORMAT, ALIKE],
 }
 """What ails the study's runs of one prompt a step, as their curves show it. docs/reliability.md says what is missed."""
 
 
-@pytest.mark.parametrize("log", sorted(STUDY.rglob("*.jsonl.gz")), ids=lambda path: path.name)
+@pytest.mark.parametrize("log", sorted(STUDY.rglob("*.jsonl.gz")), ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_the_watch_names_the_sick_runs_of_the_study_and_no_other(log):
     records = [json.loads(line) for line in gzip.open(log, "rt")]
     for record in records:

@@ -1,0 +1,130 @@
+"""The study's figures."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from gtpo_verl.config import LN2
+from gtpo_verl.paper.plots import COLOURS, GREY, STYLE
+from studies.logs import STRETCH, TASKS, TITLES, K, Run, rate, runs_of, stretches
+from studies.plan import ADDITION, COUNTING, MIDDLE, RATES, SPELLING, TABLES, USUAL, Cell
+
+_COLOUR = {
+    "gtpo": COLOURS[0],
+    "grpo": COLOURS[1],
+    "grpo_token_mean": COLOURS[3],
+    "filter": COLOURS[2],
+    "gtpo_no_filter": COLOURS[5],
+}
+_MARKER = {COUNTING: "o", SPELLING: "s", ADDITION: "^"}
+_MAIN = ("grpo", "grpo_token_mean", "gtpo")
+
+
+def overview() -> Any:
+    """The answer in four panels: format, accuracy, parts and controls, pass@k."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(2, 2, figsize=(9, 6.6), layout="constrained")
+        _worst_by_rate(axes[0, 0])
+        _accuracy_gain(axes[0, 1])
+        _arms(axes[1, 0])
+        _pass_at_k(axes[1, 1])
+        handles = [
+            *(plt.Line2D([], [], color=_COLOUR[method], lw=3, label=TITLES[method]) for method in _MAIN),
+            *(plt.Line2D([], [], color=GREY, marker=m, ls="", label=TASKS[start]) for start, m in _MARKER.items()),
+        ]
+        figure.legend(handles=handles, loc="outside upper center", ncols=6, frameon=False)
+        return figure
+
+
+def _dots(ax: Axes, runs: Sequence[Run], position: float, metric: str, colour: str, across: bool = False) -> None:
+    for i, run in enumerate(runs):
+        place = position + 0.11 * ((i % 5) - 2) / 2
+        point = (run.summary[metric], place) if across else (place, run.summary[metric])
+        ax.plot(*point, _MARKER[run.cell.start], color=colour, ms=4.5, alpha=0.75, mew=0)
+
+
+def _worst_by_rate(ax: Axes) -> None:
+    runs = runs_of(cell for cell in TABLES["main"] if cell.method in _MAIN)
+    for column, lr in enumerate(RATES):
+        for offset, method in zip((-0.27, 0, 0.27), _MAIN, strict=True):
+            here = [run for run in runs if (run.cell.lr, run.cell.method) == (lr, method)]
+            _dots(ax, here, column + offset, "worst", _COLOUR[method])
+            if here:
+                mean = np.mean([run.summary["worst"] for run in here])
+                ax.hlines(mean, column + offset - 0.12, column + offset + 0.12, color=_COLOUR[method], lw=2)
+    ax.set_xticks(range(len(RATES)), [f"rate {rate(lr)}" for lr in RATES])
+    ax.set(ylim=(-0.03, 1.03), ylabel="worst strict format over 50 steps", title="Format: who keeps the end")
+
+
+def _accuracy_gain(ax: Axes) -> None:
+    runs = runs_of(TABLES["main"])
+    values = {(run.cell, run.seed): run.summary["accuracy"] for run in runs}
+    for column, lr in enumerate(RATES):
+        for offset, rival in zip((-0.17, 0.17), ("grpo", "grpo_token_mean"), strict=True):
+            gains: list[float] = []
+            for (cell, seed), accuracy in values.items():
+                other = values.get((Cell(cell.start, rival, lr), seed))
+                if (cell.method, cell.lr) == ("gtpo", lr) and other is not None:
+                    place = column + offset + 0.1 * ((len(gains) % 5) - 2) / 2
+                    gains.append(accuracy - other)
+                    ax.plot(place, gains[-1], _MARKER[cell.start], color=_COLOUR[rival], ms=4.5, alpha=0.75, mew=0)
+            if gains:
+                ax.hlines(np.mean(gains), column + offset - 0.13, column + offset + 0.13, color=_COLOUR[rival], lw=2)
+    ax.axhline(0, color=GREY, lw=0.8)
+    ax.set_xticks(range(len(RATES)), [f"rate {rate(lr)}" for lr in RATES])
+    ax.set(ylabel="GTPO minus the method of the colour", title="Accuracy on held-out questions, in pairs")
+
+
+def _arms(ax: Axes) -> None:
+    order = (
+        *("grpo", "random_skip", "entropy", "forward", "double"),
+        *("positive_only", "grpo_strict", "skip", "backward", "masks", "gtpo"),
+    )
+    for row, method in enumerate(reversed(order)):
+        runs = runs_of(cell for cell in TABLES["parts"] + TABLES["controls"] if cell.method == method)
+        colour = _COLOUR.get(method, GREY)
+        _dots(ax, runs, row, "worst", colour, across=True)
+        if runs:
+            ax.vlines(np.mean([run.summary["worst"] for run in runs]), row - 0.3, row + 0.3, color=colour, lw=2)
+    ax.set_yticks(range(len(order)), [TITLES[method] for method in reversed(order)])
+    ax.set(xlim=(-0.03, 1.03), xlabel="worst strict format over 50 steps")
+    ax.set_title(f"Parts and controls, rate {rate(MIDDLE)}")
+
+
+def _pass_at_k(ax: Axes) -> None:
+    for start, style in zip(USUAL, ("-", "--", ":"), strict=True):
+        for method in _MAIN:
+            runs = runs_of([Cell(start, method, MIDDLE)])
+            if runs:
+                ax.plot(K, [np.mean([run.pass_at[k] for run in runs]) for k in K], style, color=_COLOUR[method], lw=1.4)
+        ax.plot([], [], style, color=GREY, label=TASKS[start])
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(K, [str(k) for k in K])
+    ax.legend(frameon=False, fontsize=7.5)
+    ax.set(ylim=(None, 1.01), xlabel="k", ylabel="pass@k", title=f"What it costs: pass@k, rate {rate(MIDDLE)}")
+
+
+def collapse() -> Any:
+    """Entropy and strict format from starts near ln 2, mean over seeds."""
+    starts = list(dict.fromkeys(cell.start for cell in TABLES["collapse"]))
+    methods = list(dict.fromkeys(cell.method for cell in TABLES["collapse"]))
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(2, len(starts), figsize=(9, 5.4), layout="constrained", sharex=True)
+        for column, start in enumerate(starts):
+            for method in methods:
+                runs = runs_of([Cell(start, method, MIDDLE)])
+                for row, metric in enumerate(("entropy", "strict")):
+                    if runs:
+                        mean = stretches(np.mean([run.curves[metric] for run in runs], axis=0))
+                        axes[row, column].plot(np.arange(len(mean)) + STRETCH // 2, mean, color=_COLOUR[method], lw=1.6)
+            axes[0, column].axhline(LN2, color="black", lw=0.8, ls=":")
+            axes[0, column].set_title(TASKS[start])
+            axes[1, column].set(ylim=(-0.03, 1.03), xlabel="step")
+        axes[0, 0].set_ylabel("entropy, nats per token")
+        axes[1, 0].set_ylabel("strict format")
+        handles = [plt.Line2D([], [], color=_COLOUR[method], lw=3, label=TITLES[method]) for method in methods]
+        figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False)
+        return figure

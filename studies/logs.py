@@ -1,0 +1,180 @@
+"""The runs of the study from their logs: curves, endpoints, and how methods are compared."""
+
+import functools
+import gzip
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import bootstrap, mannwhitneyu, trim_mean
+
+from gtpo_verl.paper.pass_at_k import pass_at_k
+from studies.plan import ADDITION, COUNTING, HOT_ADDITION, HOT_COUNTING, SEEDS, SPELLING, WORDED, Cell
+
+SAMPLES, K = 64, (1, 2, 4, 8, 16, 32, 64)
+STRETCH = 50
+"""Steps over which the worst and the peak are averaged."""
+SETTLED = 100
+"""The worst stretch begins after this step."""
+LAST = 100
+"""Steps at the end over which final values are averaged."""
+
+TITLES = {
+    "grpo": "GRPO",
+    "grpo_token_mean": "GRPO, token-mean",
+    "grpo_kl": "GRPO, KL 0.04",
+    "gtpo": "GTPO",
+    "entropy": "filter and γ",
+    "forward": "forward mask",
+    "backward": "backward mask",
+    "skip": "both masks, skipped only",
+    "double": "both masks, doubled only",
+    "masks": "both masks",
+    "positive_only": "GRPO, positive updates only",
+    "random_skip": "GRPO, random tokens skipped",
+    "grpo_strict": "GRPO, reward that sees the end",
+    "filter": "GRPO with the filter",
+    "gtpo_no_filter": "GTPO without the filter",
+    "grpo_betas": "GRPO, betas 0.999999",
+    "gtpo_betas": "GTPO, betas 0.999999",
+    "span_all": "GTPO, all conflict tokens",
+    "threshold_0.2": "GTPO, threshold 0.2",
+}
+TASKS = {
+    COUNTING: "counting letters",
+    SPELLING: "spelling backward",
+    ADDITION: "addition",
+    WORDED: "counting in sentences",
+    HOT_COUNTING: "counting, hot",
+    HOT_ADDITION: "addition, hot",
+}
+METRICS = {
+    "worst": "worst strict",
+    "accuracy": "accuracy",
+    "pass8": "pass@8",
+    "peak": "peak entropy",
+    "pass64": "pass@64",
+    "strict": "strict",
+    "entropy": "entropy",
+    "length": "length",
+    "answers": "answers of 64",
+    "above": "above ln 2",
+}
+"""Of a run; the first four are the endpoints of docs/study-design.md."""
+
+
+class Run(NamedTuple):
+    """A complete run: its curves by metric, an array of a number per step, and its summary by `METRICS`."""
+
+    cell: Cell
+    seed: int
+    curves: Mapping[str, np.ndarray]
+    summary: Mapping[str, float]
+    pass_at: Mapping[int, float]
+    seconds: float
+
+
+def stretches(values: np.ndarray) -> np.ndarray:
+    """Means over `STRETCH` consecutive steps."""
+    return np.convolve(values, np.ones(STRETCH) / STRETCH, "valid")
+
+
+@functools.cache
+def load(cell: Cell, seed: int) -> Run:
+    """A run from its log."""
+    with gzip.open(cell.log(seed), "rt") as file:
+        record = json.load(file)
+    curves = {name: np.array(values) for name, values in record["steps"].items()}
+    held_out = record["held_out"]
+    pass_at = {k: float(np.mean([pass_at_k(SAMPLES, right, k) for right in held_out["right"]])) for k in K}
+    summary = {
+        "worst": float(stretches(curves["strict"][SETTLED:]).min()),
+        "accuracy": pass_at[1],
+        "pass8": pass_at[8],
+        "peak": float(stretches(curves["entropy"]).max()),
+        "pass64": pass_at[64],
+        **{name: float(curves[name][-LAST:].mean()) for name in ("strict", "entropy", "length")},
+        "answers": float(np.mean(held_out["answers"])),
+        "above": float(stretches(curves["above_ln2"]).max()),
+        "push": float((curves["net_weight"] * curves["shared_last"])[:SETTLED].sum()),
+    }
+    return Run(cell, seed, curves, summary, pass_at, record["seconds"])
+
+
+def runs_of(cells: Iterable[Cell]) -> list[Run]:
+    """The complete runs of cells, in the order of the plan."""
+    return [
+        load(cell, seed) for cell in dict.fromkeys(cells) for seed in range(1, SEEDS + 1) if cell.log(seed).exists()
+    ]
+
+
+def lost(run: Run) -> bool:
+    """Whether the run lost its end."""
+    return run.summary["worst"] < 0.5
+
+
+def iqm(values: np.ndarray) -> float:
+    """Interquartile mean."""
+    return float(trim_mean(values, 0.25))
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """95% interval of the mean of independent values, by the percentile bootstrap."""
+    if len(set(values)) == 1:
+        return values[0], values[0]
+    rng = np.random.default_rng(0)
+    result = bootstrap((np.array(values),), np.mean, rng=rng, method="percentile", n_resamples=2000)
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+
+
+class Comparison(NamedTuple):
+    """One method against another in pairs of runs of one start, rate and seed."""
+
+    differences: list[float]
+
+    @property
+    def mean(self) -> float:
+        """Of the first method minus the second."""
+        return float(np.mean(self.differences))
+
+    @property
+    def higher(self) -> int:
+        """Pairs in which the first method is higher."""
+        return sum(difference > 0 for difference in self.differences)
+
+    def __str__(self) -> str:
+        low, high = interval(self.differences)
+        return f"{signed(self.mean)} [{signed(low)}, {signed(high)}]"
+
+
+def rate(lr: float) -> str:
+    """As one writes it: 5e-5."""
+    return f"{lr:.0e}".replace("e-0", "e-")
+
+
+def signed(value: float) -> str:
+    """With its sign and to two digits."""
+    return f"{value:+.2f}".replace("-", "−")
+
+
+def compare(runs: Sequence[Run], first: str, second: str, metric: str) -> Comparison:
+    """The pairs among `runs`."""
+    values = {(run.cell, run.seed): run.summary[metric] for run in runs}
+    pairs = [
+        (value, values.get((replace(cell, method=second), seed)))
+        for (cell, seed), value in values.items()
+        if cell.method == first
+    ]
+    return Comparison([value - other for value, other in pairs if other is not None])
+
+
+def prediction(runs: Sequence[Run]) -> float:
+    """Area under the ROC curve: the probability that a run that lost its end had a lower push on its last tokens in its
+    first steps than a run that kept it."""
+    pushes = {which: [run.summary["push"] for run in runs if lost(run) == which] for which in (True, False)}
+    if not all(pushes.values()):
+        return float("nan")
+    pairs = len(pushes[True]) * len(pushes[False])
+    return float(1 - mannwhitneyu(pushes[True], pushes[False]).statistic / pairs)

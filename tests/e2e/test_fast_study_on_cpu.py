@@ -1,0 +1,44 @@
+"""The study's fast loop takes the step of verl's trainer."""
+
+import os
+import subprocess
+import sys
+
+import fast_step
+import pytest
+import torch
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def steps(task, tmp_path_factory):
+    """What a step of each method left, by both."""
+    out = tmp_path_factory.mktemp("steps")
+    env = {**os.environ, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    env["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, fast_step.__file__, str(task), str(out)]
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stderr[-6000:]
+    return torch.load(out / "steps.pt", weights_only=False)
+
+
+@pytest.mark.parametrize("case", fast_step.CASES)
+def test_given_the_same_rollouts_the_fast_loop_takes_the_step_of_verl(steps, case):
+    step, moved = steps[case], []
+    for name, start in steps["start"].items():
+        torch.testing.assert_close(step["fast"][name], step["verl"][name], rtol=0, atol=1e-6)
+        moved.append((step["fast"][name] - start).abs().max())
+    assert max(moved) > 1e-3
+    logged, metrics = step["logged"], step["metrics"]
+    assert logged["grad_norm"] == pytest.approx(metrics["actor/grad_norm"], rel=1e-4)
+    assert logged["entropy"] == pytest.approx(metrics.get("gtpo/entropy/mean", logged["entropy"]), rel=1e-5)
+
+
+def test_the_methods_take_different_steps(steps):
+    seen = {case: torch.cat([p.flatten() for p in steps[case]["fast"].values()]) for case in fast_step.CASES}
+    names = list(seen)
+    for i, one in enumerate(names):
+        for other in names[:i]:
+            assert (seen[one] - seen[other]).abs().max() > 1e-4, (one, other)
+    assert 0 < steps["gtpo with AdamW, hot, filtered"]["logged"]["dropped"] < 1
