@@ -50,6 +50,8 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     """Mean, smallest and largest."""
     if not values:
         return "–"
+    if len(values) == 1:
+        return f"{values[0]:.{digits}f}"
     return f"{np.mean(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
 
 

@@ -218,3 +218,13 @@ def test_a_short_or_failed_run_under_verl_leaves_no_log(tmp_path, monkeypatch, c
     monkeypatch.setattr(confirm.subprocess, "run", started(0, 600))
     assert confirm.execute(cell, 1, tmp_path / "outputs")
     assert confirm.log_of(cell, 1).exists()
+
+
+@pytest.mark.parametrize("page", ["README.md", "patches/README.md"])
+def test_what_is_cited_of_the_study_is_what_the_logs_give(page):
+    text, numbers = " ".join((plan.ROOT / page).read_text().replace(">", " ").split()), report.facts()
+    for name in (
+        *("main: gtpo lost", "main: grpo lost", "main: grpo_token_mean lost", "main: gtpo - grpo accuracy"),
+        *("main: gtpo - grpo_token_mean accuracy", "main: gtpo - grpo pass8"),
+    ):
+        assert str(numbers[name]) in text, name
