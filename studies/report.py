@@ -1,6 +1,6 @@
 """Tables, figures and the page of the study, from the logs in results/: docs/results/study and docs/study.md.
 
-docs/study.md is studies/page.md with its {{names}} replaced by numbers of this module, so no number in it is typed.
+docs/study.md is studies/page.template with its {{names}} replaced by numbers of this module, so no number in it is typed.
 """
 
 import csv
@@ -144,7 +144,7 @@ def agreement_table() -> str:
 
 
 def facts() -> dict[str, object]:
-    """Every number and table that studies/page.md names."""
+    """Every number and table that studies/page.template names."""
     found: dict[str, object] = {"ln2": f"{LN2:.3f}"}
     all_cells = list(dict.fromkeys(cell for cells in TABLES.values() for cell in cells))
     everything = runs_of(all_cells)
@@ -275,7 +275,7 @@ def main() -> int:
         for run in runs_of(cell for cells in TABLES.values() for cell in cells):
             row = [run.cell.start.name, run.cell.method, rate(run.cell.lr), run.seed]
             writer.writerow([*row, *(f"{v:.4f}" for v in (*run.summary.values(), *run.pass_at.values()))])
-    PAGE.write_text(render((HERE / "page.md").read_text(), numbers))
+    PAGE.write_text(render((HERE / "page.template").read_text(), numbers))
     written: list[Path] = [OUT / "tables.md", OUT / "runs.csv", PAGE]
     written += [*save(figures.overview(), OUT / "overview"), *save(figures.collapse(), OUT / "collapse")]
     print(*written, sep="\n")
