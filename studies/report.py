@@ -1,6 +1,6 @@
 """Tables, figures and the page of the study, from the logs in results/: docs/results/study and docs/study.md.
 
-docs/study.md is studies/page.template with its {{names}} replaced by numbers of this module, so no number in it is typed.
+docs/study.md is studies/page.template with its {{names}} replaced by numbers of this module: no number is typed.
 """
 
 import csv
