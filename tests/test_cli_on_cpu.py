@@ -70,7 +70,6 @@ def broken(tmp_path, monkeypatch):
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "list.jsonl").write_text('{"step": 1, "data": [1]}\n')
     (tmp_path / "text.parquet").write_text("no parquet")
-    (tmp_path / "records.json").write_text('{"records": [{"a": 1}]}')
     pq.write_table(pa.table({"prompt": ["plain text"] * 3}), tmp_path / "plain.parquet")
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures/kept").touch()
@@ -96,8 +95,8 @@ def broken(tmp_path, monkeypatch):
         "plot half.jsonl --out figures",
         "plot bytes.jsonl --out figures",
         "plot list.jsonl --out figures",
-        "plot --evaluation records.json --out figures",
-        "plot --evaluation half.jsonl --out figures",
+        "plot --tokens figures --out figures",
+        "plot --tokens half.jsonl --out figures",
         "export none figures",
         "export plain.parquet figures",
         "view half.jsonl --out figures/view.html",

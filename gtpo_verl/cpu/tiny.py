@@ -11,9 +11,9 @@ whole sentences, of about 100 tokens and in several phrasings. `prepare` writes,
 - `DIR/warm_start.json`: the settings and the statistics of the warm start on prompts of the test set.
 
 What GTPO needs is kept: every tag is several tokens, the reward is the paper's, the mean entropy lies far below ln 2,
-and a completion has room for twice its natural length, 30 tokens, or 100 in words. What is not the paper's: there is no system prompt,
-because this model knows nothing but this task. To math-verify `cab` and `abc` are one product, so where answers are
-words, the reward must compare them as such.
+and a completion has room for twice its natural length, 30 tokens, or 100 in words. What is not the paper's: there is no
+system prompt, because this model knows nothing but this task. To math-verify `cab` and `abc` are one product, so where
+answers are words, the reward must compare them as such.
 """
 
 import importlib.util

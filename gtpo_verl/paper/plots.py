@@ -408,9 +408,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``gtpo-verl plot``."""
     parser.description = "Figures of training from verl's file logger, and of a run's tokens from its token dump."
     parser.epilog = (
-        "examples:\n"
-        "  gtpo-verl plot 'GRPO=runs/grpo_seed*.jsonl' 'GTPO=runs/gtpo_seed*.jsonl' --out figures\n"
-        "  gtpo-verl plot --tokens dump --out figures"
+        "example: gtpo-verl plot 'GRPO=runs/grpo_seed*.jsonl' 'GTPO=runs/gtpo_seed*.jsonl' --out figures\n"
+        "         gtpo-verl plot --tokens dump --out figures"
     )
     parser.add_argument(
         "runs", nargs="*", metavar="RUN", help="a JSONL of trainer.logger=file, LABEL=PATH or LABEL=GLOB"

@@ -27,11 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "would do so."
     )
     parser.epilog = (
-        "examples:\n"
-        "  gtpo-verl view --demo                             a run that comes with this package\n"
-        "  gtpo-verl view dump                               a token dump: +algorithm.gtpo.dump_dir=$PWD/dump\n"
-        "  gtpo-verl view rollouts --tokenizer MODEL         verl's own files: trainer.rollout_data_dir=$PWD/rollouts\n"
-        "  gtpo-verl view --follow dump                      write the page again whenever the run has made a step"
+        "example: gtpo-verl view --demo                     a run that comes with this package\n"
+        "         gtpo-verl view dump                       a token dump: +algorithm.gtpo.dump_dir=$PWD/dump\n"
+        "         gtpo-verl view rollouts --tokenizer MODEL verl's own files: trainer.rollout_data_dir=$PWD/rollouts\n"
+        "         gtpo-verl view --follow dump              write the page again whenever the run has made a step"
     )
     parser.add_argument(
         "path",

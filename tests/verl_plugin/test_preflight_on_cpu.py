@@ -128,7 +128,9 @@ def test_departures_are_shown_as_one_table(compose_config, caplog):
     config = compose_config("actor_rollout_ref.rollout.temperature=0.9", "algorithm.norm_adv_by_std_in_grpo=false")
     verl.utils.config.validate_config(config=config, use_reference_policy=False, use_critic=False)
     (record,) = [r for r in caplog.records if "not the paper's" in r.getMessage()]
-    header, *rows = record.getMessage().splitlines()[1:]
+    lines = record.getMessage().splitlines()[1:]
+    assert all(line.startswith("GTPO: ") for line in lines)  # by which the launcher knows what to show
+    header, *rows = (line.removeprefix("GTPO: ") for line in lines)
     assert header.split() == ["setting", "value", "paper"] and len(rows) == 2
     assert len({row.index(value) for row, value in zip(rows, ("False", "0.9"), strict=True)}) == 1
 
