@@ -14,6 +14,7 @@ CHOICES = {
     "filter_scope": ("all", "negative"),
     "conflict_span": ("leading", "first", "all", "none"),
     "conflict_masks": ("both", "forward", "backward"),
+    "entropy_from": ("old_log_prob", "update"),
 }
 
 
@@ -39,6 +40,8 @@ class GTPOConfig:
         conflict_weight_positive (float): λ of a conflict token where the advantage is positive (Eq. 9). At least 0.
         conflict_weight_negative (float): λ of a conflict token where the advantage is negative (Eq. 9). At least 0.
         conflict_masks (str): `both`, or only the `forward` or the `backward` mask, to see what each does.
+        entropy_from (str): which forward pass of verl's trainer gives ⟨H⟩_i. `old_log_prob`: the one before the
+            update. `update`: the update's own, so that the other may be left out.
         dump_dir (str | None): folder for the token dump that `gtpo-verl view` shows. None: no dump.
         dump_freq (int): the groups of every this many steps are dumped, and those of the first. At least 1.
 
@@ -55,6 +58,7 @@ class GTPOConfig:
     conflict_weight_positive: float = 2.0
     conflict_weight_negative: float = 0.0
     conflict_masks: str = "both"
+    entropy_from: str = "old_log_prob"
     dump_dir: str | None = None
     dump_freq: int = 10
 

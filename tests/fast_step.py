@@ -68,7 +68,7 @@ def verl_rows(prompt, responses, scores, ref_log_probs):
 
 
 def main(task, out):
-    one_step.prepare_process(0, 1, out / "store")
+    one_step.be_rank(0, 1, out / "store")
     tokenizer = AutoTokenizer.from_pretrained(task / "model")
     question = tiny.TASKS["arithmetic"]()[3456]
     prompt = torch.tensor(tiny.encode_prompt(tokenizer, question.text))

@@ -3,7 +3,10 @@
 Trainer, worker, FSDP engine and loss are verl's, with our hooks in them. Ray and TransferQueue are left out: every
 process runs the same trainer, holds all rows in a dictionary, and is itself one rank of the worker group.
 
-    VERL_PLATFORM=cpu python tests/one_step.py TASK OUT    writes OUT/<split>.pt for every split
+    VERL_PLATFORM=cpu python tests/one_step.py TASK OUT    writes OUT/<mode>/<split>.pt for every mode and split
+
+The modes are where GTPO's entropy comes from: `old_log_prob`, and then `update`, under bypass mode, whose rollout
+log-probs are those that the other mode has computed.
 """
 
 import os
@@ -25,6 +28,7 @@ from verl.models.transformers import monkey_patch
 from verl.trainer.ppo import padding_utils
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import config as verl_config
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
@@ -96,6 +100,10 @@ SPLITS = {
 }
 
 
+FROM_UPDATE = ["+algorithm.gtpo.entropy_from=update", "algorithm.rollout_correction.bypass_mode=true"]
+MODES = {"old_log_prob": [], "update": FROM_UPDATE}
+
+
 def rollouts(tokenizer):
     """{key: fields} as the agent loop puts them: groups of 8, one of 7, and in every third row a tool's tokens."""
     rng, config = random.Random(0), tiny.WarmStartConfig()
@@ -152,10 +160,10 @@ class Queue:
 class WorkerGroup:
     """One rank's part of what verl's worker group does for the trainer."""
 
-    def __init__(self, worker, queue):
+    def __init__(self, worker, queue, mesh="actor"):
         self.worker, self.queue = worker, queue
         ranks = [None] * dist.get_world_size()
-        dist.all_gather_object(ranks, worker._query_dispatch_info("actor"))
+        dist.all_gather_object(ranks, worker._query_dispatch_info(mesh))
         self._dispatch_info = {"actor": ranks}
         self.dp_rank, self.dp_size = ranks[dist.get_rank()], max(ranks) + 1
 
@@ -194,60 +202,74 @@ def packed_attention(query, key, value, attention_mask, query_length, *args, pos
     return output.transpose(1, 2)
 
 
-def step(task, out, overrides, seed, rows=None):
-    """The parameters after one step on `rows` and its metrics, with the rows in another order by each seed."""
+def make_trainer(task, folder, overrides):
+    """verl's trainer with the CPU recipe's config, its actor in this process, and no rows yet."""
     with initialize_config_dir(str(ROOT / "recipes/config"), version_base=None):
-        # Every rank is a driver here, with a record of its own.
-        folder = out / f"rank{os.environ['RANK']}"
         paths = [f"task_dir={task}", f"trainer.default_local_dir={folder}"]
-        config = compose("gtpo_cpu", overrides=[*paths, *OVERRIDES, *overrides])
+        config = compose("gtpo_cpu", overrides=[*paths, *overrides])
     OmegaConf.resolve(config)
-    tokenizer = AutoTokenizer.from_pretrained(task / "model")
+    verl_config.validate_config(config=config, use_reference_policy=False, use_critic=False)
     worker = ActorRolloutRefWorker(config=config.actor_rollout_ref, role="actor")
     worker.init_model()
-
-    rows = rows or rollouts(tokenizer)
-    queue = padding_utils.tq = trainer_base.tq = Queue(rows)
     trainer = PPOTrainerSync.__new__(PPOTrainerSync)
-    trainer.config, trainer.global_steps, trainer.tokenizer, trainer.use_critic = config, 1, tokenizer, False
-    trainer.actor_rollout_wg = WorkerGroup(worker, queue)
+    trainer.config, trainer.global_steps, trainer.use_critic = config, 1, False
+    trainer.tokenizer = AutoTokenizer.from_pretrained(task / "model")
+    trainer.actor_rollout_wg = WorkerGroup(worker, Queue({}))
+    return trainer
+
+
+def take(trainer, rows, seed):
+    """The rows as the trainer's next batch, in another order by each seed."""
+    queue = padding_utils.tq = trainer_base.tq = trainer.actor_rollout_wg.queue = Queue(rows)
     keys = random.Random(seed).sample(sorted(rows), len(rows))
     tags = [{"seq_len": len(rows[key]["input_ids"])} for key in keys]
-    batch, metrics = KVBatchMeta(partition_id="train", keys=keys, tags=tags), {}
-    batch.extra_info["temperature"] = config.actor_rollout_ref.rollout.temperature
+    batch = KVBatchMeta(partition_id="train", keys=keys, tags=tags)
+    batch.extra_info["temperature"] = trainer.config.actor_rollout_ref.rollout.temperature
+    return queue, trainer._balance_batch(batch, {})
 
-    batch = trainer._balance_batch(batch, metrics)
-    extra_info = batch.extra_info
+
+def step(task, out, overrides, seed, rows):
+    """The parameters after one step, its metrics and the rows."""
+    # Every rank is a driver here, with a record of its own.
+    trainer = make_trainer(task, out / f"rank{os.environ['RANK']}", [*OVERRIDES, *overrides])
+    queue, batch = take(trainer, rows, seed)
+    extra_info, metrics = batch.extra_info, {}
     batch = trainer._compute_old_log_prob(batch, metrics)
     batch = trainer._compute_advantage(batch, metrics)
     batch.extra_info = extra_info
     trainer._update_actor(batch, metrics)
-    parameters = {name: tensor.detach().clone() for name, tensor in worker.actor.engine.get_per_tensor_param()[0]}
-    advantages = {key: queue.rows[key]["advantages"] for key in rows}
-    return {"parameters": parameters, "metrics": metrics, "advantages": advantages, "rows": len(batch.keys)}
+    engine = trainer.actor_rollout_wg.worker.actor.engine
+    parameters = {name: tensor.detach().clone() for name, tensor in engine.get_per_tensor_param()[0]}
+    return {"parameters": parameters, "metrics": metrics, "rows": queue.rows, "in_update": len(batch.keys)}
 
 
-def prepare_process(rank, world_size, store):
-    """What verl's worker needs in a process of its own."""
+def be_rank(rank, world_size, store):
+    """What verl's workers read of the environment that Ray gives them."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "DIST_INIT_METHOD": f"file://{store}"}
     torch.set_num_threads(1)
 
 
 def run(rank, world_size, store, task, out):
-    prepare_process(rank, world_size, store)
+    be_rank(rank, world_size, store)
     AttentionInterface.register("ulysses_on_cpu", flash_attention_forward)
     padding_utils.uuid = SimpleNamespace(uuid4=lambda: UUID(int=0))  # padding rows have one name in all processes
     monkey_patch._flash_attention_forward = packed_attention  # what verl's Ulysses calls between its all-to-alls
+    rows = rollouts(AutoTokenizer.from_pretrained(task / "model"))
     for seed, (name, overrides) in enumerate(SPLITS[world_size].items()):
-        result = step(task, out, overrides, seed + 10 * world_size)
-        if rank == 0:
-            torch.save(result, out / f"{name}.pt")
+        for mode, more in MODES.items():
+            result = step(task, out, [*overrides, *more], seed + 10 * world_size, rows)
+            for key, fields in rows.items():
+                fields["rollout_log_probs"] = result["rows"][key]["old_log_probs"]
+            if rank == 0:
+                torch.save(result, out / mode / f"{name}.pt")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     task, out = Path(sys.argv[1]), Path(sys.argv[2])
+    for mode in MODES:
+        (out / mode).mkdir()
     for world_size in SPLITS:
         arguments = world_size, out / f"store{world_size}", task, out
         # Forked, they need not import verl again.

@@ -11,6 +11,10 @@ The way of a batch:
 3. Back in the hook, the same result goes to the token dump, where one is asked for, and its metrics to the trainer's.
 4. verl's update sees nothing but `advantages`, under whichever policy loss.
 
+With `algorithm.gtpo.entropy_from=update` there is no entropy before the update: the estimator gives λA, and a hook on
+the actor's loss, in the workers' processes, applies δ and −γ⟨H⟩ (`update_pass`). Each ⟨H⟩_i comes back with the
+update's metrics, from which GTPO's are made then.
+
 Before workers start, verl's `validate_config` runs `preflight`; while the trainer loops, `collapse` watches what it
 logs, under any estimator that asks for it. A verl that has GTPO of its own serves `gtpo` itself; this plugin then
 serves `gtpo_trajectory` only.
@@ -65,7 +69,12 @@ def _wrap(path: str, hook: Callable, module: ModuleType) -> None:
     def call_hook(wrapped: Callable, instance: Any, args: tuple, kwargs: dict) -> Any:
         call = inspect.signature(wrapped).bind(*args, **kwargs)
         call.apply_defaults()
-        return hook(partial(wrapped, *args, **kwargs), instance, **{name: call.arguments[name] for name in read})
+
+        def proceed(**changed: Any) -> Any:
+            call.arguments.update(changed)
+            return wrapped(*call.args, **call.kwargs)
+
+        return hook(proceed, instance, **{name: call.arguments[name] for name in read})
 
     wrapt.wrap_object(module, path, _Hook, (call_hook,))
 

@@ -16,7 +16,8 @@ class BatchFields(NamedTuple):
 
     Args:
         responses (torch.Tensor): (bs, response_length) int64 token ids.
-        entropy (torch.Tensor): (bs, response_length), entropy of the policy at each token, in nats.
+        entropy (torch.Tensor | None): (bs, response_length), entropy of the policy at each token, in nats; None where
+            it comes from the update.
         response_mask (torch.Tensor): (bs, response_length), 1 on the completion's own tokens, those included that
             verl's rollout correction takes out of its own mask before it computes advantages.
         response_len (torch.Tensor): (bs,) int64, length of each response, tool output included.
@@ -26,7 +27,7 @@ class BatchFields(NamedTuple):
     """
 
     responses: torch.Tensor
-    entropy: torch.Tensor
+    entropy: torch.Tensor | None
     response_mask: torch.Tensor
     response_len: torch.Tensor
     prompts: Sequence[np.ndarray]
@@ -38,33 +39,37 @@ class BatchFields(NamedTuple):
         if len(self.final) == len(self.session):
             return self
         rows = self.final
-        responses, entropy, response_mask, response_len = (tensor[rows] for tensor in self[:4])
+        responses, response_mask, response_len = self.responses[rows], self.response_mask[rows], self.response_len[rows]
+        entropy = None if self.entropy is None else self.entropy[rows]
         prompts = [self.prompts[row] for row in rows]
         return BatchFields(responses, entropy, response_mask, response_len, prompts, *_one_each(len(rows)))
 
 
-def from_transfer_queue(tq: Any, batch: Any) -> BatchFields:
+def from_transfer_queue(tq: Any, batch: Any, with_entropy: bool = True) -> BatchFields:
     """The fields of a batch of the V1 trainer.
 
     Args:
         tq: verl's module `transfer_queue`.
         batch: KVBatchMeta; its keys are `{uid}_{session}_{output}`.
+        with_entropy (bool): whether there has been an old-log-prob pass, which is to give the entropy.
 
     Raises:
         RuntimeError: TransferQueue does not hold a field, or entropy and responses do not fit together.
     """
-    names = ["responses", "entropy", "response_mask", "prompts"]
+    names = ["responses", "response_mask", "prompts"] + ["entropy"] * with_entropy
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
     if missing := sorted(set(names) - set(data.keys())):  # TransferQueue leaves them out without a word
         raise RuntimeError(f"TransferQueue lacks {', '.join(missing)}, which GTPO needs of every row")
     offsets = data["responses"].offsets()
-    if not torch.equal(offsets, data["entropy"].offsets()):
+    if with_entropy and not torch.equal(offsets, data["entropy"].offsets()):
         raise RuntimeError("the entropy in TransferQueue is not as long as the responses in every row")
     ids, ends = data["prompts"].values().numpy(), data["prompts"].offsets().tolist()
-    padded = data.select(*names[:3]).to_padded_tensor()
     prompts = [ids[start:end] for start, end in pairwise(ends)]
-    responses, entropy, response_mask = (padded[name] for name in names[:3])
-    return BatchFields(responses, entropy, response_mask, offsets.diff(), prompts, *_sessions(batch.keys))
+    padded = data.exclude("prompts").to_padded_tensor()
+    entropy = padded["entropy"] if with_entropy else None
+    return BatchFields(
+        padded["responses"], entropy, padded["response_mask"], offsets.diff(), prompts, *_sessions(batch.keys)
+    )
 
 
 def keep_in_batch(old_log_prob: Any, batch: Any) -> None:
@@ -77,14 +82,19 @@ def keep_in_batch(old_log_prob: Any, batch: Any) -> None:
     old_log_prob[ENTROPY], old_log_prob[RESPONSE_MASK] = old_log_prob["entropys"], batch["response_mask"]
 
 
-def take_from_batch(batch: Any) -> BatchFields | None:
-    """The fields of a batch of the legacy trainer, a TensorDict; None if `keep_in_batch` added nothing to it."""
-    if ENTROPY not in batch.keys():
+def take_from_batch(batch: Any, with_entropy: bool = True) -> BatchFields | None:
+    """The fields of a batch of the legacy trainer, a TensorDict; None if `keep_in_batch` added nothing to it.
+
+    Without entropy they are those of the batch itself.
+    """
+    if with_entropy and ENTROPY not in batch.keys():
         return None
     responses = batch["responses"]
     prompt_mask, mask = batch["attention_mask"].bool().tensor_split([-responses.shape[1]], dim=1)
     prompts = [ids[own] for ids, own in zip(batch["prompts"].numpy(), prompt_mask.numpy(), strict=True)]
-    entropy, response_mask = batch.pop(ENTROPY), batch.pop(RESPONSE_MASK)
+    entropy, response_mask = None, batch["response_mask"]
+    if with_entropy:
+        entropy, response_mask = batch.pop(ENTROPY), batch.pop(RESPONSE_MASK)
     return BatchFields(responses, entropy, response_mask, mask.sum(-1), prompts, *_one_each(len(responses)))
 
 

@@ -231,6 +231,8 @@ class TrainerWatch:
         step = metrics["training/global_step"]
         if self._collapse:
             raise CollapseError(f"{KEY}=stop, checkpoint of step {step} written: {self._collapse}")
+        if "actor/entropy" not in metrics and "actor/entropy_loss" in metrics:  # no old-log-prob pass
+            metrics = {**metrics, "actor/entropy": metrics["actor/entropy_loss"]}
         if not self._entropy_is_a_mean:
             metrics = {name: value for name, value in metrics.items() if name != "actor/entropy"}
         found = self._watch.observe(metrics)

@@ -7,6 +7,7 @@ A `Step` is what one batch of a trainer has on its way from verl's old-log-prob 
 import logging
 import math
 import time
+from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from gtpo_verl.config import GTPOConfig
 from gtpo_verl.group import Completions
 from gtpo_verl.initial_entropy import InitialEntropy
 from gtpo_verl.metrics import compute_gtpo_metrics
-from gtpo_verl.verl_plugin import preflight, registration
+from gtpo_verl.verl_plugin import preflight, registration, update_pass
 from gtpo_verl.verl_plugin.batch_fields import BatchFields
 from gtpo_verl.verl_plugin.token_dump import TokenDump
 
@@ -46,6 +47,7 @@ class GTPOEstimator:
     def __init__(self, config: Any, folder: str | Path, resumed_from: str | Path | None):
         self.applied = registration.serves(config)
         self.config = GTPOConfig.from_config(config.algorithm)
+        self.entropy_from_update = self.applied and self.config.entropy_from == "update"
         self.initial_entropy: InitialEntropy | None = None
         self._folder, self._resumed = folder, resumed_from is not None
         self._norm_adv_by_std_in_grpo = config.algorithm.get("norm_adv_by_std_in_grpo", True)
@@ -79,9 +81,13 @@ class GTPOEstimator:
     def estimate(self, step: "Step", rewards: torch.Tensor, response_mask: torch.Tensor, index: Any) -> torch.Tensor:
         """Advantages of a batch, (bs, response_length); `step` then has the result and the metrics.
 
+        Where the entropy comes from the update they are λA, and `step` has what the actor needs beside them; `complete`
+        then makes the metrics.
+
         Where an agent loop's session has several outputs, its last one stands for it, as in verl's `grpo`: group
         statistics, entropy, conflicts and metrics are those of the last outputs. The other outputs of a session get
-        its δ(A − γ⟨H⟩) with λ = 1 on all their tokens, since their prompts are others.
+        its δ(A − γ⟨H⟩) with λ = 1 on all their tokens, since their prompts are others. (With the entropy from the
+        update δ and ⟨H⟩ are each output's own.)
 
         Args:
             step (Step): with the fields of the batch.
@@ -104,15 +110,48 @@ class GTPOEstimator:
             advantages[final] = result.advantages
         if self._rejects:
             advantages = advantages * response_mask
-        step.result = result
-        step.metrics = self.metrics(result, fields.of_sessions()) | {"timing_s/gtpo": time.perf_counter() - start}
+        step.result, step.final, step.truncated = result, final, self._truncated(fields.of_sessions())
+        if self.entropy_from_update:
+            a = result.group_advantages[fields.session]
+            step.rows = update_pass.make_rows(a, self.config, self.initial_entropy_value)
+        else:
+            step.metrics = self.metrics(result, step.truncated)
+        step.metrics["timing_s/gtpo"] = time.perf_counter() - start
         return advantages
+
+    def complete(self, step: "Step", means: Iterable[tuple[int, float]]) -> None:
+        """The metrics of a step whose entropy came from the update.
+
+        Args:
+            step (Step): as `estimate` left it.
+            means: the actor's metric `update_pass.MEANS`.
+
+        Raises:
+            ValueError: an entropy that is not finite, or of which the update said nothing; the message names uid and
+                row.
+        """
+        assert step.result is not None and step.rows is not None and step.truncated is not None
+        trajectory_entropy = update_pass.gather_means(means, len(step.rows))[step.final]
+        highest = step.rows[step.final, -1]
+        completions = step.result.completions
+        check_finite("entropy", trajectory_entropy, completions.uids)
+        if self.initial_entropy is None and not self._resumed:
+            self._settle(InitialEntropy.measure(trajectory_entropy, completions.lengths, completions.uids))
+        step.result = step.result._replace(
+            trajectory_entropy=trajectory_entropy,
+            regularizer=self.config.entropy_coeff * trajectory_entropy,
+            keep=trajectory_entropy <= highest,
+        )
+        step.metrics |= self.metrics(step.result, step.truncated)
 
     def weigh(self, fields: BatchFields, token_level_rewards: torch.Tensor, index: Any) -> GTPOAdvantage:
         """GTPO on one output per session."""
         completions = Completions(fields.response_mask, index, fields.response_len)
-        if self.initial_entropy is None and not self._resumed:
-            trajectory_entropy = mean_entropy(fields.entropy, completions)
+        entropy = fields.entropy
+        if entropy is None:
+            entropy = torch.zeros(fields.responses.shape)  # with which δ = 1 and γ⟨H⟩ = 0: λA is left
+        elif self.initial_entropy is None and not self._resumed:
+            trajectory_entropy = mean_entropy(entropy, completions)
             self._settle(InitialEntropy.measure(trajectory_entropy, completions.lengths, index))
         prompts = [(uid, ids.tobytes()) for uid, ids in zip(index, fields.prompts, strict=True)]
         scores = token_level_rewards.sum(-1)
@@ -120,14 +159,16 @@ class GTPOEstimator:
         if len(set(prompts)) > len(set(index)):  # positions are compared between answers to one prompt only
             completions.positions_by(prompts)
         return apply_gtpo(
-            group_advantages, completions, fields.responses, fields.entropy, self.config, self.initial_entropy_value
+            group_advantages, completions, fields.responses, entropy, self.config, self.initial_entropy_value
         )
 
-    def metrics(self, result: GTPOAdvantage, fields: BatchFields) -> dict[str, float]:
-        """`gtpo/*` of a batch."""
-        length = fields.response_len + torch.tensor([len(ids) for ids in fields.prompts])
-        truncated = (fields.response_len >= self._max_response_length) | (length >= self._max_model_len)
+    def metrics(self, result: GTPOAdvantage, truncated: torch.Tensor) -> dict[str, float]:
+        """`gtpo/*` of a batch, of which these (bs,) completions were cut off at a limit."""
         return compute_gtpo_metrics(result, self.config, self.initial_entropy_value, truncated)
+
+    def _truncated(self, fields: BatchFields) -> torch.Tensor:
+        length = fields.response_len + torch.tensor([len(ids) for ids in fields.prompts])
+        return (fields.response_len >= self._max_response_length) | (length >= self._max_model_len)
 
     @property
     def initial_entropy_value(self) -> float | None:
@@ -163,6 +204,9 @@ class Step:
         number (int): verl's `global_steps`.
         fields (BatchFields | None): of the batch, while verl computes its advantages.
         result (GTPOAdvantage | None): what the estimator computed, of one output per session.
+        final (list): their rows.
+        truncated (torch.Tensor | None): (bs,) bool, which of them were cut off at a limit.
+        rows (torch.Tensor | None): the field `update_pass.ROWS`, until the update has given the entropy.
         metrics (dict): what is to be logged of it.
     """
 
@@ -171,6 +215,9 @@ class Step:
     number: int
     fields: BatchFields | None = None
     result: GTPOAdvantage | None = None
+    final: list[int] = field(default_factory=list)
+    truncated: torch.Tensor | None = None
+    rows: torch.Tensor | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
     @classmethod

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import verl
 from omegaconf import DictConfig, OmegaConf
+from packaging.version import Version
 
 from gtpo_verl.config import GTPOConfig
 from gtpo_verl.initial_entropy import InitialEntropy, changed_settings
@@ -17,6 +18,10 @@ from gtpo_verl.verl_plugin.registration import LOSS_MODE, NAMES
 from gtpo_verl.verl_plugin.token_dump import HEADER_NAME, STEP_FILES
 
 logger = logging.getLogger("gtpo_verl")
+
+_BYPASS = "algorithm.rollout_correction.bypass_mode"
+_ENTROPY_FROM = "algorithm.gtpo.entropy_from"
+_CALCULATE = "actor_rollout_ref.actor.calculate_entropy"
 
 # Losses of verl under which a conflict token's gradient is not λ times what it would be (docs/compose.md).
 _LOSSES_THAT_CHANGE_LAMBDA = {
@@ -64,20 +69,57 @@ def _check_trainer(config: DictConfig) -> None:
 
 
 def _check_gtpo(config: DictConfig) -> None:
-    GTPOConfig.from_config(config.algorithm)
+    gtpo = GTPOConfig.from_config(config.algorithm)
     n = config.actor_rollout_ref.rollout.n
     if n < 2:
         raise ValueError(
             f"actor_rollout_ref.rollout.n={n}: GTPO compares the completions of one prompt; set it to at least 2 "
             "(8 or 12 in the paper)"
         )
-    bypass = "algorithm.rollout_correction.bypass_mode"
-    if OmegaConf.select(config, bypass):
+    if gtpo.entropy_from == "update":
+        _check_entropy_from_update(config, gtpo)
+    elif OmegaConf.select(config, _BYPASS):
         raise ValueError(
-            f"{bypass}=True: it skips verl's old-log-prob pass, from which GTPO takes the entropy of the policy; "
-            "set it to False (verl's fully_async trainer ships True)"
+            f"{_BYPASS}=True: it skips verl's old-log-prob pass, from which GTPO takes the entropy of the policy; set "
+            f"{_ENTROPY_FROM}=update, which takes it from the update's forward pass, or bypass_mode=False"
         )
     _check_sequence_parallel(config)
+
+
+def _check_entropy_from_update(config: DictConfig, gtpo: GTPOConfig) -> None:
+    def refuse(setting: str, why: str, remedy: str) -> None:
+        raise ValueError(f"{_ENTROPY_FROM}=update with {setting}: {why}; {remedy}, or set entropy_from=old_log_prob")
+
+    found, first = registration.verl_version(), "0.8.0"
+    if found is not None and found < Version(first):
+        refuse(f"verl {found}", "its actors compute no entropy in the update", f"use verl {first} or later")
+    if gtpo.dump_dir is not None:
+        refuse(
+            f"algorithm.gtpo.dump_dir={gtpo.dump_dir}",
+            "the dump needs the entropy of each token, which stays with the actor",
+            "remove dump_dir",
+        )
+    if _measures_initial_entropy(config) and not resumes(config):
+        refuse(
+            "algorithm.gtpo.initial_entropy=null",
+            "the filter rests on the initial entropy, which has to be known before the first update",
+            "measure it with `gtpo-verl initial-entropy` and set algorithm.gtpo.initial_entropy, or set "
+            "completion_filter to always or never",
+        )
+    rejects = "algorithm.rollout_correction.rollout_rs"
+    if OmegaConf.select(config, rejects) is not None and not OmegaConf.select(config, _BYPASS):
+        refuse(
+            f"{rejects}={OmegaConf.select(config, rejects)}",
+            "the actor does not see the rejected tokens, over which ⟨H⟩ is a mean too",
+            f"set {_BYPASS}=True, where the loss rejects them",
+        )
+
+
+def ask_for_entropy(config: DictConfig) -> None:
+    """Set verl's key by which the actor computes entropy in its update, where GTPO takes it from there."""
+    if GTPOConfig.from_config(config.algorithm).entropy_from == "update" and not OmegaConf.select(config, _CALCULATE):
+        OmegaConf.update(config, _CALCULATE, True)
+        logger.info("%s=True, since %s=update", _CALCULATE, _ENTROPY_FROM)
 
 
 def _check_sequence_parallel(config: DictConfig) -> None:
@@ -143,7 +185,8 @@ def departures(config: DictConfig) -> list[Departure]:
     expect("algorithm.rollout_correction.rollout_rs", lambda x: False, "null (no rejected tokens)")
     filter_groups = "algorithm.filter_groups.enable"
     expect(filter_groups, lambda x: not x, "False (groups without signal stay; −γ⟨H⟩ acts on them)")
-    if _measures_initial_entropy(config):
+    gtpo_config = GTPOConfig.from_config(config.algorithm)
+    if _measures_initial_entropy(config) and gtpo_config.entropy_from == "old_log_prob":
         biased = (
             "measured on the run's first batch, which holds {}: measure it with `gtpo-verl initial-entropy` "
             "and set algorithm.gtpo.initial_entropy"
@@ -152,6 +195,9 @@ def departures(config: DictConfig) -> list[Departure]:
             found.append(Departure("algorithm.gtpo.initial_entropy", "null", biased.format("groups with signal only")))
         elif _is_async(config):
             found.append(Departure("algorithm.gtpo.initial_entropy", "null", biased.format("what finished first")))
+    if gtpo_config.entropy_from == "update":
+        own = "old_log_prob (with several updates per rollout, ⟨H⟩ of a completion is that of the policy at its update)"
+        found += [Departure(_ENTROPY_FROM, "update", own)] if _several_updates(config) else []
     return found + unclipped_updates(config)
 
 
@@ -164,13 +210,21 @@ def unclipped_updates(config: DictConfig) -> list[Departure]:
     found: list[Departure] = []
     if OmegaConf.select(config, LOSS_MODE) not in NAMES:
         return found
-    expect = _expectation(config, found)
     one_update = "one update per rollout (Sec. 6; the gtpo loss is not clipped)"
+    found += _several_updates(config, one_update)
+    expect = _expectation(config, found)
+    if OmegaConf.select(config, "trainer.use_v1"):
+        expect("trainer.v1.trainer_mode", lambda x: x == "sync", f"sync: {one_update}")
+    return found
+
+
+def _several_updates(config: DictConfig, one_update: str = "") -> list[Departure]:
+    """Settings by which verl updates several times on one batch of rollouts."""
+    found: list[Departure] = []
+    expect = _expectation(config, found)
     batch_size = config.data.train_batch_size
     expect("actor_rollout_ref.actor.ppo_epochs", lambda x: x == 1, one_update)
     expect("actor_rollout_ref.actor.ppo_mini_batch_size", lambda x: x >= batch_size, f"{batch_size}: {one_update}")
-    if OmegaConf.select(config, "trainer.use_v1"):
-        expect("trainer.v1.trainer_mode", lambda x: x == "sync", f"sync: {one_update}")
     return found
 
 

@@ -1,7 +1,7 @@
 """What GTPO does at each function of verl that it hooks.
 
-A hook is called with `proceed`, which calls verl's function with what it was called with, its instance (None for a
-function), and by name those of its arguments that the hook reads.
+A hook is called with `proceed`, which calls verl's function with what it was called with, save for the arguments that
+it is given; its instance (None for a function); and by name those of its arguments that the hook reads.
 """
 
 import logging
@@ -13,15 +13,24 @@ from typing import Any, NamedTuple
 
 import torch
 import verl
+from tensordict import TensorDict
 
 from gtpo_verl.metrics import compute_log_prob_metrics
-from gtpo_verl.verl_plugin import batch_fields, one_run_per_cluster, preflight, registration, weight_transfer
+from gtpo_verl.verl_plugin import (
+    batch_fields,
+    one_run_per_cluster,
+    preflight,
+    registration,
+    update_pass,
+    weight_transfer,
+)
 from gtpo_verl.verl_plugin.collapse import TrainerWatch
 from gtpo_verl.verl_plugin.estimator import Step, check_log_probs, current_step
 
 logger = logging.getLogger("gtpo_verl")
 
 _watch: ContextVar[TrainerWatch | None] = ContextVar("gtpo_collapse_watch", default=None)
+_looping: ContextVar[Any] = ContextVar("gtpo_looping_trainer", default=None)
 
 
 class Hook(NamedTuple):
@@ -69,6 +78,7 @@ def _validate(config: Any) -> None:
     preflight.validate(config)
     if registration.serves(config):
         preflight.check_resume(config)
+        preflight.ask_for_entropy(config)
 
 
 def v1_compute_advantage(proceed: Callable, trainer: Any, *, batch: Any, metrics: dict[str, Any]) -> Any:
@@ -78,29 +88,48 @@ def v1_compute_advantage(proceed: Callable, trainer: Any, *, batch: Any, metrics
         return proceed()
     from verl.trainer.ppo.v1 import trainer_base
 
-    step.fields = batch_fields.from_transfer_queue(trainer_base.tq, batch)
+    waits = step.estimator.entropy_from_update
+    step.fields = batch_fields.from_transfer_queue(trainer_base.tq, batch, with_entropy=not waits)
     try:
         result = proceed()
     finally:
         current_step.set(None)
-    metrics.update(step.metrics)
+    if waits:
+        fields = TensorDict({update_pass.ROWS: step.rows}, batch_size=len(batch.keys))
+        result = trainer_base.tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+        current_step.set(step)
+    else:
+        metrics.update(step.metrics)
     return result
 
 
 def legacy_compute_old_log_prob(proceed: Callable, trainer: Any, *, batch: Any) -> Any:
     """The legacy trainer has entropies here only, and may move its rows before it computes advantages."""
     result = proceed()
-    if Step.of(trainer):
+    step = Step.of(trainer)
+    if step and not step.estimator.entropy_from_update:
         batch_fields.keep_in_batch(result[0].batch, batch.batch)
     return result
+
+
+def separate_compute_advantage(proceed: Callable, trainer: Any) -> Any:
+    """fully_async and one_step_off have loops of their own; see `compute_advantage`."""
+    token = _looping.set(trainer)
+    try:
+        return proceed()
+    finally:
+        _looping.reset(token)
 
 
 def compute_advantage(proceed: Callable, instance: None, *, data: Any) -> Any:
     """Both trainers call this, with padded rows."""
     step = current_step.get()
+    if step is None and (trainer := _looping.get()):
+        step = Step.of(trainer)  # a legacy trainer that made no old-log-prob pass
     if step is None:
         return proceed()
-    fields = step.fields = step.fields or batch_fields.take_from_batch(data.batch)
+    waits = step.estimator.entropy_from_update
+    fields = step.fields = step.fields or batch_fields.take_from_batch(data.batch, with_entropy=not waits)
     if fields and step.estimator.applied:
         check_log_probs(data.batch, fields.response_mask, data.non_tensor_batch["uid"])
     try:
@@ -111,6 +140,8 @@ def compute_advantage(proceed: Callable, instance: None, *, data: Any) -> Any:
         of_sessions = slice(None) if len(fields.final) == len(data) else fields.final
         old_log_probs = data.batch["old_log_probs"][of_sessions]
         step.metrics |= compute_log_prob_metrics(old_log_probs, step.result.group_advantages, step.result.completions)
+    if waits:
+        data.batch[update_pass.ROWS] = step.rows
     if fields and step.dump:
         start = time.perf_counter()
         _dump(step, fields, data)
@@ -129,9 +160,36 @@ def _dump(step: Step, fields: batch_fields.BatchFields, data: Any) -> None:
     names = ("old_log_probs", "token_level_rewards", "advantages", "rollout_log_probs")
     columns: dict[str, torch.Tensor] = {name: data.batch[name] for name in names if name in data.batch.keys()}
     columns |= {"loss_mask": data.batch["response_mask"], "response_mask": fields.response_mask}
+    assert fields.entropy is not None
     columns |= {"responses": fields.responses, "entropy": fields.entropy}
     initial_entropy = step.estimator.initial_entropy_value
     step.dump.write(step.number, columns, uids, fields.prompts, fields.response_len, result, initial_entropy)
+
+
+def ppo_loss(proceed: Callable, instance: None, *, config: Any, model_output: Any, data: Any) -> Any:
+    """The actor's loss, in a worker: of the whole rows of a micro-batch, with their entropy."""
+    if update_pass.ROWS not in data.keys():
+        return proceed()
+    data, means = update_pass.apply_in_actor(config, model_output, data)
+    loss, metrics = proceed(data=data)
+    return loss, metrics | {update_pass.MEANS: means}
+
+
+def reduce_metrics(proceed: Callable, instance: None, *, metrics: dict[str, Any]) -> dict[str, Any]:
+    """Every trainer calls this on what its actor's update returns, and on what its critic's does."""
+    means = metrics.pop(f"actor/{update_pass.MEANS}", None)
+    reduced = proceed()
+    step = current_step.get()
+    if step is None or step.rows is None or "actor/pg_loss" not in reduced:
+        return reduced
+    if means is None:
+        raise RuntimeError(
+            "algorithm.gtpo.entropy_from=update, but the actor's loss did not apply the entropy: its worker is not "
+            "verl's own (verl.workers.engine_workers), or has not loaded gtpo_verl; set entropy_from=old_log_prob"
+        )
+    step.estimator.complete(step, means)
+    current_step.set(None)
+    return reduced | step.metrics
 
 
 def compute_data_metrics(proceed: Callable, instance: None) -> dict[str, Any]:
@@ -143,11 +201,12 @@ def compute_data_metrics(proceed: Callable, instance: None) -> dict[str, Any]:
 
 def fit(proceed: Callable, trainer: Any) -> Any:
     """The watch for collapse lives as long as the trainer's loop."""
-    token = _watch.set(TrainerWatch.of(trainer))
+    tokens = _looping.set(trainer), _watch.set(TrainerWatch.of(trainer))
     try:
         return proceed()
     finally:
-        _watch.reset(token)
+        _looping.reset(tokens[0])
+        _watch.reset(tokens[1])
 
 
 def log(proceed: Callable, tracking: Any, *, data: dict[str, Any]) -> Any:
@@ -171,7 +230,15 @@ HOOKS = (
         legacy_compute_old_log_prob,
     ),
     Hook("legacy trainer's loop", "verl.trainer.ppo.ray_trainer", "RayPPOTrainer.fit", fit),
+    Hook(
+        "separate trainers",
+        "verl.experimental.separation.ray_trainer",
+        "SeparateRayPPOTrainer._fit_compute_advantage",
+        separate_compute_advantage,
+    ),
     Hook("advantages", "verl.trainer.ppo.ray_trainer", "compute_advantage", compute_advantage),
+    Hook("actor's loss", "verl.workers.utils.losses", "ppo_loss", ppo_loss),
+    Hook("update's metrics", "verl.utils.metric", "reduce_metrics", reduce_metrics),
     Hook("metrics", "verl.trainer.ppo.metric_utils", "compute_data_metrics", compute_data_metrics),
     Hook("logger", "verl.utils.tracking", "Tracking.log", log),
 )

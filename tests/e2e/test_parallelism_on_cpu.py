@@ -18,13 +18,13 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture(scope="module")
 def steps(task, tmp_path_factory):
-    """Name of each split -> what its step left."""
+    """Mode and name of each split -> what its step left."""
     out = tmp_path_factory.mktemp("steps")
     env = {**os.environ, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, one_step.__file__, str(task), str(out)]
-    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1200)
     assert result.returncode == 0, result.stderr[-6000:]
-    return {path.stem: torch.load(path, weights_only=False) for path in Path(out).glob("*.pt")}
+    return {(path.parent.name, path.stem): torch.load(path, weights_only=False) for path in Path(out).glob("*/*.pt")}
 
 
 @pytest.fixture(scope="module")
@@ -63,19 +63,34 @@ def by_hand(task):
     return {"start": start, "parameters": end, "advantages": advantage_of, "grad_norm": grad_norm}
 
 
-@pytest.mark.parametrize("split", [name for names in one_step.SPLITS.values() for name in names])
-def test_one_step_gives_the_parameters_of_plain_torch_however_it_is_split(steps, by_hand, split):
-    for key, advantages in by_hand["advantages"].items():
-        torch.testing.assert_close(steps[split]["advantages"][key], advantages, rtol=1e-5, atol=1e-6)
-    assert steps[split]["metrics"]["actor/grad_norm"] == pytest.approx(by_hand["grad_norm"], rel=1e-5)
+SPLITS = [name for names in one_step.SPLITS.values() for name in names]
+
+
+@pytest.mark.parametrize("mode", one_step.MODES)
+@pytest.mark.parametrize("split", SPLITS)
+def test_one_step_gives_the_parameters_of_plain_torch_however_it_is_split(steps, by_hand, split, mode):
+    step = steps[mode, split]
+    if mode == "old_log_prob":
+        for key, advantages in by_hand["advantages"].items():
+            torch.testing.assert_close(step["rows"][key]["advantages"], advantages, rtol=1e-5, atol=1e-6)
+    else:
+        assert not any("entropy" in fields for fields in step["rows"].values())
+    assert step["metrics"]["actor/grad_norm"] == pytest.approx(by_hand["grad_norm"], rel=1e-5)
     for name, parameter in by_hand["parameters"].items():
-        torch.testing.assert_close(steps[split]["parameters"][name], parameter, rtol=0, atol=5e-7)
+        torch.testing.assert_close(step["parameters"][name], parameter, rtol=0, atol=5e-7)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_metrics_are_the_same_wherever_the_entropy_comes_from(steps, split):
+    old, new = ({k: v for k, v in steps[mode, split]["metrics"].items() if "gtpo/" in k} for mode in one_step.MODES)
+    assert old.keys() == new.keys() and "gtpo/entropy/initial" in old
+    assert new == pytest.approx(old, rel=1e-5)
 
 
 def test_the_step_has_all_that_a_split_could_get_wrong(steps, by_hand):
     """Conflict tokens, a filtered completion, a clipped gradient, and steps far larger than the tolerance."""
-    assert steps["one process"]["rows"] == one_step.ROWS_IN_UPDATE > len(by_hand["advantages"])
-    metrics = steps["one process"]["metrics"]
+    assert steps["old_log_prob", "one process"]["in_update"] == one_step.ROWS_IN_UPDATE > len(by_hand["advantages"])
+    metrics = steps["old_log_prob", "one process"]["metrics"]
     assert 0.1 < metrics["gtpo/conflict/token_frac"] < 0.9
     assert 0 < metrics["gtpo/filter/dropped_frac"] < 0.5
     assert metrics["gtpo/group/size_min"] == one_step.N - 1

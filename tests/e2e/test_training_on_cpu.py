@@ -109,6 +109,25 @@ FULLY_ASYNC = (
 )
 
 
+FROM_UPDATE = ("+algorithm.gtpo.entropy_from=update", "algorithm.rollout_correction.bypass_mode=true")
+
+
+@pytest.mark.parametrize(
+    ("module", "overrides"),
+    [("verl.trainer.main_ppo", ()), ("verl.experimental.fully_async_policy.fully_async_main", FULLY_ASYNC)],
+)
+def test_bypass_mode_trains_with_the_entropy_from_the_update(train, module, overrides):
+    apart = ROLLOUT_APART if overrides else ("algorithm.gtpo.initial_entropy=0.15",)
+    result = train(*apart, *overrides, *FROM_UPDATE, module=module, steps=3)
+    assert result.returncode == 0, result.stdout + result.stderr
+    records = [record for record in train.records() if "gtpo/entropy/initial" in record]
+    assert len(records) >= 2
+    for record in records:
+        assert record["gtpo/group/size_min"] == 8 and record["actor/grad_norm"] > 0
+        assert record["gtpo/entropy/mean"] == pytest.approx(record["actor/entropy_loss"], rel=0.2)
+        assert abs(record["actor/ppo_kl"]) < 0.1 and "actor/entropy" not in record
+
+
 @pytest.mark.parametrize(
     ("module", "overrides"),
     [("one_step_off_policy.main_ppo", ()), ("fully_async_policy.fully_async_main", FULLY_ASYNC)],

@@ -19,7 +19,8 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
-from gtpo_verl import compute_gtpo_outcome_advantage
+from gtpo_verl import GTPOConfig, compute_gtpo_outcome_advantage
+from gtpo_verl.verl_plugin import update_pass
 
 PROMPT = torch.tensor([3, 4])
 RESPONSES = torch.tensor([[5, 7, 8, 2], [5, 9, 2, 0]])
@@ -27,6 +28,7 @@ MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
 LENGTHS = MASK.sum(-1)
 WEIGHT = MASK / LENGTHS.unsqueeze(-1) / len(MASK)  # of a token in seq-mean-token-mean
 LAMBDA = torch.tensor([[2.0, 1.0, 1.0, 2.0], [0.0, 1.0, 0.0, 0.0]])
+ENTROPY = torch.tensor([[0.1, 0.2, 0.1, 0.4], [0.0, 0.2, 0.4, 9.0]])
 OLD_LOG_PROB = torch.tensor([[-0.1, -1.0, -2.0, -0.2], [-0.1, -1.5, -0.2, 0.0]])
 # Of the policy after some updates: below, inside and above the clipping range of 0.2.
 LOG_RATIO = torch.tensor([[0.3, -0.1, -0.5, 0.1], [0.05, -0.4, -0.1, 0.0]])
@@ -54,9 +56,8 @@ SEQUENCE_LEVEL = {"geo_mean"}
 def advantages(**gtpo):
     rewards = torch.zeros(RESPONSES.shape)
     rewards[0, 3] = 1.0
-    entropy = torch.full(RESPONSES.shape, 0.2)
     return compute_gtpo_outcome_advantage(
-        rewards, MASK, ["uid", "uid"], RESPONSES, entropy, {"gtpo": gtpo}, initial_entropy=0.2
+        rewards, MASK, ["uid", "uid"], RESPONSES, ENTROPY, {"gtpo": gtpo}, initial_entropy=0.2
     )[0]
 
 
@@ -74,9 +75,12 @@ def worker_loss(
     ref_log_prob=None,
     weights=None,
     loss_agg_mode="seq-mean-token-mean",
+    rows=None,
     **policy,
 ):
-    """The loss as verl's actor computes it, from (bs, response_length) log-probabilities."""
+    """The loss as verl's actor computes it, from (bs, response_length) log-probabilities; with `rows`, GTPO's field of
+    the batch, the model's output has ENTROPY too.
+    """
     if loss_mode == "dro":
         policy.setdefault("dro_beta", 0.5)
     config = FSDPActorConfig(
@@ -88,8 +92,12 @@ def worker_loss(
         policy_loss=PolicyLossConfig(loss_mode=loss_mode, **policy),
     )
     # The model's output covers prompt and response; a token's log-probability stands one position before the token.
-    rows = [F.pad(row[:n], (len(PROMPT) - 1, 1)) for row, n in zip(log_prob, LENGTHS, strict=True)]
     offsets = F.pad((LENGTHS + len(PROMPT)).cumsum(0), (1, 0))
+
+    def output_of(values):
+        output = [F.pad(row[:n], (len(PROMPT) - 1, 1)) for row, n in zip(values, LENGTHS, strict=True)]
+        return torch.nested.nested_tensor_from_jagged(torch.cat(output), offsets)
+
     tensors = {
         "prompts": jagged(PROMPT.expand(2, -1)),
         "responses": jagged(RESPONSES),
@@ -103,7 +111,10 @@ def worker_loss(
     if ref_log_prob is not None:
         tensors["ref_log_prob"] = jagged(ref_log_prob)
     batch_info = {"dp_size": 1, "batch_num_tokens": int(MASK.sum()), "global_batch_size": len(MASK)}
-    output = {"log_probs": torch.nested.nested_tensor_from_jagged(torch.cat(rows), offsets)}
+    output = {"log_probs": output_of(log_prob)}
+    if rows is not None:
+        tensors[update_pass.ROWS] = rows
+        output["entropy"] = output_of(ENTROPY - log_prob + log_prob.detach())  # has a gradient, as the model's
     return ppo_loss(config, output, tu.get_tensordict(tensors, batch_info))[0]
 
 
@@ -149,8 +160,19 @@ def test_filtered_completion_gets_no_gradient_in_the_first_update(loss_mode):
     assert not gradient(loss_mode, filtered).any()
 
 
+@pytest.mark.parametrize("gtpo", [{}, {"entropy_coeff": 0.5, "entropy_threshold": 0.198}, {"filter_scope": "negative"}])
+@pytest.mark.parametrize("loss_mode", sorted(POLICY_LOSS_REGISTRY))
+def test_entropy_from_the_update_gives_the_same_gradient(loss_mode, gtpo):
+    """λA before the update, δ and −γ⟨H⟩ in the actor: as if the advantages had come whole, at any ratio."""
+    gtpo = {"completion_filter": "always", "entropy_threshold": 0.201} | gtpo  # ⟨H⟩ is 0.2 in both
+    without = advantages(entropy_coeff=0, completion_filter="never")
+    rows = update_pass.make_rows(without[:, 1], GTPOConfig(**gtpo), None)
+    from_update = gradient(loss_mode, without, LOG_RATIO, rows=rows)
+    torch.testing.assert_close(from_update, gradient(loss_mode, advantages(**gtpo), LOG_RATIO))
+
+
 def test_reinforce_of_bypass_mode_keeps_the_conflict_weights():
-    """`loss_mode=bypass_mode` has two losses; here it stands without bypass, which GTPO's preflight refuses."""
+    """`loss_mode=bypass_mode` has two losses; here it stands without bypass, from which its weights would come."""
     reinforce = RolloutCorrectionConfig(rollout_is="token", loss_type="reinforce")
     grad = gradient("bypass_mode", advantages(), LOG_RATIO, rollout_correction=reinforce)
     torch.testing.assert_close(grad, -advantages() * LOG_RATIO.exp() * WEIGHT)

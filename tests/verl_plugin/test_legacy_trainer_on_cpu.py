@@ -5,14 +5,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from omegaconf import open_dict
 from rollout_batch import LENGTHS, UIDS, expected, padded, real_mean_entropy
 from verl import DataProto
+from verl.experimental.separation.ray_trainer import SeparateRayPPOTrainer
 from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.utils.tensordict_utils import get_tensordict
 
 from gtpo_verl import GTPOConfig
-from gtpo_verl.verl_plugin import estimator
+from gtpo_verl.verl_plugin import estimator, update_pass
 
 
 @pytest.fixture
@@ -145,3 +147,31 @@ def test_a_value_that_is_not_finite_is_an_error_that_names_uid_and_row(trainer, 
     batch.batch[field][2, 1] = torch.nan
     with pytest.raises(ValueError, match=rf"the {name} of row 2 \(uid q\) is nan"):
         compute_advantage(batch, adv_estimator="gtpo", config=trainer.config.algorithm)
+
+
+@pytest.mark.parametrize("old_log_prob", [False, True])
+def test_with_the_entropy_from_the_update_the_actor_completes_the_advantages(trainer, batch, rows, old_log_prob):
+    """Under bypass mode nothing but the advantages passes through a hook before the update."""
+    with open_dict(trainer.config):
+        trainer.config.algorithm.gtpo.update(entropy_from="update", initial_entropy=0.3, entropy_threshold=0.5)
+    if old_log_prob:
+        batch = old_log_prob_pass(trainer, batch, rows)
+    batch.batch["token_level_rewards"] = batch.batch["token_level_scores"] = padded(rows, "rm_scores")
+    trainer.metrics, trainer.timing_raw, trainer.reward_extra_infos_dict = {}, {}, {}
+    trainer.reward_tensor = padded(rows, "rm_scores")
+    trainer.config.algorithm.rollout_correction.bypass_mode = True
+    trainer.__class__ = SeparateRayPPOTrainer  # of fully_async, in which no other hook comes first
+    batch = trainer._fit_compute_advantage(batch)
+    advantages, means = update_pass.apply_entropy(
+        *(batch.batch[name] for name in ("advantages", "response_mask")),
+        padded(rows, "entropy"),
+        batch.batch[update_pass.ROWS],
+    )
+    config = GTPOConfig(entropy_threshold=0.5, initial_entropy=0.3)
+    torch.testing.assert_close(advantages, expected(rows, config=config))
+
+    update = {"actor/pg_loss": [1.0], f"actor/{update_pass.MEANS}": list(enumerate(means.tolist()))}
+    metrics = ray_trainer.reduce_metrics(update)
+    assert metrics["gtpo/entropy/mean"] == pytest.approx(real_mean_entropy(rows))
+    assert metrics["gtpo/entropy/initial"] == 0.3 and 0 < metrics["gtpo/filter/dropped_frac"] < 1
+    assert "gtpo/entropy/mean" not in ray_trainer.compute_data_metrics(batch=batch, use_critic=False)

@@ -22,7 +22,10 @@ needs_v1 = pytest.mark.skipif(not find_spec("verl.trainer.ppo.v1"), reason="V1 c
     ("override", "message"),
     [
         ("actor_rollout_ref.rollout.n=1", r"actor_rollout_ref\.rollout\.n=1.*at least 2"),
-        ("algorithm.rollout_correction.bypass_mode=true", r"rollout_correction\.bypass_mode=True.*set it to False"),
+        (
+            "algorithm.rollout_correction.bypass_mode=true",
+            r"rollout_correction\.bypass_mode=True.*set algorithm\.gtpo\.entropy_from=update.*or bypass_mode=False",
+        ),
         ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", r"size=2 with attn_implementation=sdpa.*set the"),
         (
             "++actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2",
@@ -36,6 +39,48 @@ def test_what_cannot_run_is_an_error_before_verl_starts_anything(compose_config,
     config = compose_config(override)
     with pytest.raises(ValueError, match=message):
         verl.utils.config.validate_config(config=config, use_reference_policy=False, use_critic=False)
+
+
+FROM_UPDATE = "algorithm.gtpo.entropy_from=update"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([], r"entropy_from=update with algorithm\.gtpo\.initial_entropy=null.*`gtpo-verl initial-entropy`"),
+        (["+algorithm.gtpo.dump_dir=/nowhere"], r"entropy_from=update with algorithm\.gtpo\.dump_dir.*remove dump_dir"),
+        (
+            ["algorithm.gtpo.completion_filter=always", "algorithm.rollout_correction.rollout_rs=token_k1"],
+            r"entropy_from=update with algorithm\.rollout_correction\.rollout_rs=token_k1.*set .*bypass_mode=True",
+        ),
+    ],
+)
+def test_what_cannot_take_its_entropy_from_the_update_is_an_error(compose_config, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        preflight.validate(compose_config(f"+{FROM_UPDATE}", *overrides))
+
+
+def test_entropy_from_the_update_lifts_the_ban_on_bypass_mode_and_asks_the_actor_for_entropy(compose_config, caplog):
+    bypass = "algorithm.rollout_correction.bypass_mode=true"
+    rejects = "algorithm.rollout_correction.rollout_rs=token_k1"
+    config = compose_config(f"+{FROM_UPDATE}", bypass, rejects, "algorithm.gtpo.initial_entropy=0.2")
+    verl.utils.config.validate_config(config=config, use_reference_policy=False, use_critic=False)
+    assert config.actor_rollout_ref.actor.calculate_entropy
+    assert f"actor_rollout_ref.actor.calculate_entropy=True, since {FROM_UPDATE}" in caplog.text
+
+
+def test_a_resumed_run_has_its_initial_entropy_and_may_take_the_rest_from_the_update(compose_config, tmp_path):
+    (tmp_path / "checkpoints/global_step_5").mkdir(parents=True)
+    preflight.validate(compose_config(f"+{FROM_UPDATE}"))
+
+
+def test_with_several_updates_it_is_said_whose_entropy_the_update_gives(compose_config):
+    vanilla = "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla"
+    config = compose_config(f"+{FROM_UPDATE}", vanilla, "algorithm.gtpo.initial_entropy=0.2")
+    assert [x.setting for x in preflight.departures(config)] == [vanilla.partition("=")[0]]
+    config.actor_rollout_ref.actor.ppo_epochs = 2
+    found = preflight.departures(config)[-1]
+    assert found.setting == "algorithm.gtpo.entropy_from" and "the policy at its update" in found.paper
 
 
 def test_a_config_without_gtpo_is_not_looked_at(compose_config):

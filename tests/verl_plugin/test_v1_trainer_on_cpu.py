@@ -9,10 +9,11 @@ import torch
 from rollout_batch import UIDS, expected, padded, real_mean_entropy
 from tensordict import TensorDict
 from verl.trainer.ppo import core_algos
+from verl.utils.metric import reduce_metrics
 
 from gtpo_verl import GTPOConfig, compute_gtpo_outcome_advantage
 from gtpo_verl.initial_entropy import InitialEntropy
-from gtpo_verl.verl_plugin import estimator
+from gtpo_verl.verl_plugin import estimator, update_pass
 
 if not find_spec("verl.trainer.ppo.v1"):
     pytest.skip("V1 came with verl 0.9.0", allow_module_level=True)
@@ -43,7 +44,8 @@ class InMemoryQueue:
         return batch
 
     def kv_batch_put(self, keys, partition_id, fields):
-        self.put = {field: fields[field].to_padded_tensor(0.0) for field in fields.keys()}
+        for field in fields.keys():
+            self.put[field] = fields[field].to_padded_tensor(0.0) if fields[field].is_nested else fields[field]
         return KVBatchMeta(partition_id=partition_id, keys=keys, tags=[{}] * len(keys))
 
 
@@ -185,6 +187,36 @@ def test_rejected_tokens_keep_their_position_and_get_no_advantage(trainer, rows,
     kept[0, 0] = 0
     assert torch.equal(queue.put["response_mask"].long(), kept)
     torch.testing.assert_close(queue.put["advantages"], expected(rows, initial_entropy=0.3) * kept)
+
+
+def test_with_the_entropy_from_the_update_metrics_come_with_the_updates(trainer, rows, monkeypatch, tmp_path):
+    """The trainer's rows have λA and ⟨H⟩ is asked of the update, whose metrics then bring what is logged otherwise."""
+    gtpo = ["algorithm.gtpo.completion_filter=always", "+algorithm.gtpo.entropy_threshold=0.5"]
+    order = [4, 2, 0, 5, 1, 3]
+    before, whole = step(trainer(*gtpo), rows, monkeypatch, order)
+    record = InitialEntropy.load(tmp_path / "checkpoints")
+    InitialEntropy.path(tmp_path / "checkpoints").unlink()
+
+    queue = InMemoryQueue({name: rows[name] for name in rows if name != "entropy"}, KEYS)
+    monkeypatch.setattr(trainer_base, "tq", queue)
+    keys, metrics = [KEYS[i] for i in order], {}
+    update = trainer(*gtpo, "+algorithm.gtpo.entropy_from=update")
+    update._compute_advantage(KVBatchMeta(partition_id="train", keys=keys, tags=[{}] * 6), metrics=metrics)
+    assert metrics == {} and set(queue.put) == {"advantages", "returns", update_pass.ROWS}
+    advantages, means = update_pass.apply_entropy(
+        queue.put["advantages"],
+        *(padded(rows, name)[order] for name in ("response_mask", "entropy")),
+        queue.put[update_pass.ROWS],
+    )
+    torch.testing.assert_close(advantages, whole[order])
+
+    means = list(enumerate(means.tolist()))
+    metrics = reduce_metrics({"actor/pg_loss": [1.0], f"actor/{update_pass.MEANS}": means[3:] + means[:3]})
+    assert estimator.current_step.get() is None
+    assert metrics.pop("actor/pg_loss") == 1.0 and metrics.pop("timing_s/gtpo") > 0
+    del before["timing_s/gtpo"]
+    assert metrics == pytest.approx(before)
+    assert InitialEntropy.load(tmp_path / "checkpoints").value == pytest.approx(record.value)
 
 
 # Group p: sessions of 3, 1 and 1 outputs; group q: of 1 and 2.
