@@ -81,7 +81,8 @@ def _check_gtpo(config: DictConfig) -> None:
     elif OmegaConf.select(config, _BYPASS):
         raise ValueError(
             f"{_BYPASS}=True: it skips verl's old-log-prob pass, from which GTPO takes the entropy of the policy; set "
-            f"{_ENTROPY_FROM}=update, which takes it from the update's forward pass, or bypass_mode=False"
+            f"{_ENTROPY_FROM}=update, which takes it from the update's forward pass, or "
+            "bypass_mode=False (verl's fully_async trainer ships True)"
         )
     _check_sequence_parallel(config)
 
