@@ -27,19 +27,19 @@ cd "$cache/work"
 import json, re, sys
 from pathlib import Path
 
+modules = {name: str(next(Path("gtpo_verl").rglob(f"{name}.py"))) for name in sys.argv[1:]}
 decorated = re.compile(r"^@(torch.no_grad\(\)|cache)(?: .*)?\ndef (\w+)", re.MULTILINE)
-for name in sys.argv[1:]:
-    path = Path(f"gtpo_verl/{name}.py")
+for path in map(Path, modules.values()):
     text = path.read_text()
     applied = (f"\n{function} = {decorator}({function})\n" for decorator, function in decorated.findall(text))
     path.write_text(decorated.sub(r"def \2", text) + "".join(applied))
 
 tests = {"completion_filter": ["advantage"], "group": ["conflict", "advantage"]}
 selected = {test for name in sys.argv[1:] for test in [name, *tests.get(name, [])]}
-paths = [path for name in sorted(selected) if Path(path := f"tests/test_{name}_on_cpu.py").exists()]
+paths = [str(path) for name in sorted(selected) for path in Path("tests").rglob(f"test_{name}_on_cpu.py")]
 settings = {
     "source_paths": ["gtpo_verl"],
-    "only_mutate": [f"gtpo_verl/{name}.py" for name in sys.argv[1:]],
+    "only_mutate": list(modules.values()),
     "also_copy": ["docs", "recipes", "README.md"],
     "pytest_add_cli_args_test_selection": paths,
     "use_git_change_detection": False,
@@ -59,4 +59,4 @@ sed -nE 's/^ *(.*): (survived|no tests)$/\1/p' "$cache/results" |
 awk -F'[.:] *' 'BEGIN { print "| file | changes | noticed |\n|---|---|---|" }
     { changes[$2]++; if (/: (killed|timeout)$/) noticed[$2]++ }
     END { for (name in changes) printf "| %s | %d | %.1f%% |\n", name, changes[name], 100 * noticed[name] / changes[name] }' \
-    "$cache/results"
+    <(sed 's/\.verl_plugin\././' "$cache/results")
