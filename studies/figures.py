@@ -18,6 +18,7 @@ _COLOUR = {
     "grpo_token_mean": COLOURS[3],
     "filter": COLOURS[2],
     "gtpo_no_filter": COLOURS[5],
+    "only_negative": COLOURS[4],
 }
 _MARKER = {COUNTING: "o", SPELLING: "s", ADDITION: "^"}
 _MAIN = ("grpo", "grpo_token_mean", "gtpo")
@@ -80,7 +81,7 @@ def _accuracy_gain(ax: Axes) -> None:
 
 def _arms(ax: Axes) -> None:
     order = (
-        *("grpo", "random_skip", "entropy", "forward", "double"),
+        *("grpo", "random_skip", "gamma", "entropy", "forward", "double"),
         *("positive_only", "grpo_strict", "skip", "backward", "masks", "gtpo"),
     )
     for row, method in enumerate(reversed(order)):

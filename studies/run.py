@@ -39,11 +39,12 @@ def config_of(cell: Cell) -> Any:
 
 
 def batches(runs: Sequence[tuple[Cell, int]]) -> Iterator[tuple[Start, int, list[Cell]]]:
-    """Runs that can train side by side: of one start and one seed, in the order of the plan."""
-    together: dict[tuple[Start, int], list[Cell]] = {}
+    """Runs that can train side by side: of one start, one seed and one size of group, in the order of the plan."""
+    together: dict[tuple[Start, int, int], list[Cell]] = {}
     for cell, seed in runs:
-        together.setdefault((cell.start, seed), []).append(cell)
-    for (start, seed), cells in together.items():
+        n = config_of(cell).actor_rollout_ref.rollout.n
+        together.setdefault((cell.start, seed, n), []).append(cell)
+    for (start, seed, _), cells in together.items():
         number = -(-len(cells) // AT_A_TIME)
         for i in range(number):
             yield start, seed, cells[i::number]
