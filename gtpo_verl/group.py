@@ -30,8 +30,6 @@ class Completions:
         response_mask (torch.Tensor): (bs, response_length), 1 on the completion's own tokens. Zeros may stand anywhere:
             padding behind a response, tool output inside it.
         index: (bs,) uids; completions with equal uids are one group.
-        response_len (torch.Tensor | None): (bs,), length of each response where it is known, tool output included:
-            a row with as many own tokens has no zeros to look for.
 
     Attributes:
         shape (torch.Size): (bs, response_length).
@@ -46,24 +44,19 @@ class Completions:
         ValueError: not one uid per row.
     """
 
-    def __init__(
-        self, response_mask: torch.Tensor, index: Iterable[Hashable], response_len: torch.Tensor | None = None
-    ):
+    def __init__(self, response_mask: torch.Tensor, index: Iterable[Hashable]):
         if response_mask.dtype == torch.bool:
             response_mask = response_mask.view(torch.uint8)
         self.shape = response_mask.shape
         self._flat: torch.Tensor | None = None
-        self.lengths = response_mask.sum(-1, dtype=torch.int64)
+        self.lengths, has_holes = own_tokens(response_mask)
         self.uids = index.tolist() if isinstance(index, np.ndarray | torch.Tensor) else list(index)
         self.groups = self.same_prompt = group_rows(self.uids, self.lengths > 0)
-        shorter = self.lengths < (self.shape[1] if response_len is None else response_len)
-        lengths, rows = self.lengths.tolist(), rows_of(response_mask)
-        self.own: list[slice | torch.Tensor | np.ndarray] = [slice(length) for length in lengths]
-        holes = [row for row in shorter.nonzero().flatten().tolist() if rows[row, lengths[row] :].max()]
-        if holes:
+        self.own: list[slice | torch.Tensor | np.ndarray] = [slice(length) for length in self.lengths.tolist()]
+        if has_holes.any():
             self._flat = response_mask.reshape(-1).nonzero().flatten()
             self._starts = self.lengths.cumsum(0) - self.lengths
-            for row in holes:
+            for row in has_holes.nonzero().flatten().tolist():
                 self.own[row] = rows_of(response_mask[row].bool())
 
     def positions_by(self, prompts: Sequence[Hashable]) -> None:
@@ -80,6 +73,25 @@ class Completions:
         if self._flat is None:
             return rows * self.shape[1] + numbers
         return pick(self._flat, self._starts[rows] + numbers)
+
+
+def own_tokens(response_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many ones each row of a (bs, width) mask has, (bs,) int64, and whether zeros stand before them, (bs,) bool.
+
+    The mask is read once: ones at the start of a row alone give all its blocks of columns the numbers that they have.
+    """
+    width, block = response_mask.shape[1], 64
+    whole = width - width % block
+    in_block = response_mask[:, :whole].unflatten(1, (whole // block, block)).sum(-1, dtype=torch.int64)
+    lengths = in_block.sum(-1) + response_mask[:, whole:].sum(-1, dtype=torch.int64)
+    ends = lengths.unsqueeze(-1)
+    columns = torch.arange(block, device=lengths.device)
+    has_holes = (in_block != (ends - columns.new_tensor(range(0, whole, block))).clamp(0, block)).any(-1)
+    # Left is the block in which a row ends.
+    columns = (ends - ends % block + columns).clamp(max=max(width - 1, 0))
+    if width:
+        has_holes |= ((columns < ends) != response_mask.gather(1, columns).bool()).any(-1)
+    return lengths, has_holes
 
 
 def group_rows(index: Sequence[Hashable], members: torch.Tensor) -> torch.Tensor:

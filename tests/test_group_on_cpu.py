@@ -1,6 +1,8 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gtpo_verl import compute_gtpo_outcome_advantage
 from gtpo_verl.group import Completions, group_rows, rows_of
@@ -40,14 +42,17 @@ def test_tokens_stand_where_the_mask_is_one():
     assert [row[own].tolist() for own in completions.own] == [[1, 3], [0, 1]]
 
 
-def test_a_known_response_length_spares_the_search_for_holes():
-    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0]])
-    rows, numbers = torch.tensor([0, 1, 1]), torch.tensor([1, 0, 2])
-    for response_len in (None, torch.tensor([2, 3])):
-        completions = Completions(mask, "aa", response_len)
-        assert completions._flat is None and completions.flat(rows, numbers).tolist() == [1, 4, 6]
-    mask[1, 1] = 0
-    assert Completions(mask, "aa", torch.tensor([2, 3])).flat(rows, torch.tensor([1, 0, 1])).tolist() == [1, 4, 6]
+@given(st.integers(0, 200), st.lists(st.integers(0, 199), max_size=6), st.integers(0, 200), st.booleans())
+def test_holes_are_found_wherever_they_are(length, holes, padding, of_bools):
+    """A row of `length` ones and then zeros, with further zeros at `holes`."""
+    row = torch.zeros(1, length + padding, dtype=torch.bool if of_bools else torch.int64)
+    row[0, :length] = 1
+    row[0, [hole for hole in holes if hole < length]] = 0
+    ones = row[0].nonzero().flatten().tolist()
+    completions = Completions(row, "a")
+    assert completions.lengths.tolist() == [len(ones)]
+    assert isinstance(completions.own[0], slice) == (ones == list(range(len(ones))))
+    assert torch.arange(length + padding)[completions.own[0]].tolist() == ones
 
 
 def test_rows_are_numpys_on_a_cpu_and_torchs_elsewhere():

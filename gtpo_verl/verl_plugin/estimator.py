@@ -146,7 +146,7 @@ class GTPOEstimator:
 
     def weigh(self, fields: BatchFields, token_level_rewards: torch.Tensor, index: Any) -> GTPOAdvantage:
         """GTPO on one output per session."""
-        completions = Completions(fields.response_mask, index, fields.response_len)
+        completions = Completions(fields.response_mask, index)
         entropy = fields.entropy
         if entropy is None:
             entropy = torch.zeros(fields.responses.shape)  # with which δ = 1 and γ⟨H⟩ = 0: λA is left
