@@ -46,7 +46,7 @@ def test_every_command_has_the_options_that_are_given(document, capsys):
 
 def test_every_supported_verl_has_a_row():
     rows = re.findall(r"^\| (\d\S*) \|", (ROOT / "docs/versions.md").read_text(), re.MULTILINE)
-    assert tuple(dict.fromkeys(rows)) == SUPPORTED_VERL
+    assert tuple(reversed(dict.fromkeys(rows))) == SUPPORTED_VERL  # the newest first
 
 
 def test_every_variable_of_the_gpu_recipe_is_documented_and_no_other():
