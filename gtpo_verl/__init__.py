@@ -4,11 +4,11 @@ The objective (Eq. 11), for G completions o_i of one prompt with advantages A_i:
 
     J = E[ 1/G Σ_i δ_i (A_i − γ⟨H⟩_i) / |o_i| Σ_t r_{i,t} λ_{i,t} ]
 
-λ is 1 off the conflict mask; on it 0 where A_i < 0 and 2 where A_i > 0 (Eq. 9). δ_i = 0 filters a completion whose mean
+λ is 1 off the conflict mask; on it, 0 if A_i < 0 and 2 if A_i > 0 (Eq. 9). δ_i = 0 drops a completion whose mean
 entropy ⟨H⟩_i exceeds ln 2 (Eq. 10). There is no KL term, hence no reference model.
 
 Installing the package is enough: `algorithm.adv_estimator=gtpo` then works in any verl config. The functions below need
-torch alone.
+only torch.
 """
 
 from importlib import import_module

@@ -1,8 +1,8 @@
 """The command `gtpo-verl`, also `python -m gtpo_verl`: one subcommand per task, `check` if none is named.
 
 A module with a subcommand has `add_arguments(parser)`, which also sets the parser's description and epilog, and
-`run(args)`, which returns the exit status: 0, or 1 where what was asked for has failed. What the user gave wrongly is
-raised, and becomes one line and exit status 2. Only the module of the chosen subcommand is imported.
+`run(args)`, which returns the exit status: 0, or 1 if the task itself failed. Wrong input raises, and becomes one line
+and exit status 2. Only the module of the chosen subcommand is imported.
 """
 
 import argparse
@@ -19,24 +19,24 @@ COMMANDS = {
     ),
     "run": ("gtpo_verl.runs.launch", "start one of verl's trainers in a folder of its own, and watch it"),
     "export": ("gtpo_verl.runs.export", "write a checkpoint as a model or adapter for transformers and vLLM"),
-    "smoke": ("gtpo_verl.runs.smoke", "a few steps of a recipe with a small model: does it all work here?"),
-    "evaluate": ("gtpo_verl.paper.evaluation", "pass@k and maj@k of verl's validation dumps"),
-    "task": ("gtpo_verl.cpu.task", "make the data and the model of a run without an accelerator"),
-    "view": ("gtpo_verl.view", "one HTML file that shows what GTPO does to each token of a run"),
+    "smoke": ("gtpo_verl.runs.smoke", "try a recipe on this machine: a few steps with a small model"),
+    "evaluate": ("gtpo_verl.paper.evaluation", "compute pass@k and maj@k from verl's validation dumps"),
+    "task": ("gtpo_verl.cpu.task", "make the data and the model for a run without an accelerator"),
+    "view": ("gtpo_verl.view", "write one HTML file that shows what GTPO does to each token of a run"),
     "plot": ("gtpo_verl.paper.plots", "draw figures of runs and evaluations"),
-    "openrlhf": ("gtpo_verl.openrlhf.command", "OpenRLHF's train_ppo_ray with the advantage estimator gtpo"),
+    "openrlhf": ("gtpo_verl.openrlhf.command", "run OpenRLHF's train_ppo_ray with the advantage estimator gtpo"),
 }
 """Subcommand: its module and one line of help."""
 
 _MAP = """\
-each command's options and an example: gtpo-verl COMMAND --help
+options and an example of each command: gtpo-verl COMMAND --help
 
-where things are:
-  try it       bash recipes/run_gtpo_cpu.sh needs no accelerator
+where to start:
+  try it       bash recipes/run_gtpo_cpu.sh, which needs no accelerator
   train        bash recipes/run_gtpo_qwen.sh, or algorithm.adv_estimator=gtpo in any verl config
-  settings     docs/keys.md has every key of algorithm.gtpo
-  experiments  docs/reproduce.md leads to the paper's tables and figures
-  code         gtpo_verl is GTPO in verl, gtpo_verl.runs launches it, gtpo_verl.cpu is verl without an accelerator
+  settings     docs/keys.md, every key of algorithm.gtpo
+  experiments  docs/reproduce.md, the command of each table and figure of the paper
+  code         gtpo_verl is the algorithm, gtpo_verl.verl_plugin hooks it into verl, gtpo_verl.runs launches runs
 """
 
 

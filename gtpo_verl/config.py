@@ -20,14 +20,14 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class GTPOConfig:
-    """Settings of GTPO (arXiv:2508.03772); in a verl config they stand under `algorithm.gtpo`.
+    """Settings of GTPO (arXiv:2508.03772), the section `algorithm.gtpo` of a verl config.
 
     With `entropy_coeff=0, completion_filter="never", conflict_span="none"` GTPO is GRPO.
 
     Args:
         entropy_coeff (float): γ of Eq. 11, the weight of ⟨H⟩_i in the advantage (Sec. 5.2 and 6). At least 0.
-        entropy_threshold (float): a completion whose mean entropy exceeds it is filtered out (Eq. 10), in nats per
-            token. Above 0.
+        entropy_threshold (float): drops a completion whose mean entropy exceeds it (Eq. 10), in nats per token. Above
+            0.
         completion_filter (str): `auto` filters iff the initial entropy is below the threshold (Eq. 10); `always`;
             `never`.
         filter_scope (str): `all` completions may be filtered (Eq. 10), or only those with `negative` advantage
@@ -35,15 +35,15 @@ class GTPOConfig:
         initial_entropy (float | None): ⟨H⟩_ini in nats per token (Sec. 5.2). None: measured on the first rollouts,
             before any update.
         conflict_span (str): which conflict tokens are masked (Sec. 5.1). `leading`: the run that starts at the
-            completion's first (last) token. `first`: the first run met from each end, wherever it starts. `all`:
+            completion's first (last) token. `first`: the first run from each end, wherever it starts. `all`:
             every conflict token. `none`: no mask.
         conflict_weight_positive (float): λ of a conflict token where the advantage is positive (Eq. 9). At least 0.
         conflict_weight_negative (float): λ of a conflict token where the advantage is negative (Eq. 9). At least 0.
         conflict_masks (str): `both`, or only the `forward` or the `backward` mask, to see what each does.
         entropy_from (str): which forward pass of verl's trainer gives ⟨H⟩_i. `old_log_prob`: the one before the
-            update. `update`: the update's own, so that the other may be left out.
+            update. `update`: the update's own, so that verl can skip the other.
         dump_dir (str | None): folder for the token dump that `gtpo-verl view` shows. None: no dump.
-        dump_freq (int): the groups of every this many steps are dumped, and those of the first. At least 1.
+        dump_freq (int): dump the first step and every step that this number divides. At least 1.
 
     Raises:
         ValueError: a value out of its range; the message names the key, the value and the remedy.
@@ -119,8 +119,7 @@ class GTPOConfig:
             return self.completion_filter == "always"
         if initial_entropy is None:
             raise ValueError(
-                "algorithm.gtpo.completion_filter='auto' rests on the initial entropy, which is None: measure it and "
-                "give it as algorithm.gtpo.initial_entropy (nats per token), or set completion_filter to "
-                "always or never"
+                "algorithm.gtpo.completion_filter='auto' needs the initial entropy, which is None: measure it and set "
+                "algorithm.gtpo.initial_entropy (nats per token), or set completion_filter to always or never"
             )
         return initial_entropy < self.entropy_threshold

@@ -1,7 +1,7 @@
 """⟨H⟩_ini, the policy's mean entropy before training (arXiv:2508.03772, Sec. 5.2), and what it decides.
 
 It is one number for a whole run: measured once, written beside the checkpoints, read back on resume. A run measures it
-on its first rollouts; the paper's stricter procedure is a command of its own, whose value is given to the run as
+on its first rollouts. This command follows the paper's stricter procedure; give its value to the run as
 `algorithm.gtpo.initial_entropy`:
 
     gtpo-verl initial-entropy --model Qwen/Qwen2.5-3B-Instruct --data data/gsm8k/train.parquet --samples 100
@@ -25,12 +25,12 @@ PAPER_SAMPLES = 100
 
 @dataclass(frozen=True)
 class InitialEntropy:
-    """⟨H⟩_ini and what it rests on.
+    """⟨H⟩_ini and how it was measured.
 
     Args:
         value (float): mean of ⟨H⟩_i over the completions, nats per token.
         std (float): standard deviation of ⟨H⟩_i over the completions, nats per token.
-        completions (int): completions measured; 0 where the value was given in the config.
+        completions (int): completions measured; 0 if the config gave the value.
         prompts (int): their prompts.
     """
 
@@ -43,7 +43,7 @@ class InitialEntropy:
     def measure(
         cls, trajectory_entropy: torch.Tensor, lengths: torch.Tensor, index: Iterable[Hashable]
     ) -> "InitialEntropy":
-        """From the (bs,) trajectory entropies of rollouts of the untrained policy; rows of length 0 do not count.
+        """Measure from (bs,) trajectory entropies of rollouts of the untrained policy; rows of length 0 do not count.
 
         Raises:
             ValueError: there is no completion.
@@ -56,7 +56,7 @@ class InitialEntropy:
         return cls(values.mean().item(), values.std(correction=0).item(), len(values), len(prompts))
 
     def decision(self, config: GTPOConfig) -> str:
-        """One line: whether completions are filtered, why, and what that rests on."""
+        """Say in one line whether completions are filtered, and why."""
         active = config.filter_is_active(self.value)
         relation = "<" if self.value < config.entropy_threshold else ">="
         because = f"{self.value:.3f} {relation} {config.entropy_threshold:.3f} nats"
@@ -77,7 +77,7 @@ class InitialEntropy:
 
     @staticmethod
     def path(folder: str | Path) -> Path:
-        """Where the record of a run with these checkpoints stands."""
+        """The record of a run with these checkpoints."""
         return Path(folder) / _FILE_NAME
 
     def save(self, folder: str | Path, config: GTPOConfig) -> Path:
@@ -93,10 +93,10 @@ class InitialEntropy:
 
         Args:
             config: the settings.
-            resumed_from: the folder of the record that the run goes on from; None where the run begins.
+            resumed_from: the folder of the record, if the run is resumed; None if it is new.
 
         Raises:
-            ValueError: the run is resumed, the filter rests on the initial entropy, and there is no record of it.
+            ValueError: the run is resumed, the filter needs the initial entropy, and there is no record of it.
         """
         if config.initial_entropy is not None:
             return cls(config.initial_entropy)
@@ -110,7 +110,7 @@ class InitialEntropy:
         """Read the record of a run that is resumed.
 
         Raises:
-            ValueError: there is none, or it is not as `save` wrote it.
+            ValueError: the record is missing or damaged.
         """
         path = cls.path(folder)
         remedy = (
@@ -126,20 +126,20 @@ class InitialEntropy:
             if not (math.isfinite(record.value) and record.value >= 0):
                 raise ValueError(f"value={record.value}")
         except (TypeError, ValueError) as error:
-            raise ValueError(f"this run is resumed, but {path} is no record of it ({error}); {remedy}") from error
+            raise ValueError(f"this run is resumed, but {path} is not a record of it ({error}); {remedy}") from error
         return record
 
 
 def changed_settings(folder: str | Path, config: GTPOConfig) -> list[str]:
-    """What the run with these checkpoints did otherwise: a line for each key that has another value now.
+    """The keys that had another value in the run with these checkpoints, one line each.
 
     Raises:
-        ValueError: the record of the run is not as it was written.
+        ValueError: the record of the run is damaged.
     """
     path = InitialEntropy.path(folder)
     before = read_record(path).get(_SETTINGS, {}) if path.exists() else {}
     if not isinstance(before, dict):
-        raise ValueError(f"{path} is not as it was written, with an object {_SETTINGS}: restore or remove it")
+        raise ValueError(f"{path} must have an object {_SETTINGS}: restore or remove it")
     return [
         f"algorithm.gtpo.{key}={value}, was {before[key]}"
         for key, value in asdict(config).items()

@@ -41,11 +41,11 @@ def compute_gtpo_metrics(
 def compute_log_prob_metrics(
     old_log_probs: torch.Tensor, group_advantages: torch.Tensor, completions: Completions
 ) -> dict[str, float]:
-    """How likely the policy holds the completions with A_i > 0, and those with A_i < 0.
+    """How likely the completions with A_i > 0, and those with A_i < 0, are under the policy.
 
     `gtpo/log_prob/positive` and `gtpo/log_prob/negative` are means over completions of the mean log-probability of
-    their own tokens, in nats per token; one without such completions is left out. Completions with A_i = 0, which move
-    nothing, count in neither.
+    their own tokens, in nats per token; a mean over no completions is left out. Completions with A_i = 0 count in
+    neither.
 
     Args:
         old_log_probs (torch.Tensor): (bs, response_length), of the old-log-prob pass.

@@ -1,4 +1,4 @@
-"""Files that a run leaves for a later start, and that a user may have edited."""
+"""Files that a run writes for a later start, and that a user may have edited."""
 
 import json
 from pathlib import Path
@@ -6,15 +6,15 @@ from typing import Any
 
 
 def read_record(path: Path, *keys: str) -> dict[str, Any]:
-    """The object in a JSON file.
+    """Read the object in a JSON file.
 
     Raises:
-        ValueError: there is no object, or it lacks one of `keys`; the message names the file.
+        ValueError: the file holds no object, or the object lacks one of `keys`; the message names the file.
     """
     try:
         record = json.loads(path.read_bytes())
     except (RecursionError, ValueError) as error:
-        raise ValueError(f"{path} is no JSON ({error}): restore or remove it") from error
+        raise ValueError(f"{path} is not valid JSON ({error}): restore or remove it") from error
     if not isinstance(record, dict) or not record.keys() >= set(keys):
         wanted = " with ".join(["an object", *[", ".join(keys)] * bool(keys)])
         raise ValueError(f"{path} is not as it was written, {wanted}: restore or remove it")
@@ -22,7 +22,7 @@ def read_record(path: Path, *keys: str) -> dict[str, Any]:
 
 
 def atomic_write(path: Path, text: str) -> None:
-    """Write a file that is there in full or as it was before, whenever the process ends and however full the disk."""
+    """Write atomically: a kill or a full disk leaves the old file."""
     partial = path.with_suffix(".partial")
     partial.write_text(text)
     partial.replace(path)

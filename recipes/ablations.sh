@@ -55,5 +55,5 @@ for setting in $settings; do
 done
 
 export DATASET=$dataset
-export EXPERIMENT_NAME=${EXPERIMENT_NAME:-${NAME:-ablation_${name}_${model}_${dataset}_${FINETUNE:-lora}_G${ROLLOUT_N:-${G:-8}}_seed${SEED:-3407}}}
+export EXPERIMENT_NAME=${EXPERIMENT_NAME:-ablation_${name}_${model}_${dataset}_${FINETUNE:-lora}_G${ROLLOUT_N:-8}_seed${SEED:-3407}}
 exec bash "recipes/run_gtpo_$model.sh" "${overrides[@]}" "$@"

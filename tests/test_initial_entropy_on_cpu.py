@@ -89,7 +89,7 @@ def test_a_truncated_or_edited_record_names_its_file_and_the_key_to_set(tmp_path
     path = InitialEntropy.path(tmp_path)
     path.write_text(text)
     with pytest.raises(
-        ValueError, match=rf"{path.name} is no record of it \(.*{why}.*algorithm\.gtpo\.initial_entropy"
+        ValueError, match=rf"{path.name} is not a record of it \(.*{why}.*algorithm\.gtpo\.initial_entropy"
     ):
         InitialEntropy.load(tmp_path)
 
@@ -130,5 +130,5 @@ def test_changed_settings_name_key_new_and_old_value(tmp_path):
     InitialEntropy.path(tmp_path).write_text('{"value": 0.1}')  # an earlier version wrote no settings
     assert changed_settings(tmp_path, GTPOConfig()) == []
     InitialEntropy.path(tmp_path).write_text('{"value": 0.1, "gtpo": 5}')
-    with pytest.raises(ValueError, match=r"gtpo_initial_entropy\.json is not as it was written, with an object gtpo"):
+    with pytest.raises(ValueError, match=r"gtpo_initial_entropy\.json must have an object gtpo"):
         changed_settings(tmp_path, GTPOConfig())

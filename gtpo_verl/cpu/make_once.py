@@ -1,4 +1,4 @@
-"""Make a folder of files once, whatever is interrupted or runs at the same time."""
+"""Make a folder of files once, safe against interruption and parallel calls."""
 
 import hashlib
 import json
@@ -23,9 +23,8 @@ def make_once(
 ) -> dict[str, Any]:
     """Call `make` for the folder `out`, unless it holds what an earlier call made with these settings.
 
-    Everything is written beside `out` and renamed when complete, so an interrupted call leaves nothing that a later one
-    would take for its result. Of calls at the same time one makes it. A change of the file `source` counts as a change
-    of the settings.
+    Everything is written beside `out` and renamed when complete, so a later call never takes an interrupted one for a
+    result. Of parallel calls only one makes it. A change of the file `source` counts as a change of the settings.
 
     Args:
         out: a folder of its own: new, empty, or written by an earlier call.
@@ -51,7 +50,9 @@ def make_once(
             return made
         foreign = {path.name for path in out.iterdir()} - {record, *files} if out.exists() else set()
         if foreign:
-            raise ValueError(f"--out {out} holds {sorted(foreign)}, which is not made here: give a folder of its own")
+            raise ValueError(
+                f"--out {out} holds {sorted(foreign)}, which this command did not write: give it an empty folder"
+            )
 
         with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
             work = Path(scratch) / out.name

@@ -1,4 +1,4 @@
-"""`gtpo-verl task NAME`: the data and the model of a run without an accelerator, made once.
+"""`gtpo-verl task NAME`: make the data and the model for a run without an accelerator, once.
 
 Each task is a module of this folder with a function `prepare`. What it makes lies in one folder: `model` in Hugging
 Face format, `train.parquet` and `test.parquet` in verl's, and a record of the settings.
@@ -9,14 +9,14 @@ import argparse
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `gtpo-verl task`."""
-    parser.description = "Make the data and the model of a run without an accelerator, once."
+    parser.description = "Make the data and the model for a run without an accelerator, once."
     parser.epilog = "example: gtpo-verl task arithmetic --out .cache/arithmetic-seed1 --seed 1"
     parser.add_argument(
         "task",
         choices=["arithmetic", "subtraction", "spell_backward", "letter_counting", "worded_counting", "smollm2"],
         help="smollm2: a model of 135 M parameters; the others: one of 0.4 M",
     )
-    parser.add_argument("--out", required=True, help="folder to write; kept if it already holds the same")
+    parser.add_argument("--out", required=True, help="folder to write; kept if it is up to date")
     parser.add_argument("--seed", type=int, default=0, help="of the questions and the weights (default: %(default)s)")
 
 

@@ -1,10 +1,10 @@
 """The completions of whole test sets, by verl's validation, in batches that survive a kill.
 
-verl's validation holds the completions of all questions at once, writes them when the last has come, and then
-bootstraps every number that the reward returned. With 64 completions of 5,000 questions that is more than
-TransferQueue's default capacity, nothing to resume from, and an hour in which the GPUs wait. Here verl's validation is
-called for one batch of questions after the other. Each batch is written at once, and a second start leaves out what
-is there. In a verl config, with the V1 trainer:
+verl's validation holds the completions of all questions at once, writes them after the last, and then bootstraps every
+number that the reward returned. With 64 completions of 5,000 questions that exceeds TransferQueue's default capacity,
+leaves nothing to resume from, and keeps the GPUs waiting for an hour. This module calls verl's validation for one batch
+of questions after the other and writes each batch at once. A second start skips the batches that exist. In a verl
+config, with the V1 trainer:
 
     VERL_USE_EXTERNAL_MODULES=gtpo_verl.paper.batched_validation          in the environment
     trainer.v1.trainer_mode=batched_validation  trainer.val_only=True
@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from gtpo_verl.records import atomic_write, read_record
 
-# What decides a completion. A folder with other values is not gone on with.
+# Settings that determine a completion. A folder with other values is an error.
 _SETTINGS = (
     "actor_rollout_ref.model.path",
     "actor_rollout_ref.model.lora_adapter_path",
@@ -109,7 +109,7 @@ class BatchedValidation:
 
 
 def keep_settings(config: Any, folder: Path) -> None:
-    """Write what decides the completions into the folder, or hold it against what an earlier start wrote there.
+    """Record what determines the completions in the folder, or compare it with the record of an earlier start.
 
     Raises:
         ValueError: the folder holds completions of another model, data or sampling.

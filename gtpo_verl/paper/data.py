@@ -309,7 +309,7 @@ def write_parquet(
 
 
 def check_files(dataset: str, files: Iterable[Path]) -> None:
-    """Whether verl's parquet files may be what a run calls `dataset`; a user's own data are never refused.
+    """Check that verl's parquet files are not another of the paper's data sets; accepts a user's own data.
 
     Raises:
         ValueError: a file that cannot be read, or that holds another of the paper's data sets.
@@ -322,7 +322,7 @@ def check_files(dataset: str, files: Iterable[Path]) -> None:
             named = "data_source" in pq.read_schema(path).names
             sources = set(pq.read_table(path, columns=["data_source"])[0].unique().to_pylist()) if named else set()
         except (OSError, ValueError) as error:
-            raise ValueError(f"{path} cannot be read ({error}): remove it, and it is made anew") from error
+            raise ValueError(f"{path} cannot be read ({error}): remove it, and it will be made again") from error
         if others := sorted(names[source] for source in sources & names.keys() if names[source] != dataset):
             raise ValueError(
                 f"{path} holds {', '.join(others)}, not {dataset}: set DATASET, or DATA_DIR to another folder"
@@ -340,7 +340,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--out", type=Path, help="folder for train.parquet and test.parquet")
     what.add_argument(
-        "--holds", type=Path, nargs="+", metavar="FILE", help="only see that files hold no other data set"
+        "--holds", type=Path, nargs="+", metavar="FILE", help="only check that these files hold no other data set"
     )
     parser.add_argument("--source", help="another Hub name, a local folder, or a .jsonl, .json or .parquet file")
     parser.add_argument("--split", help="the one split to write (default: train and test, as far as they exist)")

@@ -11,10 +11,10 @@ Each figure is given twice, in percent of the questions:
 - *unbiased*: its mean over all k-subsets of a question's n completions. For pass@k this is Chen et al.'s estimator
   1 − C(n−c, k)/C(n, k) (arXiv:2107.03374); for maj@k the same mean, exact as well, see :func:`majority_at_k`.
 - *one draw*: its value on the first k completions. Nearly every cell of the paper's Table 1 is a multiple of 1/30
-  (AIME) or 1/40 (AMC), so the paper seems to have drawn once; these are the figures to hold against it.
+  (AIME) or 1/40 (AMC), so the paper seems to have drawn once; compare these figures with it.
 
 The interval is a 95% percentile bootstrap over questions of the unbiased figure. A k larger than the number of
-completions is left out, and said on stderr. A dump in which completions are missing is an error.
+completions is left out, and stderr says so. A dump that lacks completions is an error.
 """
 
 import argparse
@@ -98,7 +98,7 @@ def evaluate_dumps(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``gtpo-verl evaluate``."""
-    parser.description = "pass@k and maj@k in the layout of the paper's Table 1, from verl's validation dumps."
+    parser.description = "Compute pass@k and maj@k from verl's validation dumps, in the layout of the paper's Table 1."
     parser.epilog = (
         "example: gtpo-verl evaluate Qwen/MATH/GRPO=grpo/500.jsonl Qwen/MATH/GTPO=gtpo/500.jsonl --out results\n\n"
         "bash recipes/evaluate.sh CHECKPOINT samples the completions."
@@ -111,9 +111,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '"METHOD", "MODEL/TRAINING SET/METHOD" or "MODEL/TRAINING SET/METHOD/DATA SET"',
     )
     parser.add_argument("--k", nargs="+", type=int, default=list(DEFAULT_K), help="default: 1 4 8 16 32 64")
-    parser.add_argument("--samples", type=int, help="completions that every question must have (default: equally many)")
+    parser.add_argument(
+        "--samples", type=int, help="completions that every question must have (default: the same number)"
+    )
     parser.add_argument("--format", choices=["md", "csv", "latex"], default="md")
-    parser.add_argument("--out", type=Path, help="folder for evaluation.json (every figure) and the table")
+    parser.add_argument("--out", type=Path, help="folder for the table and evaluation.json, which has every figure")
     parser.add_argument("--seed", type=int, default=SEED, help="of the bootstrap over questions")
 
 

@@ -32,7 +32,7 @@ def read_prompts(data: str | Path, samples: int) -> list[list[dict[str, str]]]:
     """The chat messages of the first `samples` rows of a parquet file of `gtpo-verl data`.
 
     Raises:
-        ValueError: the file has fewer rows, or its prompts are no chat messages.
+        ValueError: the file has fewer rows, or its prompts are not chat messages.
     """
     import pyarrow.parquet as pq
 
@@ -112,8 +112,8 @@ def _eos_token_ids(model: Any) -> list[int]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `gtpo-verl initial-entropy`."""
     parser.description = (
-        "Mean entropy of the untrained model on the first training prompts, one completion each, at temperature 1.0 "
-        "(arXiv:2508.03772, Sec. 6)."
+        "Measure the mean entropy of the untrained model on the first training prompts, one completion each, at "
+        "temperature 1.0 (arXiv:2508.03772, Sec. 6)."
     )
     parser.epilog = (
         "example: gtpo-verl initial-entropy --model Qwen/Qwen2.5-3B-Instruct --data data/gsm8k/train.parquet\n\n"

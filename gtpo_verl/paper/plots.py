@@ -406,7 +406,7 @@ def _say(message: str) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``gtpo-verl plot``."""
-    parser.description = "Figures of training from verl's file logger, and of a run's tokens from its token dump."
+    parser.description = "Draw figures of training from verl's file logger, and of a run's tokens from its token dump."
     parser.epilog = (
         "example: gtpo-verl plot 'GRPO=runs/grpo_seed*.jsonl' 'GTPO=runs/gtpo_seed*.jsonl' --out figures\n"
         "         gtpo-verl plot --tokens dump --out figures"
@@ -415,11 +415,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs", nargs="*", metavar="RUN", help="a JSONL of trainer.logger=file, LABEL=PATH or LABEL=GLOB"
     )
     parser.add_argument(
-        "--tokens", type=Path, metavar="DUMP", help="draw its most protected and doubled tokens; what `view` takes"
+        "--tokens",
+        type=Path,
+        metavar="DUMP",
+        help="draw the tokens that were protected and doubled most often; DUMP as for `view`",
     )
     parser.add_argument("--tokenizer", help="with --tokens, as for `view`")
     parser.add_argument("--out", type=Path, required=True, help="folder for the PNG and SVG files")
-    parser.add_argument("--title", help="above every figure")
+    parser.add_argument("--title", help="title of every figure")
     parser.add_argument("--window", type=int, help="width of the moving average in steps, 1 for none")
 
 

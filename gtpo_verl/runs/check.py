@@ -1,7 +1,7 @@
 """`gtpo-verl check`: whether GTPO is registered and hooked in this verl, and whether this machine can do a run.
 
-The run is given as its command. What it needs is read from the config that verl would get, before Ray is started:
-Ray waits without a word for CPUs that a machine does not have, and much of verl is imported minutes into a run.
+The run is given as its command. The check reads what it needs from the config that verl would get, before Ray starts:
+Ray silently waits for CPUs that a machine does not have, and verl imports much minutes into a run.
 """
 
 import argparse
@@ -50,11 +50,11 @@ class Finding:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `gtpo-verl check`."""
-    parser.description = "Say whether GTPO can run here, and with a command of verl, whether this machine can run it."
+    parser.description = "Say whether GTPO can run here and, given a command of verl, whether this machine can run it."
     parser.epilog = (
         "example: gtpo-verl check\n"
         "         gtpo-verl check -- python3 -m verl.trainer.main_ppo --config-path DIR --config-name NAME …\n\n"
-        "Exit status 1 if not; each problem names its remedy. The recipes check their own command first."
+        "The exit status is 1 if not, and each problem names its remedy. The recipes check their command first."
     )
     parser.add_argument("--json", action="store_true", help="the findings as JSON")
     parser.add_argument("command", nargs="*", help="after --: a command of verl's trainer, or its overrides alone")
@@ -86,7 +86,7 @@ def check(command: Sequence[str] = ()) -> Iterator[Finding]:
     """
     if missing := [name for name in ("torch", "verl") if find_spec(name) is None]:
         yield Finding(
-            "installed", f"no {' and no '.join(missing)}", "install verl as its documentation says, then again"
+            "installed", f"no {' and no '.join(missing)}", "install verl as its documentation says, then run this again"
         )
         return
     yield from _registration()
@@ -117,14 +117,14 @@ def compose(command: Sequence[str]) -> Any:
     options.add_argument("--config-dir", "-cd")
     given, words = options.parse_known_args(command)
     if given.config_dir:
-        raise ValueError(f"--config-dir {given.config_dir} is not read here: give --config-path and --config-name")
+        raise ValueError(f"--config-dir {given.config_dir} is not read here: use --config-path and --config-name")
     folder = Path(verl.trainer.__path__[0], given.config_path)  # as for Hydra, which starts from verl's module
     overrides = [word for word in words if word.startswith("~") or ("=" in word and not word.startswith("-"))]
     try:
         with initialize_config_dir(str(folder), version_base=None):
             return hydra_compose(given.config_name, overrides=overrides)
     except HydraException as error:
-        raise ValueError(f"verl would not take this command: {error}") from error
+        raise ValueError(f"verl does not accept this command: {error}") from error
 
 
 def _registration() -> Iterator[Finding]:
@@ -168,7 +168,7 @@ def _how_to_load() -> str:
 def _hooked(module: str, path: str) -> str:
     package = module.rpartition(".")[0]
     if not (find_spec(package) and find_spec(module)):
-        return "this verl has none"
+        return "not in this verl"
     return "yes" if hasattr(resolve_name(f"{module}:{path}"), "__wrapped__") else "no"
 
 
@@ -179,7 +179,7 @@ def _select(config: Any) -> Callable[..., Any]:
 
 
 def _packages(config: Any) -> Iterator[Finding]:
-    """What verl imports in a run with this config, minutes after its start."""
+    """The packages that verl imports in a run with this config, minutes after its start."""
     get = _select(config)
     ppo = get("actor_rollout_ref") is not None
     on_cpu = get("trainer.device") == "cpu"
@@ -217,7 +217,7 @@ def _packages(config: Any) -> Iterator[Finding]:
         yield Finding("flash-attn", says, advice=f"slower steps that take more memory; {_INSTALL_FLASH}")
     if "wandb" in loggers and not _logged_in_to_wandb():
         remedy = "wandb login, or set WANDB_API_KEY, or WANDB_MODE=offline"
-        yield Finding("wandb", "no login is known", remedy)
+        yield Finding("wandb", "no login found", remedy)
     if not on_cpu:
         yield _compiler()
 
@@ -314,7 +314,7 @@ def _gpus(get: Callable, gpus: int) -> Iterator[Finding]:
 
 
 def _cluster(get: Callable, nodes: int, gpus: int) -> Iterator[Finding]:
-    """What Ray says of the cluster that the run would join, as a driver of it."""
+    """Ask Ray about the cluster that the run would join, as a driver."""
     import ray
 
     from gtpo_verl.verl_plugin import one_run_per_cluster
@@ -337,7 +337,7 @@ def _cluster(get: Callable, nodes: int, gpus: int) -> Iterator[Finding]:
     remedy = f"start Ray on every node (docs/clusters.md), or set trainer.nnodes and trainer.n_gpus_per_node. {_TOKEN}"
     yield Finding("Ray cluster", says, remedy if large_enough < nodes else "")
     says = f"Ray has {cpus:.0f}, verl asks for {needed}"
-    remedy = "start Ray with a larger --num-cpus, which it only counts with"
+    remedy = "start Ray with a larger --num-cpus, a number that it only uses for counting"
     yield Finding("CPUs", says, remedy if cpus < needed else "")
     if get("trainer.use_v1"):
         remedy = one_run_per_cluster.refusal(other) if other else ""
@@ -345,7 +345,7 @@ def _cluster(get: Callable, nodes: int, gpus: int) -> Iterator[Finding]:
 
 
 def _cpus_needed(get: Callable, gpus: int) -> int:
-    """CPUs that verl asks Ray for before its first step; it waits for them without a word."""
+    """CPUs that verl asks Ray for before its first step, and silently waits for."""
     units = int(get(_UNITS) or 0) if get("trainer.use_v1") else 0
     return _TASK_RUNNER_CPUS + _CPUS_PER_GPU * gpus + (units + 1 if units else 0)
 
@@ -357,13 +357,13 @@ def _cpus(get: Callable, gpus: int) -> Iterator[Finding]:
     key = "ray_kwargs.ray_init.num_cpus"
     cpus, needed = int(get(key) or machine), _cpus_needed(get, gpus)
     says = f"Ray has {cpus} (the machine {machine}), verl asks for {needed}"
-    remedy = f"set {key}={needed}, which Ray only counts with"
+    remedy = f"set {key}={needed}, a number that Ray only uses for counting"
     remedy += f", or {_UNITS}=1" if get("trainer.use_v1") and int(get(_UNITS) or 0) > 1 else ""
     yield Finding("CPUs", says, remedy if cpus < needed else "")
 
 
 def _disk(get: Callable) -> Iterator[Finding]:
-    """Free space against the checkpoints that are there at once."""
+    """Compare free space with the size of the checkpoints that exist at one time."""
     save_freq, folder = get("trainer.save_freq"), get("trainer.default_local_dir")
     if not isinstance(save_freq, int) or save_freq < 1 or not folder or get("trainer.val_only"):
         return

@@ -1,11 +1,11 @@
-"""A checkpoint of verl as a folder that transformers and vLLM load.
+"""Turn a checkpoint of verl into a folder that transformers and vLLM load.
 
     gtpo-verl export outputs/NAME/checkpoints/global_step_500 my-model
 
-verl.model_merger puts the shards of FSDP or Megatron together, in bfloat16. Without LoRA that is the model. With LoRA
-it is the adapter, whose `adapter_config.json` names its base: the model that was trained, or, where its name is not
-known, `base/` beside the adapter. `--merge` adds the adapter to its base instead: one model, in which bfloat16 rounds
-updates away that are small against a weight.
+verl.model_merger joins the shards of FSDP or Megatron, in bfloat16. Without LoRA the result is the model. With LoRA it
+is the adapter, whose `adapter_config.json` names its base: the model that was trained or, if its name is not known,
+`base/` beside the adapter. `--merge` adds the adapter to its base instead: one model, in which bfloat16 rounds away
+updates that are small compared with a weight.
 """
 
 import argparse
@@ -33,11 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "out", type=Path, nargs="?", help="folder to write (default: CHECKPOINT/exported); kept if it is up to date"
     )
     parser.add_argument("--merge", action="store_true", help="with LoRA: a whole model, not an adapter")
-    parser.add_argument("--base", help="with LoRA: the model that was trained (default: as the checkpoint names it)")
+    parser.add_argument(
+        "--base", help="with LoRA: the model that was trained (default: the one that the checkpoint names)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export, and say what is there."""
+    """Export, and print what was written."""
     out = args.out or args.checkpoint / "exported"
     print(f"{out}: {export(args.checkpoint, out, args.merge, args.base)}")
     return 0
@@ -53,7 +55,7 @@ def export(checkpoint: Path, out: Path, merge: bool = False, base: str | None = 
         base: folder or Hub name of the model under a LoRA adapter.
 
     Raises:
-        ValueError: `checkpoint` is none, lacks shards, or needs `base`; `out` holds something else.
+        ValueError: `checkpoint` is not one, lacks shards, or needs `base`; `out` holds something else.
     """
     shards, backend = find_shards(checkpoint)
     partial = out.with_name(f"{out.name}.partial")
@@ -95,7 +97,7 @@ def find_shards(checkpoint: Path) -> tuple[Path, str]:
         if (folder / "model" / "huggingface").is_dir():
             return folder, "megatron"
     raise ValueError(
-        f"{checkpoint} is no checkpoint of verl: give a folder global_step_N with actor/fsdp_config.json (FSDP) or "
+        f"{checkpoint} is not a checkpoint of verl: give a folder global_step_N with actor/fsdp_config.json (FSDP) or "
         "actor/model/huggingface (Megatron)"
     )
 
@@ -157,7 +159,7 @@ def _put_together(folder: Path, out: Path, base: str | None, merge: bool) -> str
         for path in (*folder.glob("*token*"), *folder.glob("chat_template*")):
             shutil.copy2(path, own_base)
     elif base is None:
-        raise ValueError(f"the checkpoint of {out} holds an adapter alone and not the name of its base: give --base")
+        raise ValueError(f"the checkpoint of {out} has only an adapter and does not name its base: give --base")
 
     if merge:
         _merge_adapter(str(own_base) if own_base.exists() else str(base), adapter, folder)

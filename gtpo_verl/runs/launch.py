@@ -1,9 +1,9 @@
 """`gtpo-verl run`: start one of verl's trainers in a folder of its own, and watch it.
 
-All recipes start through it. It follows what verl's file logger writes, prints a line per step, at the end a table and
-a figure, and leaves in the folder what `gtpo_verl.runs.run_folder` lists, `training.png` and `.svg`, and `train.log`
-(all that verl printed). verl can wait for ever for a rollout worker that has failed, or go on without the completions
-that it lost: with --stall such a run is ended, with the error lines of the log in sight and a non-zero exit status.
+All recipes start through it. It follows verl's file logger, prints a line per step, and at the end a table. The folder
+then has the files that `gtpo_verl.runs.run_folder` lists, `training.png` and `.svg`, and `train.log` (all that verl
+printed). If a rollout worker fails, verl can wait for it for ever, or go on without the lost completions. With --stall
+`gtpo-verl run` ends such a run, prints the error lines of its log, and returns a non-zero status.
 """
 
 import argparse
@@ -57,7 +57,7 @@ _SAID_BY_GTPO = re.compile(r"GTPO[: ].*")
 
 
 class StallDetector:
-    """Why a run should be ended, if it should.
+    """Says whether a run should be ended, and why.
 
     Args:
         stall_s (float, optional): seconds without a step after which a run is ended; a quarter of it once its log tells
@@ -120,7 +120,7 @@ def closing_table(records: list[dict[str, Any]]) -> str:
 
 
 def failure_lines(log: str, most: int = 30) -> str:
-    """Every error that a log names, each once, and the lines that lead to the last one (or to the log's end)."""
+    """Every error in a log, each once, and the lines before the last one (or before the log's end)."""
     lines = [_COLOUR.sub("", line)[:300] for line in log.splitlines()]
     errors = [i for i, line in enumerate(lines) if _EXCEPTION.search(line)]
     end = errors[-1] + 1 if errors else len(lines)
@@ -142,7 +142,7 @@ def end_process(process: subprocess.Popen, grace_s: float = 10.0) -> None:
 
 
 def disk_note(out: Path) -> str:
-    """What verl's error does not say where a checkpoint did not fit; empty where there is room."""
+    """How little disk is free, which verl's error does not say; empty if there is enough."""
     free = shutil.disk_usage(out).free
     return f"; only {free >> 20} MiB of disk are free there" if free < _FULL_BYTES else ""
 
@@ -151,7 +151,7 @@ def start_trainer(command: list[str], out: Path, log: Path, keep_open: Sequence[
     """Start the command in a session of its own, its loggers writing into `out`, its output added to `log`.
 
     Args:
-        keep_open: file descriptors that the process gets too.
+        keep_open: file descriptors to pass to the process.
     """
     variables = {"VERL_FILE_LOGGER_PATH": str(verl_metrics(out)), **run_folder.logger_variables(out)}
     if "verl.trainer.main_ppo" in command:
@@ -171,7 +171,7 @@ def start_trainer(command: list[str], out: Path, log: Path, keep_open: Sequence[
 
 
 def verl_metrics(out: Path) -> Path:
-    """What verl's file logger writes, anew at each start."""
+    """The file of verl's file logger, which verl empties at each start."""
     return out.absolute() / "verl_metrics.jsonl"
 
 
@@ -183,7 +183,7 @@ def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO, st
         out (Path): the run's folder.
         stall_s (float, optional): see `StallDetector`.
         lock (TextIO): see `run_folder.lock`; the trainer holds it too, and its number is written there.
-        starts: at most so many, where Ray does not come up in time.
+        starts: how often to start at most, if Ray is too slow to start.
     """
     log = out / "train.log"
     said_before = log.stat().st_size if log.exists() else 0
@@ -204,7 +204,7 @@ def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO, st
             file.seek(said_before)
             said = file.read()
         if starts > 1 and not steps and _RAY_TOO_SLOW in said:
-            print("Ray did not start in time, as happens on a busy machine: trying again", flush=True)
+            print("Ray was too slow to start, as happens on a busy machine: trying again", flush=True)
             return train(command, out, stall_s, lock, starts - 1)
         print(f"\n--- from {log}\n{failure_lines(said)}\n---", file=sys.stderr)
         print(
@@ -256,7 +256,7 @@ def report(records: list[dict[str, Any]], out: Path) -> None:
 
             written += plot_training({out.name: [read_run(out / "metrics.jsonl")]}, out / "training.png")
         else:
-            print("no figure: matplotlib is not installed (pip install matplotlib, then gtpo-verl plot)")
+            print("no figure, since matplotlib is not installed: pip install matplotlib, then gtpo-verl plot")
     print("written:", *written)
 
 
@@ -266,8 +266,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "example: gtpo-verl run --out outputs/mine -- python3 -m verl.trainer.main_ppo algorithm.adv_estimator=gtpo …"
     )
-    parser.add_argument("--out", type=Path, required=True, help="the run's folder; a run that is there goes on")
-    parser.add_argument("--stall", type=float, metavar="S", help="end a run that hangs: no step for S seconds")
+    parser.add_argument("--out", type=Path, required=True, help="the run's folder; if it has a run, resume it")
+    parser.add_argument("--stall", type=float, metavar="S", help="end the run if it makes no step for S seconds")
     parser.add_argument("--extend", action="store_true", help="let a run take more steps than it was started for")
     parser.add_argument("command", nargs="+", help="after --: the trainer and its overrides")
 
@@ -276,7 +276,7 @@ def run(args: argparse.Namespace) -> int:
     """Hold the folder, note the command, train; returns the exit status.
 
     Raises:
-        ValueError: a run goes on in the folder, or left a checkpoint of other settings there, or a record that is none.
+        ValueError: a run is active in the folder, or the folder has a checkpoint of other settings or a damaged record.
     """
     if args.stall is not None and not args.stall > 0:
         raise ValueError(f"--stall {args.stall}: must be seconds, above 0")

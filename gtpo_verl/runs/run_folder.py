@@ -1,10 +1,10 @@
-"""What a run of verl leaves in its folder, and whether another start may go on there.
+"""The files in the folder of a run of verl, and whether another start may resume it.
 
-settings.json   the settings that decide what is learned: a start with other ones may not resume its checkpoints
-command.sh      the resolved command with its environment variables; runs again as it is
+settings.json   the settings that determine what is learned; a start with others may not resume its checkpoints
+command.sh      the resolved command with its environment variables; can be run again
 metrics.jsonl   one flat object per step, from verl's file logger, over all starts of the run
-run_id          under which wandb and SwanLab go on with the run's curves
-lock            held as long as the run goes on, even where its launcher was killed
+run_id          the id with which wandb and SwanLab continue the run's curves
+lock            held while the run is active, even if its launcher was killed
 """
 
 import fcntl
@@ -89,7 +89,7 @@ def lock(out: Path) -> TextIO:
     """Keep other starts out of the folder, until the file returned is closed here and in the processes that got it.
 
     Raises:
-        ValueError: a run goes on there.
+        ValueError: a run is active there.
     """
     file = (out / "lock").open("a+")
     deadline = time.monotonic() + _DYING_S
@@ -106,15 +106,15 @@ def lock(out: Path) -> TextIO:
                 ) from error
             time.sleep(0.1)
         except OSError as error:
-            print(f"{file.name} cannot be locked ({error}): do not start this run twice at a time", flush=True)
+            print(f"{file.name} cannot be locked ({error}): do not start a second run in this folder", flush=True)
             return file
 
 
 def hold_settings(command: list[str], out: Path, extend: bool = False) -> None:
-    """Note the run's settings; where there is a checkpoint, they must be those of its run.
+    """Record the run's settings; if there is a checkpoint, they must be those of its run.
 
     Args:
-        extend: the number of epochs and steps may be another one.
+        extend: allow another number of epochs and steps.
 
     Raises:
         ValueError: the folder has a checkpoint of a run with other settings, or had one that is gone.
@@ -130,18 +130,18 @@ def hold_settings(command: list[str], out: Path, extend: bool = False) -> None:
             raise ValueError(
                 f"{out} has a checkpoint of a run with other settings ({changes}): "
                 f"{longer if _EXTENDED.issuperset(keys) else ''}set OUT to another folder, "
-                f"or remove {record} to go on from that checkpoint all the same"
+                f"or remove {record} to resume that checkpoint anyway"
             )
     atomic_write(record, json.dumps(new, indent=1) + "\n")
 
 
 def has_checkpoint(command: list[str], out: Path) -> bool:
-    """Whether verl, unless told not to, would go on from a checkpoint: there is a file that names the last whole one.
+    """Whether verl would resume from a checkpoint: a file names the last whole one.
 
-    With `trainer.resume_mode=disable` too: until the new run saves, a later start would go on from the old one's.
+    True under `trainer.resume_mode=disable` too: until the new run saves, a later start would resume the old one's.
 
     Raises:
-        ValueError: verl would go on from it, and it is gone; verl would begin anew, without a word.
+        ValueError: that checkpoint is missing; verl would silently start from the beginning.
     """
     given = overrides(command)
     folder = Path(given.get("trainer.default_local_dir", out / "checkpoints"))
@@ -152,8 +152,8 @@ def has_checkpoint(command: list[str], out: Path) -> bool:
     if given.get("trainer.resume_mode", "auto") == "auto" and not (folder / f"global_step_{step}").is_dir():
         there = ", ".join(path.name for path in sorted(folder.glob("global_step_*"))) or "none"
         raise ValueError(
-            f"{tracker} names step {step!r}, whose checkpoint is gone (there: {there}): write the number of one "
-            "that is there into it, or remove it to begin anew"
+            f"{tracker} names step {step!r}, whose checkpoint is missing (there is: {there}): write the number of an "
+            "existing one into it, or remove it to start from the beginning"
         )
     return True
 
@@ -165,7 +165,7 @@ def write_command(command: list[str], out: Path, options: list[str]) -> None:
     run = [sys.executable, "-m", "gtpo_verl", "run", "--out", str(out.absolute()), *options, "--"]
     lines = [
         "#!/usr/bin/env bash",
-        "# The resolved command of this run; it goes on from the run's last checkpoint.",
+        "# The resolved command of this run; resumes from its last checkpoint.",
         "set -euo pipefail",
         f"cd {shlex.quote(os.getcwd())}",
         *(f"export {name}={shlex.quote(os.environ[name])}" for name in exported),
@@ -175,9 +175,9 @@ def write_command(command: list[str], out: Path, options: list[str]) -> None:
 
 
 def logger_variables(out: Path) -> dict[str, str]:
-    """Where verl's loggers write, and the name under which a resumed run goes on in wandb and SwanLab.
+    """Variables that say where verl's loggers write, and with which id wandb and SwanLab continue a resumed run.
 
-    What the environment sets already is left as it is.
+    Variables that are set already keep their values.
     """
     record = out / "run_id"
     if not record.exists():
@@ -265,5 +265,5 @@ def _record(line: str, path: Path) -> dict[str, Any]:
     except (RecursionError, ValueError):
         record = None
     if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-        raise ValueError(f"{path} has a line that is no step of a run ({line[:60]!r}): restore or remove it")
+        raise ValueError(f"{path} has a line that is not a step of a run ({line[:60]!r}): restore or remove it")
     return record

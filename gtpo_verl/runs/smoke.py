@@ -1,9 +1,9 @@
 """`SMOKE=1 bash recipes/….sh`: does all of a recipe work on this machine, and how long will the run take?
 
 The recipe itself runs, in a folder of its own and with a small model: three steps, a checkpoint, a resumed fourth step,
-an evaluation and an export of what was saved. The model is Qwen2.5-0.5B-Instruct where the Hugging Face Hub is reached,
-else SmolLM2-135M-Instruct (`gtpo-verl task smollm2`); SMOKE_MODEL is another one, such as the recipe's own. Without an
-accelerator it runs on the CPU, with vLLM's CPU build and short completions.
+an evaluation and an export of the checkpoint. The model is Qwen2.5-0.5B-Instruct if the Hugging Face Hub can be
+reached, else SmolLM2-135M-Instruct (`gtpo-verl task smollm2`); SMOKE_MODEL names another, such as the recipe's own.
+Without an accelerator it runs on the CPU, with vLLM's CPU build and short completions.
 """
 
 import argparse
@@ -42,7 +42,7 @@ _CPU = {
 
 @dataclass
 class Smoke:
-    """One smoke run, and what it has found.
+    """One smoke run and its results.
 
     Args:
         recipe (Path): the script.
@@ -59,7 +59,7 @@ class Smoke:
     peak_memory_mib: int = 0
 
     def check(self, name: str, remedy: str, passes: Callable[[], bool]) -> bool:
-        """Note whether it passes; what comes after a failure is not tried."""
+        """Record whether it passes; after a failure nothing more is tried."""
         if any(result != "ok" for _, result in self.results):
             self.results.append((name, "not tried"))
             return False
@@ -68,7 +68,7 @@ class Smoke:
         return passed
 
     def command(self, *command: str, **variables: str) -> bool:
-        """Run a command with more variables; whether it ends well, and in time."""
+        """Run a command with more variables; returns whether it succeeds in time."""
         print(f"\nsmoke: {' '.join(command)}", flush=True)
         process = subprocess.Popen(command, env={**self.environment, **variables}, start_new_session=True)
         deadline = time.monotonic() + _LIMIT_S
@@ -101,7 +101,7 @@ class Smoke:
         return all(difference < _MOST_PROBS_DIFF for difference in differences)
 
     def run(self) -> bool:
-        """Everything, in order; whether all is well."""
+        """Run all checks in order; returns whether all pass."""
         log, metrics = self.out / "train.log", self.out / "metrics.jsonl"
         data = Path(self.environment["DATA_DIR"])
         checkpoint = self.out / "checkpoints/global_step_4"
@@ -110,10 +110,12 @@ class Smoke:
         )
         self.check(
             "the rollout has the trained weights",
-            f"training/rollout_probs_diff_mean in {metrics} is large: the rollout has other weights than are trained",
+            f"training/rollout_probs_diff_mean in {metrics} is large: the rollout does not have the trained weights",
             self.rollout_agrees,
         )
-        self.check("a checkpoint", f"no space left, or not writable: {self.out}", lambda: self.last_step_saved() == 3)
+        self.check(
+            "a checkpoint", f"no space left in {self.out}, or it is not writable", lambda: self.last_step_saved() == 3
+        )
         self.check(
             "a fourth step, resumed",
             f"the error is above, all of verl's output in {log}",
@@ -144,7 +146,7 @@ class Smoke:
         return all(result == "ok" for _, result in self.results)
 
     def report(self) -> str:
-        """What was checked, as Markdown; seconds per step, peak memory, and what the whole run would take."""
+        """The checks as a Markdown table; seconds per step, peak memory, and the time of the whole run."""
         lines = ["| checked | result |", "|---|---|", *(f"| {name} | {result} |" for name, result in self.results), ""]
         # The first step of each start, 1 and 4, compiles and fills caches.
         seconds = [x["timing_s/step"] for x in self.records()[1:3] if "timing_s/step" in x]
@@ -179,7 +181,7 @@ def used_gpu_memory_mib() -> int:
 
 
 def reaches_hub() -> bool:
-    """Whether the small model can be had from the Hugging Face Hub."""
+    """Whether the Hugging Face Hub has the small model, and can be reached."""
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("0", ""):
         return False
     url = f"{os.environ.get('HF_ENDPOINT', 'https://huggingface.co')}/api/models/{SMALL_MODEL}"
@@ -194,7 +196,7 @@ def environment_of(recipe: Path, out: Path, has_gpu: bool) -> dict[str, str]:
     """The variables with which the recipe runs: small model, its data, and on a CPU short completions.
 
     Raises:
-        ValueError: there is no small model to be had.
+        ValueError: no small model is available.
     """
     given = {**({} if has_gpu else _CPU), **os.environ}
     given.pop("SMOKE", None)
@@ -207,7 +209,7 @@ def environment_of(recipe: Path, out: Path, has_gpu: bool) -> dict[str, str]:
         make = [sys.executable, "-m", "gtpo_verl", "task", "smollm2", "--out", str(task), "--seed", "1"]
         if subprocess.run(make, check=False).returncode:
             raise ValueError(
-                "the Hugging Face Hub is not reached, and SmolLM2 could not be made (see above): set SMOKE_MODEL to "
+                "cannot reach the Hugging Face Hub, and could not make SmolLM2 (see above): set SMOKE_MODEL to "
                 "the folder of a small model, and DATA_DIR to a folder with train.parquet and test.parquet"
             )
         model, data = str(task / "model"), str(task)
@@ -219,10 +221,12 @@ def environment_of(recipe: Path, out: Path, has_gpu: bool) -> dict[str, str]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `gtpo-verl smoke`."""
-    parser.description = "A few steps of a recipe with a small model, and a table of what works on this machine."
+    parser.description = (
+        "Run a few steps of a recipe with a small model, and print a table of what works on this machine."
+    )
     parser.epilog = "example: gtpo-verl smoke recipes/run_gtpo_qwen.sh"
     parser.add_argument("recipe", type=Path, help="a script of recipes/; SMOKE=1 bash RECIPE does the same")
-    parser.add_argument("overrides", nargs="*", help="after --: of verl's config")
+    parser.add_argument("overrides", nargs="*", help="after --: overrides of verl's config")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,26 +2,26 @@
 
 verl loads this module in every process (entry point `verl.plugins`; before 0.9.0, `VERL_USE_EXTERNAL_MODULES`), which
 registers the advantage estimator and the policy loss, and hooks the functions of `trainer_hooks.HOOKS`.
-The way of a batch:
+What happens to a batch:
 
-1. Before verl computes advantages, a hook takes what the estimator is not given, token ids, entropy and prompts, from
-   TransferQueue (V1 trainer) or from the batch (legacy trainer), and puts it into the process's `Step`.
-2. verl calls its `compute_advantage`, which calls the registered estimator, which finds the `Step`, measures or recalls
-   the initial entropy, and weighs each token.
-3. Back in the hook, the same result goes to the token dump, where one is asked for, and its metrics to the trainer's.
-4. verl's update sees nothing but `advantages`, under whichever policy loss.
+1. Before verl computes advantages, a hook fetches what verl does not give an estimator (token ids, entropy, prompts)
+   from TransferQueue (V1 trainer) or from the batch (legacy trainer), and puts it into the process's `Step`.
+2. verl's `compute_advantage` calls the registered estimator, which finds the `Step`, measures or recalls the initial
+   entropy, and weighs each token.
+3. Back in the hook, the result goes to the token dump, if there is one, and its metrics to the trainer's.
+4. verl's update sees only `advantages`, under any policy loss.
 
 With `algorithm.gtpo.entropy_from=update` there is no entropy before the update: the estimator gives λA, and a hook on
-the actor's loss, in the workers' processes, applies δ and −γ⟨H⟩ (`update_pass`). Each ⟨H⟩_i comes back with the
-update's metrics, from which GTPO's are made then.
+the actor's loss, in the workers' processes, applies δ and −γ⟨H⟩ (`update_pass`). The update's metrics bring back each
+⟨H⟩_i, from which GTPO's metrics are then computed.
 
-Before workers start, verl's `validate_config` runs `preflight`; while the trainer loops, `collapse` watches what it
-logs, under any estimator that asks for it. A verl that has GTPO of its own serves `gtpo` itself; this plugin then
-serves `gtpo_trajectory` only.
+Before workers start, verl's `validate_config` runs `preflight`. While the trainer loops, `collapse` watches what it
+logs, if the config asks for it, under any estimator. A verl with GTPO of its own serves `gtpo` itself; this plugin then
+serves only `gtpo_trajectory`.
 
-verl swallows what a plugin raises while it loads. So a hook that does not fit, a name that is taken or a verl that is
-too old is kept in `registration.load_errors()`, shown by `gtpo-verl check`, and raised once a config asks for GTPO. A
-verl that was not tested gets a warning and the same checks.
+verl swallows what a plugin raises while it loads. So `registration.load_errors()` keeps the errors: a hook that does
+not fit, a name that is taken, a verl that is too old. `gtpo-verl check` shows them, and they are raised once a config
+asks for GTPO. An untested verl gets a warning and the same checks.
 """
 
 import inspect
@@ -116,5 +116,5 @@ try:
 except Exception:
     # verl logs a plugin's exception at DEBUG level only and goes on without the plugin.
     traceback.print_exc()
-    print("gtpo_verl: verl could not load the plugin, see above: gtpo is not there", file=sys.stderr, flush=True)
+    print("gtpo_verl: verl could not load the plugin (error above): no estimator gtpo", file=sys.stderr, flush=True)
     raise

@@ -1,4 +1,4 @@
-"""What GTPO needs of each row of a verl batch and an advantage estimator is not given: token ids, entropy, prompts."""
+"""Per-row fields of verl's batch that GTPO needs and verl does not give an estimator: token ids, entropy, prompts."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -59,10 +59,10 @@ def from_transfer_queue(tq: Any, batch: Any, with_entropy: bool = True) -> Batch
     names = ["responses", "response_mask", "prompts"] + ["entropy"] * with_entropy
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
     if missing := sorted(set(names) - set(data.keys())):  # TransferQueue leaves them out without a word
-        raise RuntimeError(f"TransferQueue lacks {', '.join(missing)}, which GTPO needs of every row")
+        raise RuntimeError(f"TransferQueue lacks {', '.join(missing)}, which GTPO needs for every row")
     offsets = data["responses"].offsets()
     if with_entropy and not torch.equal(offsets, data["entropy"].offsets()):
-        raise RuntimeError("the entropy in TransferQueue is not as long as the responses in every row")
+        raise RuntimeError("the entropy in TransferQueue is not as long as the responses in some row")
     ids, ends = data["prompts"].values().numpy(), data["prompts"].offsets().tolist()
     prompts = [ids[start:end] for start, end in pairwise(ends)]
     padded = data.exclude("prompts").to_padded_tensor()
@@ -73,7 +73,7 @@ def from_transfer_queue(tq: Any, batch: Any, with_entropy: bool = True) -> Batch
 
 
 def keep_in_batch(old_log_prob: Any, batch: Any) -> None:
-    """Add to what the legacy trainer's old-log-prob pass returns what `take_from_batch` needs; it moves with the rows.
+    """Add what `take_from_batch` needs to the result of the legacy trainer's old-log-prob pass; it moves with the rows.
 
     Args:
         old_log_prob: TensorDict with `entropys`, which verl joins with the batch and takes that field out.

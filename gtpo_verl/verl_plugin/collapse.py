@@ -1,9 +1,9 @@
 """A watch for the collapse of a run, under any advantage estimator of verl: `+trainer.collapse_watch=warn` or `stop`.
 
-It reads what the trainer logs, compares means over the last steps with the run's first and best ones, and names each
-sign of collapse once, with its numbers and what to try. A metric that a run does not log is not watched: verl itself
-logs entropy, score and length; `reward/*` and `completion/*` come from `gtpo_verl.paper.replay_buffer`, `gtpo/*` from
-GTPO. After a resume the first steps count as healthy.
+It reads what the trainer logs, compares means over the last steps with the run's first and best ones, and logs each
+sign of collapse once, with its numbers and what to try. Unlogged metrics are not watched: verl itself logs entropy,
+score and length; `gtpo_verl.paper.replay_buffer` adds `reward/*` and `completion/*`, GTPO adds `gtpo/*`. After a resume
+the first steps count as healthy.
 """
 
 import logging
@@ -49,12 +49,12 @@ class Trend:
 
 
 class Sign(NamedTuple):
-    """A sign of collapse: it shows where `measure` of its metrics' trends exceeds `limit`.
+    """A sign of collapse, which shows when `measure` of its metrics' trends exceeds `limit`.
 
     Args:
         metrics: names of the metrics, in the order of `measure`'s arguments.
-        measure: how far it has gone; 0 where it cannot show.
-        limit (float): `scripts/calibrate_watch.py` says how limits fare on stored runs.
+        measure: how far it has gone; 0 if it cannot show.
+        limit (float): `scripts/calibrate_watch.py` tests limits on stored runs.
         meaning (str): what has happened.
         remedy (str): what to try.
     """
@@ -164,7 +164,7 @@ class CollapseWatch:
         self._not_finite: set[str] = set()
 
     def observe(self, metrics: Mapping[str, Any]) -> list[str]:
-        """What the metrics of one more step show for the first time, one sentence each."""
+        """Take the metrics of one more step; returns one sentence for each new sign."""
         said = []
         for name, trend in self._trends.items():
             value = self._limit if name == "response_length/limit" else metrics.get(name)

@@ -1,7 +1,7 @@
 """GTPO's advantages in a trainer of verl: the estimator, its initial entropy and its metrics.
 
-A `Step` is what one batch of a trainer has on its way from verl's old-log-prob pass to its update. The hooks of
-`trainer_hooks` make it and give it the fields of the batch; verl then calls the estimator, which finds it here.
+A `Step` accompanies one batch of a trainer from verl's old-log-prob pass to its update. The hooks of `trainer_hooks`
+create it and give it the fields of the batch; verl then calls the estimator, which finds it here.
 """
 
 import logging
@@ -37,8 +37,8 @@ class GTPOEstimator:
 
     Args:
         config: verl's whole config.
-        folder: where the record of the initial entropy stands.
-        resumed_from: the folder of the record that the run goes on from; None where the run begins.
+        folder: where to write the record of the initial entropy.
+        resumed_from: the folder of the record, if the run is resumed; None if it is new.
 
     Raises:
         ValueError: a resumed run lacks the initial entropy that it needs.
@@ -84,8 +84,8 @@ class GTPOEstimator:
         Where the entropy comes from the update they are λA, and `step` has what the actor needs beside them; `complete`
         then makes the metrics.
 
-        Where an agent loop's session has several outputs, its last one stands for it, as in verl's `grpo`: group
-        statistics, entropy, conflicts and metrics are those of the last outputs. The other outputs of a session get
+        If a session of an agent loop has several outputs, the last one counts, as in verl's `grpo`: group statistics,
+        entropy, conflicts and metrics are those of the last outputs. The other outputs of a session get
         its δ(A − γ⟨H⟩) with λ = 1 on all their tokens, since their prompts are others. (With the entropy from the
         update δ and ⟨H⟩ are each output's own.)
 
@@ -185,9 +185,9 @@ class GTPOEstimator:
         if not self._told_of_sessions:
             real = fields.response_mask.any(-1)  # verl's padding rows have no token
             logger.warning(
-                "GTPO: the agent loop made %d outputs in %d sessions; the last output of a session stands for it. verl "
-                "counts its mini-batches in outputs, so it may update more often than once per rollout, where the "
-                "gtpo loss does not clip",
+                "GTPO: the agent loop made %d outputs in %d sessions; GTPO uses the last output of each session. verl "
+                "counts its mini-batches in outputs, so it may update more than once per rollout, and the gtpo loss "
+                "does not clip",
                 int(real.sum()),
                 int(real[fields.final].sum()),
             )
@@ -253,7 +253,7 @@ def estimate_gtpo_advantage(
     """verl's advantage estimator `gtpo`: `compute_gtpo_outcome_advantage` on the trainer's batch.
 
     Raises:
-        RuntimeError: it was called by a trainer of which GTPO has no hook.
+        RuntimeError: a trainer called it that GTPO does not hook.
     """
     step = current_step.get()
     if step is None or not step.estimator.applied or step.fields is None:

@@ -1,8 +1,7 @@
 """Refuse a second run in a Ray cluster where one is training.
 
-verl's V1 trainers keep the rollouts in a TransferQueue, of which a cluster has one, under a fixed name. A second run
-attaches to that of the first without a word: both train on the rollouts of both, and the one that ends first removes
-the queue.
+verl's V1 trainers keep the rollouts in a TransferQueue with a fixed name, one per cluster. A second run silently
+attaches to that of the first. Both then train on the rollouts of both, and the one that ends first removes the queue.
 """
 
 from collections.abc import Callable
@@ -13,10 +12,10 @@ CONTROLLER, NAMESPACE = "TransferQueueController", "transfer_queue"
 
 
 def other_run() -> str:
-    """The run that holds the TransferQueue of the Ray cluster that this process is connected to, in words.
+    """Describe the run that holds the TransferQueue of this process's Ray cluster.
 
     Returns:
-        "" where no run but this one holds it.
+        "" if no other run holds it.
     """
     import ray
     from ray._private.state import jobs
@@ -36,11 +35,11 @@ def other_run() -> str:
 
 
 def refusal(other: str) -> str:
-    """What is said to the second run; `other` as `other_run` returns it."""
+    """The error that the second run gets; `other` is what `other_run` returns."""
     return (
-        f"another run of verl trains in this Ray cluster ({other}). verl keeps the rollouts of all runs of a cluster "
-        "in one TransferQueue, so each would train on those of the other: wait for its end, or start a cluster of "
-        "its own for this one (docs/clusters.md)"
+        f"another run of verl is training in this Ray cluster ({other}). verl keeps the rollouts of all runs of a "
+        "cluster in one TransferQueue, so each run would train on the other's rollouts: wait until it ends, or start "
+        "a separate cluster for this run (docs/clusters.md)"
     )
 
 

@@ -63,8 +63,8 @@ def validate(config: DictConfig) -> None:
 def _check_trainer(config: DictConfig) -> None:
     if "use_v1" not in config.trainer and OmegaConf.select(config, "transfer_queue.enable"):
         raise ValueError(
-            f"transfer_queue.enable=True: in verl {verl.__version__} GTPO has no hook in a trainer on TransferQueue "
-            "(0.8.0's main_ppo_sync); set it to False and start verl.trainer.main_ppo, or use verl 0.9.0 or later"
+            f"transfer_queue.enable=True: GTPO does not hook the TransferQueue trainer of verl {verl.__version__} "
+            "(main_ppo_sync); set it to False and start verl.trainer.main_ppo, or use verl 0.9.0 or later"
         )
 
 
@@ -103,7 +103,7 @@ def _check_entropy_from_update(config: DictConfig, gtpo: GTPOConfig) -> None:
     if _measures_initial_entropy(config) and not resumes(config):
         refuse(
             "algorithm.gtpo.initial_entropy=null",
-            "the filter rests on the initial entropy, which has to be known before the first update",
+            "the filter needs the initial entropy before the first update",
             "measure it with `gtpo-verl initial-entropy` and set algorithm.gtpo.initial_entropy, or set "
             "completion_filter to always or never",
         )
@@ -111,20 +111,20 @@ def _check_entropy_from_update(config: DictConfig, gtpo: GTPOConfig) -> None:
     if OmegaConf.select(config, rejects) is not None and not OmegaConf.select(config, _BYPASS):
         refuse(
             f"{rejects}={OmegaConf.select(config, rejects)}",
-            "the actor does not see the rejected tokens, over which ⟨H⟩ is a mean too",
+            "⟨H⟩ is also over rejected tokens, which the actor does not see",
             f"set {_BYPASS}=True, where the loss rejects them",
         )
 
 
 def ask_for_entropy(config: DictConfig) -> None:
-    """Set verl's key by which the actor computes entropy in its update, where GTPO takes it from there."""
+    """Make the actor compute entropy in its update, if GTPO reads it there."""
     if GTPOConfig.from_config(config.algorithm).entropy_from == "update" and not OmegaConf.select(config, _CALCULATE):
         OmegaConf.update(config, _CALCULATE, True)
         logger.info("%s=True, since %s=update", _CALCULATE, _ENTROPY_FROM)
 
 
 def _check_sequence_parallel(config: DictConfig) -> None:
-    """verl's Ulysses joins a sequence in flash attention only; others attend to each slice alone, without a word."""
+    """verl's Ulysses joins a sequence in flash attention only; others silently attend to each slice alone."""
     actor = config.actor_rollout_ref.actor
     if actor.strategy not in ("fsdp", "fsdp2"):
         return
@@ -134,14 +134,14 @@ def _check_sequence_parallel(config: DictConfig) -> None:
         if size > 1 and attention in ("sdpa", "eager", "flex_attention"):
             raise ValueError(
                 f"actor_rollout_ref.actor.{key}={size} with attn_implementation={attention}: verl's sequence "
-                "parallelism works with flash attention only, and with others each rank would see its slice of a "
-                "completion alone: set the size to 1, or "
+                "parallelism works with flash attention only; with others each rank would see only its slice of a "
+                "completion. Set the size to 1, or "
                 "actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2"
             )
 
 
 def _check_dump(config: DictConfig) -> None:
-    """A dump, under whichever estimator, goes into a folder of its own."""
+    """A dump, under any estimator, needs a folder of its own."""
     folder = Path(str(config.algorithm.gtpo.dump_dir))
     if resumes(config) or not any(folder.glob(STEP_FILES)):
         return
@@ -270,7 +270,7 @@ def resume_folder(config: DictConfig) -> str:
 
 
 def check_resume(config: DictConfig) -> None:
-    """Raise where a run would be resumed whose initial entropy is needed and lost; warn where its settings are others.
+    """Raise if a resumed run needs its initial entropy and has lost it; warn if its settings have changed.
 
     Raises:
         ValueError: naming the missing file and the key to set.
@@ -282,11 +282,11 @@ def check_resume(config: DictConfig) -> None:
     try:
         changed = changed_settings(folder, gtpo)
     except ValueError as error:
-        changed = [f"which ones cannot be told: {error}"]
+        changed = [f"unknown which, since {error}"]
     if changed:
-        logger.warning("GTPO goes on from %s with other settings: %s", folder, "; ".join(changed))
+        logger.warning("GTPO resumes from %s with other settings: %s", folder, "; ".join(changed))
 
 
 def resumes(config: DictConfig) -> bool:
-    """Whether the run would go on from a checkpoint."""
+    """Whether the run would resume from a checkpoint."""
     return config.trainer.resume_mode != "disable" and any(Path(resume_folder(config)).glob("global_step_*"))

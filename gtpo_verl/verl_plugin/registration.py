@@ -10,7 +10,7 @@ SUPPORTED_VERL = ("0.7.1", "0.8.0", "0.9.0", "0.9.1")
 
 ALIAS = "gtpo_trajectory"
 NAMES = ("gtpo", ALIAS)
-"""Names of estimator and loss. The alias tells this GTPO from arXiv:2508.04349 and 2511.14846, which are `gtpo` too."""
+"""Names of estimator and loss. The alias distinguishes this GTPO from those of arXiv:2508.04349 and 2511.14846."""
 
 ADV_ESTIMATOR = "algorithm.adv_estimator"
 LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
@@ -37,7 +37,7 @@ def serves(config: Any) -> bool:
 
 
 def verl_version() -> Version | None:
-    """The version of the imported verl, which need not be that of an installed package; None if it is no version."""
+    """The version of the imported verl, which may not be an installed package; None if it cannot be parsed."""
     try:
         return Version(verl.__version__)
     except InvalidVersion:
@@ -55,13 +55,13 @@ def is_tested() -> bool:
 
 
 def add_load_error(text: str) -> None:
-    """Keep what stops GTPO from running in this process: verl would swallow an exception while it loads plugins."""
+    """Keep a reason why GTPO cannot run in this process: verl swallows exceptions while it loads plugins."""
     if text not in _load_errors:  # two hooks on one function find the same
         _load_errors.append(text)
 
 
 def load_errors(config: Any = None) -> list[str]:
-    """What stops GTPO from running in this process, by the names that a verl config has; without one, by `gtpo`."""
+    """Why GTPO cannot run in this process, under the names in a verl config, or under `gtpo` if there is none."""
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 
     found = list(_load_errors)

@@ -1,8 +1,8 @@
-"""What happened to each token of a step, written for `gtpo-verl view`: token ids, entropy, advantage and λ.
+"""The token dump that `gtpo-verl view` reads: token ids, entropy, advantage and λ of each token of a step.
 
 A folder holds `gtpo_dump.json`, the settings of the run, and one `step_NNNNNN.jsonl` per dumped step, with one line per
-completion; docs/view.md has the table of their fields. Names are those of prime-rl's token export where they fit.
-Nothing is decoded here: that is done after the run, with the tokenizer that `gtpo_dump.json` names.
+completion; docs/view.md explains the fields. Names follow prime-rl's token export where they fit. `gtpo-verl view`
+decodes the tokens after the run, with the tokenizer that `gtpo_dump.json` names.
 
 Under another estimator than `gtpo` the λ, the entropies and the filter are what GTPO (arXiv:2508.03772) would have
 done; the advantages are the estimator's own.
@@ -126,7 +126,7 @@ class TokenDump:
         self._step = step
         self._bytes += len(lines)  # JSON is ASCII
         if len(rows) < int((result.completions.lengths > 0).sum()):
-            logger.info("GTPO's dump of step %d: %d completions, for size; the others are left out", step, len(rows))
+            logger.info("GTPO's dump of step %d has the first %d completions only, to limit its size", step, len(rows))
         if self._bytes >= _FOLDER_BYTES:
             logger.warning(
                 "GTPO's dump in %s has reached %d bytes and ends with step %d", self.folder, self._bytes, step

@@ -1,7 +1,7 @@
 """What GTPO does at each function of verl that it hooks.
 
-A hook is called with `proceed`, which calls verl's function with what it was called with, save for the arguments that
-it is given; its instance (None for a function); and by name those of its arguments that the hook reads.
+A hook gets `proceed`, which calls verl's function with its original arguments, except those that `proceed` is given;
+the instance (None for a function); and by name those arguments of verl's function that the hook reads.
 """
 
 import logging
@@ -61,15 +61,15 @@ def validate_config(proceed: Callable, instance: None, *, config: Any) -> Any:
         logger.info("GTPO runs without a reference policy: no KL term, no reference worker")
     if serves and not registration.is_tested():
         logger.warning(
-            "GTPO was tested with verl %s to %s; this is %s. What it hooks is there; compare the first steps' "
-            "gtpo/* metrics with what you expect",
+            "GTPO was tested with verl %s to %s; this is %s. Every function that it hooks exists; "
+            "compare the first steps' gtpo/* metrics with what you expect",
             *(registration.SUPPORTED_VERL[0], registration.SUPPORTED_VERL[-1], verl.__version__),
         )
     return proceed()
 
 
 def run_ppo(proceed: Callable, instance: None, *, config: Any) -> Any:
-    """The way of verl's experimental trainers into Ray; fully_async takes no other check."""
+    """verl's experimental trainers call this before they start Ray; fully_async calls no other check."""
     _validate(config)
     return proceed()
 
@@ -104,7 +104,7 @@ def v1_compute_advantage(proceed: Callable, trainer: Any, *, batch: Any, metrics
 
 
 def legacy_compute_old_log_prob(proceed: Callable, trainer: Any, *, batch: Any) -> Any:
-    """The legacy trainer has entropies here only, and may move its rows before it computes advantages."""
+    """The legacy trainer has entropies only here, and may move its rows before it computes advantages."""
     result = proceed()
     step = Step.of(trainer)
     if step and not step.estimator.entropy_from_update:

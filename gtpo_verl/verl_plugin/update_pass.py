@@ -28,7 +28,7 @@ def make_rows(group_advantages: torch.Tensor, config: GTPOConfig, initial_entrop
         initial_entropy (float | None): ⟨H⟩_ini in nats per token.
 
     Raises:
-        ValueError: the filter rests on the initial entropy, which is None.
+        ValueError: the filter needs the initial entropy, which is None.
     """
     advantages = group_advantages.double()
     highest = torch.full_like(advantages, torch.inf)
@@ -43,7 +43,7 @@ def make_rows(group_advantages: torch.Tensor, config: GTPOConfig, initial_entrop
 def apply_entropy(
     advantages: torch.Tensor, response_mask: torch.Tensor, entropy: torch.Tensor, rows: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """δ_i (A_i − γ⟨H⟩_i) λ_{i,t} of Eq. 11, for whole rows, whichever others they stand beside.
+    """δ_i (A_i − γ⟨H⟩_i) λ_{i,t} of Eq. 11, for each row by itself.
 
     λ_{i,t} is advantages / A_i; where A_i = 0 nothing conflicts, and it is 1.
 

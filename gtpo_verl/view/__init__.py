@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "example: gtpo-verl view --demo                     a run that comes with this package\n"
         "         gtpo-verl view dump                       a token dump: +algorithm.gtpo.dump_dir=$PWD/dump\n"
         "         gtpo-verl view rollouts --tokenizer MODEL verl's own files: trainer.rollout_data_dir=$PWD/rollouts\n"
-        "         gtpo-verl view --follow dump              write the page again whenever the run has made a step"
+        "         gtpo-verl view --follow dump              rewrite the page whenever the run has dumped a step"
     )
     parser.add_argument(
         "path",
@@ -42,21 +42,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--out", type=Path, default=Path("view.html"), help="default: %(default)s")
     parser.add_argument(
-        "--tokenizer", help="folder or Hub name of the run's: for verl's rollouts, or where a dump's is no longer there"
+        "--tokenizer",
+        help="folder or Hub name of the run's tokenizer: for verl's rollouts, or if the dump's own is gone",
     )
     parser.add_argument("--demo", action="store_true", help="show the run that comes with this package")
-    parser.add_argument("--follow", action="store_true", help="go on until Ctrl-C, and show new steps as they come")
+    parser.add_argument("--follow", action="store_true", help="until Ctrl-C, rewrite the page as new steps come")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the page, with --follow again and again."""
     if args.demo:
         if args.path or args.tokenizer or args.follow:
-            raise ValueError("--demo shows a run of its own: give it no RUN_OR_FILE, --tokenizer or --follow")
+            raise ValueError("--demo shows a run of its own: it takes no RUN_OR_FILE, --tokenizer or --follow")
         write_page(find_source(DEMO, str(DEMO)), args.out, "gtpo-verl view --demo")
         return 0
     if args.path is None:
-        raise ValueError("name a RUN_OR_FILE, or take --demo")
+        raise ValueError("give a RUN_OR_FILE, or --demo")
     if not args.follow:
         write_page(find_source(args.path, args.tokenizer), args.out, str(args.path))
         return 0
@@ -83,13 +84,13 @@ def follow(path: Path, tokenizer: str | None, out: Path) -> int:
 
 
 def write_page(source: Source, out: Path, name: str, pages: dict[_Stamped, PageStep] | None = None) -> None:
-    """Write the page of a source, and say what is in it.
+    """Write the page of a source, and print what it holds.
 
     Args:
         source: what to show.
         out: the page.
         name (str): where the source is, for the reader.
-        pages: steps that are ready, to which new ones are added; a page that is followed opens at its last step.
+        pages: finished steps, to which new ones are added; a followed page opens at its last step.
     """
     paths = thin_out(source.paths, source.size_limit)
     header, pages = source.header | {"follow": pages is not None}, {} if pages is None else pages

@@ -1,9 +1,9 @@
 """What the token view reads: a token dump (`gtpo_verl.verl_plugin.token_dump`) or verl's own rollout files.
 
 Both become completions with the fields of a dump's line. verl's files, `N.jsonl` under `trainer.rollout_data_dir`, hold
-text without special tokens: it is tokenised anew, and nothing says how a completion ended, how unsure the model was, or
-which text a tool wrote. What GTPO (arXiv:2508.03772) would do is computed from their scores, with its default settings
-and without its filter. There `trajectory_entropy`, `entropy` and `trainer_logprobs` are None.
+text without special tokens. This module tokenises it again. How a completion ended, how unsure the model was, and which
+text a tool wrote are unknown. It computes from the scores what GTPO (arXiv:2508.03772) would do with its default
+settings and without its filter. There `trajectory_entropy`, `entropy` and `trainer_logprobs` are None.
 """
 
 import json
@@ -108,7 +108,7 @@ def find_dump(path: Path) -> tuple[dict[str, Any], list[Path]]:
     if header["schema_version"] != SCHEMA_VERSION:
         raise ValueError(f"{headers[0]} has schema_version {header['schema_version']}, this is {SCHEMA_VERSION}")
     if not isinstance(header["tokenizer"], str):
-        raise ValueError(f"{headers[0]} has tokenizer {header['tokenizer']!r}, which is no name: give --tokenizer")
+        raise ValueError(f"{headers[0]} has tokenizer {header['tokenizer']!r}, which is not a name: give --tokenizer")
     steps = [path] if path.is_file() else sorted(headers[0].parent.glob(STEP_FILES))
     if not steps:
         raise NoStepYetError(f"{headers[0].parent} has no {STEP_FILES}: the run has not dumped a step yet")
@@ -143,11 +143,11 @@ def _checked(completion: dict[str, Any]) -> dict[str, Any]:
     if _INFERENCE in completion:
         lists[_INFERENCE] = completion[_INFERENCE]
     if not isinstance(completion["uid"], str):
-        raise TypeError("uid is no text")
+        raise TypeError("uid is not text")
     for name, values in lists.items():
         kinds = {int} if name in _IDS else {int, float, type(None)}
         if type(values) is not list or not kinds.issuperset(map(type, values)):
-            raise TypeError(f"{name} is no list of numbers")
+            raise TypeError(f"{name} is not a list of numbers")
         numbers.append(sum(filter(None, values)))
         if name not in _IDS and len(values) != len(completion["token_ids"]):
             raise ValueError(f"{name} has {len(values)} tokens of {len(completion['token_ids'])}")
@@ -179,7 +179,7 @@ def read_rollouts(path: Path, tokenizer: Any, config: GTPOConfig) -> list[dict[s
     the last stands for it. A_i is GRPO's, from the scores.
 
     Raises:
-        ValueError: it is no such file (the message names the line), or every prompt has one completion.
+        ValueError: it is not such a file (the message names the line), or every prompt has one completion.
     """
     rows = _last_outputs(_read_lines(path, _checked_rollout, "rollout file of verl"))
     uids = [row["uid"] for row in rows]
@@ -225,11 +225,11 @@ def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
 
 def _checked_rollout(row: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(row["input"], str) or not isinstance(row["output"], str):
-        raise TypeError("input or output is no text")
+        raise TypeError("input or output is not text")
     if not isinstance(row["score"], int | float) or not math.isfinite(row["score"]):
         raise ValueError(f"score is {row['score']!r}")
     if not isinstance(row.get("uid", ""), str):
-        raise TypeError("uid is no text")
+        raise TypeError("uid is not text")
     return row
 
 

@@ -216,7 +216,7 @@ def test_a_cluster_that_cannot_be_joined_or_has_a_run_is_a_problem(findings, ray
 def test_an_override_that_verl_does_not_know_is_one_line(capsys):
     assert main(["check", "--", "trainer.no_such_key=1"]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("gtpo-verl")]
-    assert "verl would not take this command" in line and "no_such_key" in line
+    assert "verl does not accept this command" in line and "no_such_key" in line
 
 
 def test_a_config_with_which_gtpo_cannot_run_is_one_line(capsys):

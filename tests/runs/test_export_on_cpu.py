@@ -177,7 +177,7 @@ def test_a_checkpoint_that_lacks_a_shard_is_an_error(save, tmp_path, capsys):
 
 def test_a_folder_that_is_no_checkpoint_is_an_error(base, tmp_path, capsys):
     assert main(["export", str(base), str(tmp_path / "out")]) == 2
-    assert "is no checkpoint of verl" in capsys.readouterr().err
+    assert "is not a checkpoint of verl" in capsys.readouterr().err
 
 
 def test_megatrons_model_in_hugging_face_format_is_taken_as_it_is(base, tmp_path):

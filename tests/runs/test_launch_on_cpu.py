@@ -128,7 +128,7 @@ def test_a_log_that_is_none_is_named_and_kept(run, capsys, line):
     metrics = run.out / "metrics.jsonl"
     metrics.write_text(line + "\n")
     assert run("step(2)") == 2
-    assert f"{metrics} has a line that is no step of a run" in capsys.readouterr().err
+    assert f"{metrics} has a line that is not a step of a run" in capsys.readouterr().err
     assert metrics.read_text() == line + "\n"
 
 

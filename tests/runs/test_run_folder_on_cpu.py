@@ -110,7 +110,7 @@ def test_a_checkpoint_that_is_gone_is_named(tmp_path, save, tracker):
     save()
     (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text(tracker)
     with pytest.raises(
-        ValueError, match=rf"names step '{tracker}', whose checkpoint is gone \(there: global_step_20\)"
+        ValueError, match=rf"names step '{tracker}', whose checkpoint is missing \(there is: global_step_20\)"
     ):
         hold_settings(COMMAND, tmp_path)
     hold_settings([*COMMAND, "trainer.resume_mode=disable"], tmp_path)

@@ -75,7 +75,7 @@ def test_a_second_run_in_a_ray_cluster_is_refused_and_told_of_the_first(start):
     first = start("first")
     address = first.stdout.readline().strip()
     output, error = start("second", address).communicate(timeout=300)
-    assert output == "" and "another run of verl trains in this Ray cluster (Ray job 01000000" in error
+    assert output == "" and "another run of verl is training in this Ray cluster (Ray job 01000000" in error
     assert f"process {first.pid} on " in error and "start a cluster of its own for this one" in error
     assert uids(first) == ["first"]
 

@@ -200,14 +200,14 @@ def test_resuming_with_other_settings_is_told(compose_config, tmp_path, caplog):
     preflight.check_resume(compose_config("+algorithm.gtpo.conflict_span=all", "algorithm.gtpo.initial_entropy=0.5"))
     (record,) = caplog.records
     assert record.getMessage() == (
-        f"GTPO goes on from {checkpoints} with other settings: algorithm.gtpo.initial_entropy=0.5, was None; "
+        f"GTPO resumes from {checkpoints} with other settings: algorithm.gtpo.initial_entropy=0.5, was None; "
         "algorithm.gtpo.conflict_span=all, was leading"
     )
     caplog.clear()
     InitialEntropy.path(checkpoints).write_text("{")
     preflight.check_resume(compose_config("algorithm.gtpo.initial_entropy=0.5"))
     (record,) = caplog.records
-    assert "which ones cannot be told" in record.getMessage() and "gtpo_initial_entropy.json" in record.getMessage()
+    assert "unknown which, since" in record.getMessage() and "gtpo_initial_entropy.json" in record.getMessage()
 
 
 def test_checkpoint_of_another_folder_brings_its_own_record(compose_config, tmp_path):

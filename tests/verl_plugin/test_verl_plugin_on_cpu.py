@@ -237,7 +237,7 @@ wrapt.register_post_import_hook = broken
 said = io.StringIO()
 with contextlib.redirect_stderr(said), contextlib.suppress(OSError):
     import verl
-print("the disk is gone" in said.getvalue() and "gtpo is not there" in said.getvalue())
+print("the disk is gone" in said.getvalue() and "no estimator gtpo" in said.getvalue())
 """
     assert run_python(code, **NOT_LOADED | {"VERL_USE_EXTERNAL_MODULES": "gtpo_verl.verl_plugin"}) == "True"
 
@@ -246,7 +246,7 @@ def test_report_says_what_is_registered_where(capsys, monkeypatch):
     assert main(["check"]) == 0
     out = capsys.readouterr().out
     assert "advantage estimator gtpo: gtpo_verl.verl_plugin.estimator.estimate_gtpo_advantage" in out
-    v1 = "yes" if find_spec("verl.trainer.ppo.v1") else "this verl has none"
+    v1 = "yes" if find_spec("verl.trainer.ppo.v1") else "not in this verl"
     assert "loaded by verl: yes" in out and "hook on legacy trainer: yes" in out and f"hook on V1 trainer: {v1}" in out
     monkeypatch.setattr(registration, "_load_errors", ["the sky has fallen"])
     assert main(["check"]) == 1
