@@ -115,6 +115,6 @@ def test_auto_without_an_initial_entropy_says_what_to_do():
     with pytest.raises(ValueError) as raised:
         GTPOConfig().filter_is_active(None)
     assert str(raised.value) == (
-        "algorithm.gtpo.completion_filter='auto' rests on the initial entropy, which is None: measure it and give it "
-        "as algorithm.gtpo.initial_entropy (nats per token), or set completion_filter to always or never"
+        "algorithm.gtpo.completion_filter='auto' needs the initial entropy, which is None: measure it and set "
+        "algorithm.gtpo.initial_entropy (nats per token), or set completion_filter to always or never"
     )

@@ -135,7 +135,7 @@ def _check_sequence_parallel(config: DictConfig) -> None:
             raise ValueError(
                 f"actor_rollout_ref.actor.{key}={size} with attn_implementation={attention}: verl's sequence "
                 "parallelism works with flash attention only; with others each rank would see only its slice of a "
-                "completion. Set the size to 1, or "
+                "completion: set the size to 1, or "
                 "actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2"
             )
 

@@ -76,7 +76,7 @@ def test_a_second_run_in_a_ray_cluster_is_refused_and_told_of_the_first(start):
     address = first.stdout.readline().strip()
     output, error = start("second", address).communicate(timeout=300)
     assert output == "" and "another run of verl is training in this Ray cluster (Ray job 01000000" in error
-    assert f"process {first.pid} on " in error and "start a cluster of its own for this one" in error
+    assert f"process {first.pid} on " in error and "start a separate cluster for this run" in error
     assert uids(first) == ["first"]
 
 
