@@ -3,10 +3,10 @@
 
 fail() { echo "$1" >&2; exit 2; }
 
-# SMOKE=1: a few steps of the recipe with a small model, in a folder of its own, and a table of what works here.
+# SMOKE=1 runs a few steps of the recipe with a small model in a folder of its own, and prints what works here.
 [ "${SMOKE:-0}" = 0 ] || exec python3 -m gtpo_verl smoke "recipes/$(basename "$0")" -- "$@"
 
-# EXTEND=1: a run goes on to more steps than it was started for.
+# EXTEND=1 lets a run take more steps than it was started for.
 extend=()
 [ "${EXTEND:-0}" = 0 ] || extend=(--extend)
 

@@ -5,7 +5,7 @@
 #   LABEL=Qwen/GSM8K/GTPO bash recipes/evaluate.sh outputs/NAME/checkpoints/global_step_7473
 #
 # CHECKPOINT is a folder global_step_N of run_*.sh, or a model in Hugging Face format: a folder or its name on the Hub.
-# An evaluation that was interrupted goes on with the batches that it lacks.
+# An interrupted evaluation samples only the missing batches.
 set -xeuo pipefail
 checkpoint=${1:?usage: bash recipes/evaluate.sh CHECKPOINT [override…]}
 shift

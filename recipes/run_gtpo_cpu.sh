@@ -6,7 +6,7 @@
 #   MODEL=smollm2 bash recipes/run_gtpo_cpu.sh  SmolLM2-135M-Instruct on questions in words; see docs/smollm2.md
 #   ROLLOUT=vllm bash recipes/run_gtpo_cpu.sh   with vLLM's CPU build as the rollout
 #
-# A run that was interrupted goes on from its last checkpoint in OUT; remove that folder to begin anew.
+# An interrupted run resumes from its last checkpoint in OUT; to start again, remove that folder.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export VERL_PLATFORM=cpu
