@@ -32,7 +32,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import Any
 
 import verl
@@ -45,7 +45,14 @@ logger = logging.getLogger("gtpo_verl")
 
 
 class _Hook(wrapt.FunctionWrapper):
-    """A hook that is pickled by name: up to verl 0.8.0, `main_ppo` sends Ray a TaskRunner with all that it calls."""
+    """A hook that is pickled by name, and so is one in every process of Ray.
+
+    Ray pickles what the trainer of fully_async, an actor, inherits; up to verl 0.8.0 the TaskRunner of `main_ppo`, too.
+    """
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        # As of a function: what is pickled by name must be what the name gives.
+        return self if instance is None else super().__get__(instance, owner)
 
     def __reduce_ex__(self, protocol: Any) -> str:
         return self.__qualname__
@@ -55,19 +62,25 @@ def _wrap(path: str, hook: Callable, module: ModuleType) -> None:
     """Call `hook` in place of `path` in a module of verl, if it exists and takes the arguments that the hook reads."""
     name = f"{module.__name__}.{path}"
     try:
-        taken = inspect.signature(attrgetter(path)(module)).parameters
+        signature = inspect.signature(attrgetter(path)(module))
     except AttributeError as error:
         registration.add_load_error(f"verl {verl.__version__} has no {name}: {error}")
         return
     _, _, *read = inspect.signature(hook).parameters
-    if missing := [parameter for parameter in read if parameter not in taken]:
+    if missing := [parameter for parameter in read if parameter not in signature.parameters]:
         registration.add_load_error(
-            f"in verl {verl.__version__} {name} takes no {', '.join(missing)}: ({', '.join(taken)})"
+            f"in verl {verl.__version__} {name} takes no {', '.join(missing)}: ({', '.join(signature.parameters)})"
         )
         return
+    is_method = "." in path
+    if is_method:
+        signature = signature.replace(parameters=[*signature.parameters.values()][1:])
 
-    def call_hook(wrapped: Callable, instance: Any, args: tuple, kwargs: dict) -> Any:
-        call = inspect.signature(wrapped).bind(*args, **kwargs)
+    def call_hook(wrapped: Callable, instance: Any, args: Any, kwargs: dict) -> Any:
+        if is_method and instance is None:  # Ray calls an actor's methods as functions
+            instance, *args = args
+            wrapped = MethodType(wrapped, instance)
+        call = signature.bind(*args, **kwargs)
         call.apply_defaults()
 
         def proceed(**changed: Any) -> Any:
