@@ -100,7 +100,7 @@ SPLITS = {
 }
 
 
-FROM_UPDATE = ["+algorithm.gtpo.entropy_from=update", "algorithm.rollout_correction.bypass_mode=true"]
+FROM_UPDATE = ["algorithm.gtpo.entropy_from=update", "algorithm.rollout_correction.bypass_mode=true"]
 MODES = {"old_log_prob": [], "update": FROM_UPDATE}
 
 

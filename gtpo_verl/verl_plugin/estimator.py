@@ -7,7 +7,7 @@ create it and give it the fields of the batch; verl then calls the estimator, wh
 import logging
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,20 +119,20 @@ class GTPOEstimator:
         step.metrics["timing_s/gtpo"] = time.perf_counter() - start
         return advantages
 
-    def complete(self, step: "Step", means: Iterable[tuple[int, float]]) -> None:
+    def complete(self, step: "Step", entropies: update_pass.Entropies) -> None:
         """The metrics of a step whose entropy came from the update.
 
         Args:
             step (Step): as `estimate` left it.
-            means: the actor's metric `update_pass.MEANS`.
+            entropies: the actor's metric `update_pass.ENTROPIES`.
 
         Raises:
             ValueError: an entropy that is not finite, or of which the update said nothing; the message names uid and
                 row.
         """
         assert step.result is not None and step.rows is not None and step.truncated is not None
-        trajectory_entropy = update_pass.gather_means(means, len(step.rows))[step.final]
-        highest = step.rows[step.final, -1]
+        trajectory_entropy = update_pass.gather_means(entropies, len(step.rows))[step.final]
+        highest = step.rows[step.final, 3]
         completions = step.result.completions
         check_finite("entropy", trajectory_entropy, completions.uids)
         if self.initial_entropy is None and not self._resumed:
@@ -149,7 +149,7 @@ class GTPOEstimator:
         completions = Completions(fields.response_mask, index)
         entropy = fields.entropy
         if entropy is None:
-            entropy = torch.zeros(fields.responses.shape)  # with which δ = 1 and γ⟨H⟩ = 0: λA is left
+            entropy = torch.zeros(()).expand(fields.responses.shape)  # with which δ = 1 and γ⟨H⟩ = 0: λA is left
         elif self.initial_entropy is None and not self._resumed:
             trajectory_entropy = mean_entropy(entropy, completions)
             self._settle(InitialEntropy.measure(trajectory_entropy, completions.lengths, index))
@@ -207,6 +207,7 @@ class Step:
         final (list): their rows.
         truncated (torch.Tensor | None): (bs,) bool, which of them were cut off at a limit.
         rows (torch.Tensor | None): the field `update_pass.ROWS`, until the update has given the entropy.
+        write_dump (Callable | None): what is left to do for the dump once the update has given the entropies.
         metrics (dict): what is to be logged of it.
     """
 
@@ -218,6 +219,7 @@ class Step:
     final: list[int] = field(default_factory=list)
     truncated: torch.Tensor | None = None
     rows: torch.Tensor | None = None
+    write_dump: Callable[[update_pass.Entropies], None] | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
     @classmethod

@@ -94,12 +94,6 @@ def _check_entropy_from_update(config: DictConfig, gtpo: GTPOConfig) -> None:
     found, first = registration.verl_version(), "0.8.0"
     if found is not None and found < Version(first):
         refuse(f"verl {found}", "its actors compute no entropy in the update", f"use verl {first} or later")
-    if gtpo.dump_dir is not None:
-        refuse(
-            f"algorithm.gtpo.dump_dir={gtpo.dump_dir}",
-            "the dump needs the entropy of each token, which stays with the actor",
-            "remove dump_dir",
-        )
     if _measures_initial_entropy(config) and not resumes(config):
         refuse(
             "algorithm.gtpo.initial_entropy=null",

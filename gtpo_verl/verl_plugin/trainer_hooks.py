@@ -9,6 +9,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ from gtpo_verl.verl_plugin import (
 )
 from gtpo_verl.verl_plugin.collapse import TrainerWatch
 from gtpo_verl.verl_plugin.estimator import Step, check_log_probs, current_step
+from gtpo_verl.verl_plugin.token_dump import bounded_rows
 
 logger = logging.getLogger("gtpo_verl")
 
@@ -140,54 +142,73 @@ def compute_advantage(proceed: Callable, instance: None, *, data: Any) -> Any:
         of_sessions = slice(None) if len(fields.final) == len(data) else fields.final
         old_log_probs = data.batch["old_log_probs"][of_sessions]
         step.metrics |= compute_log_prob_metrics(old_log_probs, step.result.group_advantages, step.result.completions)
+    if fields and step.dump and not waits:
+        _dump(step, fields, data)
+    elif fields and step.dump:
+        assert step.rows is not None and step.result is not None
+        step.rows[[fields.final[row] for row in bounded_rows(step.result)], -1] = 1
+        step.write_dump = partial(_dump_after_update, step, fields, data.select([*_DUMPED & set(data.batch.keys())]))
     if waits:
         data.batch[update_pass.ROWS] = step.rows
-    if fields and step.dump:
-        start = time.perf_counter()
-        _dump(step, fields, data)
-        step.metrics["timing_s/gtpo_dump"] = time.perf_counter() - start
     return data
+
+
+_DUMPED = {"old_log_probs", "token_level_rewards", "advantages", "rollout_log_probs", "response_mask"}
+
+
+def _dump_after_update(
+    step: Step, fields: batch_fields.BatchFields, data: Any, entropies: update_pass.Entropies
+) -> None:
+    """Hand the step to the token dump with the entropies of its update, and the advantages that it used."""
+    assert step.rows is not None
+    entropy = update_pass.gather_tokens(entropies, fields.responses.shape)
+    before = data.batch["advantages"]
+    data.batch["advantages"], _ = update_pass.apply_entropy(before, fields.response_mask, entropy, step.rows)
+    _dump(step, fields._replace(entropy=entropy), data)
 
 
 def _dump(step: Step, fields: batch_fields.BatchFields, data: Any) -> None:
     """Hand the step to the token dump, one output per session."""
     assert step.dump is not None
+    start = time.perf_counter()
     if len(data) > len(fields.final):  # verl's grpo comes with the last outputs alone
         data = data.select_idxs(fields.final)
     fields = fields.of_sessions()
     uids = data.non_tensor_batch["uid"]
     result = step.result or step.estimator.weigh(fields, data.batch["token_level_rewards"], uids)
-    names = ("old_log_probs", "token_level_rewards", "advantages", "rollout_log_probs")
-    columns: dict[str, torch.Tensor] = {name: data.batch[name] for name in names if name in data.batch.keys()}
+    columns: dict[str, torch.Tensor] = {name: data.batch[name] for name in _DUMPED & set(data.batch.keys())}
     columns |= {"loss_mask": data.batch["response_mask"], "response_mask": fields.response_mask}
     assert fields.entropy is not None
     columns |= {"responses": fields.responses, "entropy": fields.entropy}
     initial_entropy = step.estimator.initial_entropy_value
     step.dump.write(step.number, columns, uids, fields.prompts, fields.response_len, result, initial_entropy)
+    step.metrics["timing_s/gtpo_dump"] = time.perf_counter() - start
 
 
 def ppo_loss(proceed: Callable, instance: None, *, config: Any, model_output: Any, data: Any) -> Any:
     """The actor's loss, in a worker: of the whole rows of a micro-batch, with their entropy."""
     if update_pass.ROWS not in data.keys():
         return proceed()
-    data, means = update_pass.apply_in_actor(config, model_output, data)
+    data, entropies = update_pass.apply_in_actor(config, model_output, data)
     loss, metrics = proceed(data=data)
-    return loss, metrics | {update_pass.MEANS: means}
+    return loss, metrics | {update_pass.ENTROPIES: entropies}
 
 
 def reduce_metrics(proceed: Callable, instance: None, *, metrics: dict[str, Any]) -> dict[str, Any]:
     """Every trainer calls this on what its actor's update returns, and on what its critic's does."""
-    means = metrics.pop(f"actor/{update_pass.MEANS}", None)
+    entropies = metrics.pop(f"actor/{update_pass.ENTROPIES}", None)
     reduced = proceed()
     step = current_step.get()
     if step is None or step.rows is None or "actor/pg_loss" not in reduced:
         return reduced
-    if means is None:
+    if entropies is None:
         raise RuntimeError(
             "algorithm.gtpo.entropy_from=update, but the actor's loss did not apply the entropy: its worker is not "
             "verl's own (verl.workers.engine_workers), or has not loaded gtpo_verl; set entropy_from=old_log_prob"
         )
-    step.estimator.complete(step, means)
+    step.estimator.complete(step, entropies)
+    if step.write_dump:
+        step.write_dump(entropies)
     current_step.set(None)
     return reduced | step.metrics
 

@@ -1,11 +1,10 @@
 """GTPO's entropy from the update's own forward pass, `algorithm.gtpo.entropy_from=update` (arXiv:2508.03772, Eq. 11).
 
-The estimator then knows A_i and λ_{i,t} alone and hands λA to the update, with four numbers for each row beside it.
+The estimator then knows A_i and λ_{i,t} alone and hands λA to the update, with five numbers for each row beside it.
 Where the actor computes its loss it has the entropy too: advantages ← δ_i (λA − γ⟨H⟩_i λ), without gradient. Each ⟨H⟩_i
 goes back among the update's metrics, so that the trainer logs what it logs otherwise.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,10 +12,13 @@ import torch
 from gtpo_verl.config import GTPOConfig
 
 ROWS = "gtpo_rows"
-"""Field of a batch, (bs, 4) float64: place of the row in the batch, A_i, γ, and the highest ⟨H⟩_i that δ_i keeps."""
+"""Field of a batch, (bs, 5) float64: place of the row in the batch, A_i, γ, the highest ⟨H⟩_i that δ_i keeps, and 1
+where the token dump asks for the entropy of each token."""
 
-MEANS = "gtpo_trajectory_entropy"
-"""Metric of the actor: a list of (place of the row in the batch, ⟨H⟩_i)."""
+ENTROPIES = "gtpo_entropies"
+"""Metric of the actor: a list of (place of the row in the batch, ⟨H⟩_i, the entropy of each token or None)."""
+
+Entropies = list[tuple[int, float, list[float] | None]]
 
 
 def make_rows(group_advantages: torch.Tensor, config: GTPOConfig, initial_entropy: float | None) -> torch.Tensor:
@@ -36,7 +38,8 @@ def make_rows(group_advantages: torch.Tensor, config: GTPOConfig, initial_entrop
         may_be_dropped = advantages < 0 if config.filter_scope == "negative" else torch.ones_like(advantages).bool()
         highest[may_be_dropped] = config.entropy_threshold
     coeff = torch.full_like(advantages, config.entropy_coeff)
-    return torch.stack([torch.arange(len(advantages)), advantages, coeff, highest], dim=-1)
+    dumped = torch.zeros_like(advantages)
+    return torch.stack([torch.arange(len(advantages)), advantages, coeff, highest, dumped], dim=-1)
 
 
 @torch.no_grad()
@@ -51,7 +54,7 @@ def apply_entropy(
         advantages (torch.Tensor): (bs, response_length), λ_{i,t} A_i.
         response_mask (torch.Tensor): (bs, response_length), 1 on the completion's own tokens.
         entropy (torch.Tensor): (bs, response_length), in nats.
-        rows (torch.Tensor): (bs, 4), the field `ROWS`.
+        rows (torch.Tensor): (bs, 5), the field `ROWS`.
 
     Returns:
         The advantages, (bs, response_length), and ⟨H⟩_i, (bs,) in nats per token; 0 for a row without tokens.
@@ -59,14 +62,14 @@ def apply_entropy(
     mask = response_mask.bool()
     total = torch.where(mask, entropy, 0).sum(-1, dtype=torch.float64)
     means = (total / mask.sum(-1).clamp(min=1)).float()
-    _, group_advantage, coeff, highest = rows.unbind(-1)
+    _, group_advantage, coeff, highest, _ = rows.unbind(-1)
     regularized = torch.where(means <= highest, group_advantage - coeff * means, 0).unsqueeze(-1)
     group_advantage = group_advantage.unsqueeze(-1)
     weights = torch.where(group_advantage == 0, mask.double(), advantages / group_advantage)
     return (regularized * weights).to(advantages.dtype), means
 
 
-def apply_in_actor(config: Any, model_output: dict[str, Any], data: Any) -> tuple[Any, list[tuple[int, float]]]:
+def apply_in_actor(config: Any, model_output: dict[str, Any], data: Any) -> tuple[Any, Entropies]:
     """`apply_entropy` on a micro-batch, as verl's `ppo_loss` gets it.
 
     Args:
@@ -75,7 +78,7 @@ def apply_in_actor(config: Any, model_output: dict[str, Any], data: Any) -> tupl
         data: TensorDict with `ROWS`, left as it is.
 
     Returns:
-        The micro-batch with new advantages, and the value of the metric `MEANS`.
+        The micro-batch with new advantages, and the value of the metric `ENTROPIES`.
 
     Raises:
         RuntimeError: the forward pass computed no entropy.
@@ -93,19 +96,30 @@ def apply_in_actor(config: Any, model_output: dict[str, Any], data: Any) -> tupl
     rows, response_mask, advantages = (_padded(data[name]) for name in (ROWS, "response_mask", "advantages"))
     data = data.copy()
     data["advantages"], means = apply_entropy(advantages, response_mask, entropy, rows)
-    return data, list(zip(rows[:, 0].long().tolist(), means.tolist(), strict=True))
+    tokens = [row.tolist() if dumped else None for row, dumped in zip(entropy, rows[:, -1].tolist(), strict=True)]
+    return data, list(zip(rows[:, 0].long().tolist(), means.tolist(), tokens, strict=True))
 
 
 def _padded(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_padded_tensor(0) if tensor.is_nested else tensor
 
 
-def gather_means(means: Iterable[tuple[int, float]], rows: int) -> torch.Tensor:
-    """(rows,) ⟨H⟩_i from the metric `MEANS` of a whole update; of several for a row the first, nan where there is none.
+def gather_means(entropies: Entropies, rows: int) -> torch.Tensor:
+    """(rows,) ⟨H⟩_i from the metric `ENTROPIES` of a whole update; nan where there is none, of several the first.
 
-    Several come of `ppo_epochs` above 1, and from ranks that share their rows.
+    Several for a row come of `ppo_epochs` above 1, and from ranks that share their rows.
     """
     gathered = torch.full((rows,), torch.nan)
-    for row, mean in reversed(list(means)):
+    for row, mean, _ in reversed(entropies):
         gathered[row] = mean
+    return gathered
+
+
+def gather_tokens(entropies: Entropies, shape: torch.Size) -> torch.Tensor:
+    """The entropy of each token, (bs, response_length), of the rows of which the dump has asked for it; 0 elsewhere."""
+    gathered = torch.zeros(shape)
+    for row, _, tokens in reversed(entropies):
+        if tokens is not None:
+            own = torch.tensor(tokens[: shape[1]])
+            gathered[row, : len(own)] = own
     return gathered

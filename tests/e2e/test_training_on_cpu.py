@@ -1,5 +1,6 @@
 """verl's real trainer, with Ray, TransferQueue, FSDP2 and a rollout server, for a few steps each."""
 
+import json
 import math
 import re
 
@@ -64,19 +65,21 @@ def test_colocate_async_trains_on_groups_that_dapo_keeps(train):
     assert sum(record.get("training/filter_groups/evicted_samples", 0) for record in records) > 0
 
 
+SEPARATE_ASYNC = (
+    "trainer.v1.trainer_mode=separate_async",
+    ASYNC,
+    "trainer.v1.separate_async.parameter_sync_step=2",
+    "data.train_batch_size=4",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+    "actor_rollout_ref.rollout.nnodes=1",
+    "actor_rollout_ref.rollout.n_gpus_per_node=1",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo",
+    "ray_kwargs.ray_init.num_gpus=2",
+)
+
+
 def test_separate_async_trains_with_two_updates_between_weight_syncs(train):
-    result = train(
-        "trainer.v1.trainer_mode=separate_async",
-        ASYNC,
-        "trainer.v1.separate_async.parameter_sync_step=2",
-        "data.train_batch_size=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-        "actor_rollout_ref.rollout.nnodes=1",
-        "actor_rollout_ref.rollout.n_gpus_per_node=1",
-        "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo",
-        "ray_kwargs.ray_init.num_gpus=2",
-        steps=3,
-    )
+    result = train(*SEPARATE_ASYNC, steps=3)
     assert result.returncode == 0, result.stdout + result.stderr
     records = train.records()
     check_gtpo_records(records, 3, ppo_kl=0.1)
@@ -109,16 +112,26 @@ FULLY_ASYNC = (
 )
 
 
-FROM_UPDATE = ("+algorithm.gtpo.entropy_from=update", "algorithm.rollout_correction.bypass_mode=true")
+FROM_UPDATE = (
+    "algorithm.gtpo.entropy_from=update",
+    "algorithm.rollout_correction.bypass_mode=true",
+    "algorithm.gtpo.initial_entropy=0.15",
+)
 
 
 @pytest.mark.parametrize(
     ("module", "overrides"),
-    [("verl.trainer.main_ppo", ()), ("verl.experimental.fully_async_policy.fully_async_main", FULLY_ASYNC)],
+    [
+        ("trainer.main_ppo", ()),
+        ("trainer.main_ppo", ("trainer.v1.trainer_mode=colocate_async", ASYNC)),
+        ("trainer.main_ppo", SEPARATE_ASYNC),
+        ("experimental.fully_async_policy.fully_async_main", (*ROLLOUT_APART, *FULLY_ASYNC)),
+    ],
+    ids=["sync", "colocate_async", "separate_async", "fully_async"],
 )
-def test_bypass_mode_trains_with_the_entropy_from_the_update(train, module, overrides):
-    apart = ROLLOUT_APART if overrides else ("algorithm.gtpo.initial_entropy=0.15",)
-    result = train(*apart, *overrides, *FROM_UPDATE, module=module, steps=3)
+def test_bypass_mode_trains_with_the_entropy_from_the_update(train, module, overrides, tmp_path):
+    dump = f"+algorithm.gtpo.dump_dir={tmp_path / 'dump'}"
+    result = train(*overrides, *FROM_UPDATE, dump, module=f"verl.{module}", steps=3)
     assert result.returncode == 0, result.stdout + result.stderr
     records = [record for record in train.records() if "gtpo/entropy/initial" in record]
     assert len(records) >= 2
@@ -126,6 +139,10 @@ def test_bypass_mode_trains_with_the_entropy_from_the_update(train, module, over
         assert record["gtpo/group/size_min"] == 8 and record["actor/grad_norm"] > 0
         assert record["gtpo/entropy/mean"] == pytest.approx(record["actor/entropy_loss"], rel=0.2)
         assert abs(record["actor/ppo_kl"]) < 0.1 and "actor/entropy" not in record
+    dumped = [json.loads(line) for line in (tmp_path / "dump/step_000001.jsonl").read_text().splitlines()]
+    assert len(dumped) % 8 == 0 and len(dumped) >= 16
+    for line in dumped:
+        assert sum(line["entropy"]) / len(line["token_ids"]) == pytest.approx(line["trajectory_entropy"], abs=1e-3)
 
 
 @pytest.mark.parametrize(

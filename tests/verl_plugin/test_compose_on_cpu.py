@@ -164,11 +164,28 @@ def test_filtered_completion_gets_no_gradient_in_the_first_update(loss_mode):
 @pytest.mark.parametrize("loss_mode", sorted(POLICY_LOSS_REGISTRY))
 def test_entropy_from_the_update_gives_the_same_gradient(loss_mode, gtpo):
     """λA before the update, δ and −γ⟨H⟩ in the actor: as if the advantages had come whole, at any ratio."""
+    check_entropy_from_update(loss_mode, gtpo)
+
+
+@pytest.mark.parametrize(
+    ("loss_mode", "settings"),
+    [
+        ("gtpo", {"weights": torch.tensor([[0.5, 1.0, 2.0, 1.5], [1.2, 0.4, 0.7, 0.0]])}),
+        ("vanilla", {"weights": torch.tensor([[0.5, 1.0, 2.0, 1.5], [1.2, 0.4, 0.7, 0.0]])}),
+        ("bypass_mode", {"rollout_correction": RolloutCorrectionConfig(rollout_is="token", loss_type="reinforce")}),
+        ("bypass_mode", {"rollout_correction": RolloutCorrectionConfig(rollout_is="token", loss_type="ppo_clip")}),
+    ],
+)
+def test_entropy_from_the_update_gives_the_same_gradient_under_importance_weights(loss_mode, settings):
+    check_entropy_from_update(loss_mode, {}, **settings)
+
+
+def check_entropy_from_update(loss_mode, gtpo, **settings):
     gtpo = {"completion_filter": "always", "entropy_threshold": 0.201} | gtpo  # ⟨H⟩ is 0.2 in both
     without = advantages(entropy_coeff=0, completion_filter="never")
     rows = update_pass.make_rows(without[:, 1], GTPOConfig(**gtpo), None)
-    from_update = gradient(loss_mode, without, LOG_RATIO, rows=rows)
-    torch.testing.assert_close(from_update, gradient(loss_mode, advantages(**gtpo), LOG_RATIO))
+    from_update = gradient(loss_mode, without, LOG_RATIO, rows=rows, **settings)
+    torch.testing.assert_close(from_update, gradient(loss_mode, advantages(**gtpo), LOG_RATIO, **settings))
 
 
 def test_reinforce_of_bypass_mode_keeps_the_conflict_weights():

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import open_dict
+from ray import cloudpickle
 from rollout_batch import LENGTHS, UIDS, expected, padded, real_mean_entropy
 from verl import DataProto
-from verl.experimental.separation.ray_trainer import SeparateRayPPOTrainer
+from verl.experimental.fully_async_policy.fully_async_trainer import FullyAsyncTrainer
 from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.utils.tensordict_utils import get_tensordict
@@ -160,7 +161,8 @@ def test_with_the_entropy_from_the_update_the_actor_completes_the_advantages(tra
     trainer.metrics, trainer.timing_raw, trainer.reward_extra_infos_dict = {}, {}, {}
     trainer.reward_tensor = padded(rows, "rm_scores")
     trainer.config.algorithm.rollout_correction.bypass_mode = True
-    trainer.__class__ = SeparateRayPPOTrainer  # of fully_async, in which no other hook comes first
+    # In fully_async, an actor of Ray, no other hook comes first.
+    trainer.__class__ = cloudpickle.loads(cloudpickle.dumps(FullyAsyncTrainer.__ray_metadata__.modified_class))
     batch = trainer._fit_compute_advantage(batch)
     advantages, means = update_pass.apply_entropy(
         *(batch.batch[name] for name in ("advantages", "response_mask")),
@@ -170,7 +172,8 @@ def test_with_the_entropy_from_the_update_the_actor_completes_the_advantages(tra
     config = GTPOConfig(entropy_threshold=0.5, initial_entropy=0.3)
     torch.testing.assert_close(advantages, expected(rows, config=config))
 
-    update = {"actor/pg_loss": [1.0], f"actor/{update_pass.MEANS}": list(enumerate(means.tolist()))}
+    entropies = [(row, mean, None) for row, mean in enumerate(means.tolist())]
+    update = {"actor/pg_loss": [1.0], f"actor/{update_pass.ENTROPIES}": entropies}
     metrics = ray_trainer.reduce_metrics(update)
     assert metrics["gtpo/entropy/mean"] == pytest.approx(real_mean_entropy(rows))
     assert metrics["gtpo/entropy/initial"] == 0.3 and 0 < metrics["gtpo/filter/dropped_frac"] < 1

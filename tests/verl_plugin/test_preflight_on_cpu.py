@@ -48,7 +48,6 @@ FROM_UPDATE = "algorithm.gtpo.entropy_from=update"
     ("overrides", "message"),
     [
         ([], r"entropy_from=update with algorithm\.gtpo\.initial_entropy=null.*`gtpo-verl initial-entropy`"),
-        (["+algorithm.gtpo.dump_dir=/nowhere"], r"entropy_from=update with algorithm\.gtpo\.dump_dir.*remove dump_dir"),
         (
             ["algorithm.gtpo.completion_filter=always", "algorithm.rollout_correction.rollout_rs=token_k1"],
             r"entropy_from=update with algorithm\.rollout_correction\.rollout_rs=token_k1.*set .*bypass_mode=True",
@@ -57,13 +56,13 @@ FROM_UPDATE = "algorithm.gtpo.entropy_from=update"
 )
 def test_what_cannot_take_its_entropy_from_the_update_is_an_error(compose_config, overrides, message):
     with pytest.raises(ValueError, match=message):
-        preflight.validate(compose_config(f"+{FROM_UPDATE}", *overrides))
+        preflight.validate(compose_config(FROM_UPDATE, *overrides))
 
 
 def test_entropy_from_the_update_lifts_the_ban_on_bypass_mode_and_asks_the_actor_for_entropy(compose_config, caplog):
     bypass = "algorithm.rollout_correction.bypass_mode=true"
     rejects = "algorithm.rollout_correction.rollout_rs=token_k1"
-    config = compose_config(f"+{FROM_UPDATE}", bypass, rejects, "algorithm.gtpo.initial_entropy=0.2")
+    config = compose_config(FROM_UPDATE, bypass, rejects, "algorithm.gtpo.initial_entropy=0.2")
     verl.utils.config.validate_config(config=config, use_reference_policy=False, use_critic=False)
     assert config.actor_rollout_ref.actor.calculate_entropy
     assert f"actor_rollout_ref.actor.calculate_entropy=True, since {FROM_UPDATE}" in caplog.text
@@ -71,12 +70,12 @@ def test_entropy_from_the_update_lifts_the_ban_on_bypass_mode_and_asks_the_actor
 
 def test_a_resumed_run_has_its_initial_entropy_and_may_take_the_rest_from_the_update(compose_config, tmp_path):
     (tmp_path / "checkpoints/global_step_5").mkdir(parents=True)
-    preflight.validate(compose_config(f"+{FROM_UPDATE}"))
+    preflight.validate(compose_config(FROM_UPDATE))
 
 
 def test_with_several_updates_it_is_said_whose_entropy_the_update_gives(compose_config):
     vanilla = "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla"
-    config = compose_config(f"+{FROM_UPDATE}", vanilla, "algorithm.gtpo.initial_entropy=0.2")
+    config = compose_config(FROM_UPDATE, vanilla, "algorithm.gtpo.initial_entropy=0.2")
     assert [x.setting for x in preflight.departures(config)] == [vanilla.partition("=")[0]]
     config.actor_rollout_ref.actor.ppo_epochs = 2
     found = preflight.departures(config)[-1]

@@ -1,6 +1,7 @@
 """The token dump: what it writes, when, how much, and from which trainers."""
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,9 +14,11 @@ from test_legacy_trainer_on_cpu import batch as legacy_batch  # noqa: F401
 from test_legacy_trainer_on_cpu import trainer as legacy_trainer  # noqa: F401
 from token_dump import batch_of, write
 from verl.trainer.ppo.ray_trainer import compute_advantage
+from verl.utils.metric import reduce_metrics
 
 from gtpo_verl import GTPOConfig, compute_gtpo_token_advantages
-from gtpo_verl.verl_plugin import preflight
+from gtpo_verl.verl_plugin import preflight, update_pass
+from gtpo_verl.verl_plugin.estimator import current_step
 from gtpo_verl.verl_plugin.token_dump import TokenDump, bounded_rows
 
 GROUPED = [0, 1, 3, 2, 5]  # the real rows, group by group
@@ -130,11 +133,12 @@ def v1_step(compose_config, rows, monkeypatch, tmp_path):
             self.rows = self.rows | {field: list(fields[field].unbind()) for field in fields.keys()}
             return super().kv_batch_put(keys, partition_id, fields)
 
-    def step(adv_estimator, global_steps, keys, initial_entropy=0.3):
+    def step(adv_estimator, global_steps, keys, *overrides, initial_entropy=0.3):
         trainer = v1.PPOTrainerSync.__new__(v1.PPOTrainerSync)
         trainer.config = compose_config(
             *("data.max_response_length=6", f"algorithm.gtpo.initial_entropy={initial_entropy}"),
             *(f"algorithm.adv_estimator={adv_estimator}", f"+algorithm.gtpo.dump_dir={tmp_path / 'dump'}"),
+            *overrides,
         )
         trainer.global_steps = global_steps
         queue, metrics = Queue(rows, keys), {}
@@ -157,6 +161,30 @@ def test_the_v1_trainer_dumps_what_the_loss_gets(v1_step, rows, tmp_path, estima
     check_lines(found, rows, advantages)
     assert [line["prompt_ids"] for line in found] == [[7] * (i + 1) for i in GROUPED]
     check_header(tmp_path / "dump", estimator, 0.3)
+
+
+def test_with_the_entropy_from_the_update_the_same_is_dumped(v1_step, rows, tmp_path):
+    """The actor is asked for the entropy of each token of the completions that are dumped, and of no others."""
+    rows["prompts"] = [torch.tensor([7])] * 6
+    keys = [f"{uid}_{i}_0" for i, uid in enumerate(UIDS)]
+    v1_step("gtpo", 1, keys)
+    before = lines(tmp_path / "dump")
+    shutil.rmtree(tmp_path / "dump")
+
+    advantages, _ = v1_step("gtpo", 1, keys, "algorithm.gtpo.entropy_from=update")
+    assert not (tmp_path / "dump").exists()
+    asked = current_step.get().rows
+    assert asked[:, -1].tolist() == [float(i in GROUPED) for i in range(6)]
+    entropy = padded(rows, "entropy")
+    _, means = update_pass.apply_entropy(advantages, padded(rows, "response_mask"), entropy, asked)
+    tokens = [row.tolist() if i in GROUPED else None for i, row in enumerate(torch.nn.functional.pad(entropy, (0, 3)))]
+    entropies = list(zip(range(6), means.tolist(), tokens, strict=True))
+    metrics = reduce_metrics({"actor/pg_loss": [1.0], f"actor/{update_pass.ENTROPIES}": entropies})
+    assert metrics["timing_s/gtpo_dump"] > 0
+    for line, expected in zip(lines(tmp_path / "dump"), before, strict=True):
+        assert line.keys() == expected.keys()
+        for name, value in expected.items():
+            assert line[name] == (value if isinstance(value, str) else pytest.approx(value, abs=2e-4)), name
 
 
 def test_of_a_session_with_several_outputs_the_last_one_is_dumped(v1_step, rows, tmp_path):

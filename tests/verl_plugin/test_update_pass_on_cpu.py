@@ -75,7 +75,7 @@ def test_entropy_off_the_mask_may_be_anything(batch):
 
 
 def test_the_first_mean_of_a_row_counts_and_a_missing_one_is_nan():
-    means = update_pass.gather_means([(2, 0.5), (0, 0.1), (2, 0.9)], 4)
+    means = update_pass.gather_means([(2, 0.5, None), (0, 0.1, None), (2, 0.9, None)], 4)
     torch.testing.assert_close(means, torch.tensor([0.1, torch.nan, 0.5, torch.nan]), equal_nan=True)
 
 

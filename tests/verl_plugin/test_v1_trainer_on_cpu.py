@@ -200,7 +200,7 @@ def test_with_the_entropy_from_the_update_metrics_come_with_the_updates(trainer,
     queue = InMemoryQueue({name: rows[name] for name in rows if name != "entropy"}, KEYS)
     monkeypatch.setattr(trainer_base, "tq", queue)
     keys, metrics = [KEYS[i] for i in order], {}
-    update = trainer(*gtpo, "+algorithm.gtpo.entropy_from=update")
+    update = trainer(*gtpo, "algorithm.gtpo.entropy_from=update")
     update._compute_advantage(KVBatchMeta(partition_id="train", keys=keys, tags=[{}] * 6), metrics=metrics)
     assert metrics == {} and set(queue.put) == {"advantages", "returns", update_pass.ROWS}
     advantages, means = update_pass.apply_entropy(
@@ -210,8 +210,8 @@ def test_with_the_entropy_from_the_update_metrics_come_with_the_updates(trainer,
     )
     torch.testing.assert_close(advantages, whole[order])
 
-    means = list(enumerate(means.tolist()))
-    metrics = reduce_metrics({"actor/pg_loss": [1.0], f"actor/{update_pass.MEANS}": means[3:] + means[:3]})
+    means = [(row, mean, None) for row, mean in enumerate(means.tolist())]
+    metrics = reduce_metrics({"actor/pg_loss": [1.0], f"actor/{update_pass.ENTROPIES}": means[3:] + means[:3]})
     assert estimator.current_step.get() is None
     assert metrics.pop("actor/pg_loss") == 1.0 and metrics.pop("timing_s/gtpo") > 0
     del before["timing_s/gtpo"]
