@@ -22,6 +22,14 @@ ALGORITHM=(
     actor_rollout_ref.actor.policy_loss.loss_mode="$loss_mode"
 )
 
+# ENTROPY_FROM=update: GTPO's entropy comes from the update, and verl makes no old-log-prob pass, under GRPO neither.
+ENTROPY_FROM=${ENTROPY_FROM:-old_log_prob}
+case $ENTROPY_FROM in
+    old_log_prob) ;;
+    update) ALGORITHM+=(algorithm.gtpo.entropy_from=update algorithm.rollout_correction.bypass_mode=True) ;;
+    *) fail "ENTROPY_FROM=$ENTROPY_FROM: must be old_log_prob or update" ;;
+esac
+
 # Without a KL term verl loads no reference model. With LoRA the reference is the base under the adapter.
 kl_loss_coef=${KL_LOSS_COEF:-0}
 case $ALGO-$kl_loss_coef in
@@ -78,11 +86,25 @@ setting() {
     echo "$value"
 }
 
-# STRICT_INITIAL_ENTROPY=1: ⟨H⟩_ini as the paper measures it, on 100 training prompts before the run.
+# Whether ⟨H⟩_ini is measured before the run, as the paper does it, on 100 training prompts: asked for by
+# STRICT_INITIAL_ENTROPY=1, and needed by ENTROPY_FROM=update where the filter rests on it.
+measures_initial_entropy() {
+    [ "$ALGO-$(setting algorithm.gtpo.initial_entropy)" = gtpo- ] || return 1
+    [ "${STRICT_INITIAL_ENTROPY:-0}" = 0 ] || return 0
+    case $ENTROPY_FROM-$(setting algorithm.gtpo.completion_filter) in update- | update-auto) ;; *) return 1 ;; esac
+}
+
+# Before anything is made or measured; 0 stands for the value that is measured later.
+check_command() {
+    local later=()
+    ! measures_initial_entropy || later=(algorithm.gtpo.initial_entropy=0)
+    python3 -m gtpo_verl check -- "${COMMAND[@]}" "${later[@]}"
+}
+
 INITIAL_ENTROPY=()
 measure_initial_entropy() {
     local measured
-    [ "$ALGO-${STRICT_INITIAL_ENTROPY:-0}-$(setting algorithm.gtpo.initial_entropy)" = gtpo-1- ] || return 0
+    measures_initial_entropy || return 0
     # Not tee /dev/stderr, which empties a file that a job's stderr goes to.
     measured=$(python3 -m gtpo_verl initial-entropy --model "$(setting actor_rollout_ref.model.path)" \
         --data "$(setting data.train_files)" --samples 100 --seed "$(setting seed)" \

@@ -11,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export VERL_PLATFORM=cpu
 export SMOKE=0                                      # it is small itself; STEPS=3 makes it shorter
-source recipes/common.sh                            # ALGO (gtpo | grpo)
+source recipes/common.sh                            # ALGO (gtpo | grpo), ENTROPY_FROM (old_log_prob | update)
 
 # ---- user-adjustable ----
 model=${MODEL:-tiny}                                # tiny: 0.4 M parameters, additions | smollm2: 135 M, words
@@ -67,7 +67,7 @@ warm_start() {
         grep --line-buffered -vE '^[+]+ |UserWarning|warnings.warn'
 }
 
-MODEL_SETTINGS=()
+MODEL_SETTINGS=(actor_rollout_ref.model.path="$task_dir/model" data.max_response_length=64)
 if [ "$model" = smollm2 ]; then
     warm_start
     MODEL_SETTINGS=(
@@ -88,14 +88,18 @@ if [ "$model" = smollm2 ]; then
     )
 fi
 
-python3 -m gtpo_verl run --out "$OUT" --stall "$stall" -- \
-    python3 -m verl.trainer.main_ppo --config-path "$PWD/recipes/config" --config-name gtpo_cpu \
-    task_dir="$task_dir" \
-    seed="$seed" \
-    "${ALGORITHM[@]}" \
-    "${MODEL_SETTINGS[@]}" \
-    actor_rollout_ref.rollout.name="$rollout" \
-    trainer.total_training_steps="$steps" \
-    trainer.save_freq="$save_freq" \
-    trainer.default_local_dir="$OUT/checkpoints" \
+COMMAND=(
+    python3 -m verl.trainer.main_ppo --config-path "$PWD/recipes/config" --config-name gtpo_cpu
+    task_dir="$task_dir"
+    seed="$seed"
+    "${ALGORITHM[@]}"
+    data.train_files="$task_dir/train.parquet"
+    "${MODEL_SETTINGS[@]}"
+    actor_rollout_ref.rollout.name="$rollout"
+    trainer.total_training_steps="$steps"
+    trainer.save_freq="$save_freq"
+    trainer.default_local_dir="$OUT/checkpoints"
     "$@"
+)
+measure_initial_entropy
+python3 -m gtpo_verl run --out "$OUT" --stall "$stall" -- "${COMMAND[@]}" "${INITIAL_ENTROPY[@]}"

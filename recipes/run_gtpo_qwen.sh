@@ -11,7 +11,8 @@
 # one with other variables.
 set -xeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source recipes/common.sh    # ALGO (gtpo | grpo), KL_LOSS_COEF (GRPO's β), BETAS (default | paper)
+# ALGO (gtpo | grpo), KL_LOSS_COEF (GRPO's β), BETAS (default | paper), ENTROPY_FROM (old_log_prob | update)
+source recipes/common.sh
 
 # ---- user-adjustable ----
 MODEL_PATH=${MODEL_PATH:-Qwen/Qwen2.5-3B-Instruct}
@@ -172,7 +173,7 @@ COMMAND=(
     python3 -m verl.trainer.main_ppo --config-path "$PWD/recipes/config" --config-name gtpo
     "${ALGORITHM[@]}" "${DATA[@]}" "${MODEL[@]}" "${ACTOR[@]}" "${ROLLOUT[@]}" "${TRAINER[@]}" "${EXTRA[@]}" "$@"
 )
-python3 -m gtpo_verl check -- "${COMMAND[@]}"
+check_command
 make_data
 measure_initial_entropy
 python3 -m gtpo_verl run --out "$OUT" "${extend[@]}" -- "${COMMAND[@]}" "${INITIAL_ENTROPY[@]}"

@@ -371,6 +371,32 @@ def test_the_strict_initial_entropy_is_that_of_the_overrides(call):
     assert compose_call(trained).algorithm.gtpo.initial_entropy == 0.2
 
 
+def test_the_entropy_from_the_update_comes_without_the_old_log_prob_pass_and_with_its_initial_entropy(call):
+    check, *_, measured, trained = call("run_gtpo_qwen", ENTROPY_FROM="update")
+    preflight.validate(compose_call(check[4:]))  # before the value is measured
+    config = compose_call(trained)
+    assert "initial-entropy" in measured and config.algorithm.gtpo.initial_entropy == 0.4123
+    assert config.algorithm.gtpo.entropy_from == "update" and config.algorithm.rollout_correction.bypass_mode
+    preflight.validate(config)
+    check_against_verl(config)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "variables"),
+    [
+        (["algorithm.gtpo.initial_entropy=0.2"], {}),
+        (["algorithm.gtpo.completion_filter=never"], {}),
+        ([], {"ALGO": "grpo"}),  # whose twin has bypass mode too
+    ],
+)
+def test_the_initial_entropy_is_not_measured_where_the_update_can_do_without(call, overrides, variables):
+    *_, before, trained = call("run_gtpo_qwen", *overrides, ENTROPY_FROM="update", **variables)
+    assert "initial-entropy" not in before
+    config = compose_call(trained)
+    assert config.algorithm.rollout_correction.bypass_mode
+    preflight.validate(config)
+
+
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
@@ -378,6 +404,7 @@ def test_the_strict_initial_entropy_is_that_of_the_overrides(call):
         ({"KL_LOSS_COEF": "0.04"}, "KL_LOSS_COEF=0.04: GTPO has no KL term"),
         ({"FINETUNE": "some"}, "FINETUNE=some: must be lora or full"),
         ({"BETAS": "0.9"}, "BETAS=0.9: must be default or paper"),
+        ({"ENTROPY_FROM": "rollout"}, "ENTROPY_FROM=rollout: must be old_log_prob or update"),
     ],
 )
 def test_a_wrong_variable_is_named_before_anything_starts(call, tmp_path, variables, message):

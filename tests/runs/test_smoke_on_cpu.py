@@ -14,7 +14,7 @@ last=${1#trainer.total_training_steps=}
 mkdir -p "$OUT/checkpoints/global_step_$last"
 for step in $(seq $((last == 4 ? 4 : 1)) "$last"); do
     printf '{"step": %s, "reward/score/mean": 1, "timing_s/step": %s, ' "$step" "$((step % 3 == 1 ? 99 : 7))"
-    printf '"training/rollout_probs_diff_mean": %s}\\n' "${DIFF:-0.001}"
+    printf '"training/%s": %s}\\n' "${LOGGED:-rollout_probs_diff_mean}" "${DIFF:-0.001}"
 done >>"$OUT/metrics.jsonl"
 echo "$last" >"$OUT/checkpoints/latest_checkpointed_iteration.txt"
 printf '{"data.train_files": "%s/train.parquet", "data.train_batch_size": "2", "trainer.total_epochs": "3"}' \\
@@ -59,6 +59,14 @@ def test_what_fails_is_named_with_its_remedy_and_the_rest_is_not_tried(started, 
     assert status == 1 and len(commands) == 1
     assert "| three steps of training | ok |" in out
     assert "**failed**: training/rollout_probs_diff_mean" in out and out.count("not tried") == 4
+
+
+def test_what_verl_did_not_measure_is_said_and_nothing_stops_for_it(started, capsys, monkeypatch):
+    monkeypatch.setenv("LOGGED", "other")  # as in bypass mode
+    status, _ = started()
+    out = capsys.readouterr().out
+    assert status == 0 and out.count("| ok |") == 5
+    assert "| the rollout has the trained weights | not measured: verl logs no training/rollout_probs_diff_mean" in out
 
 
 def test_a_recipe_that_dies_fails_the_smoke_run(started, capsys, monkeypatch, tmp_path):
