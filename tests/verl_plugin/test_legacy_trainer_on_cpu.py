@@ -4,12 +4,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import ray
 import torch
 from omegaconf import open_dict
 from ray import cloudpickle
-from rollout_batch import LENGTHS, UIDS, expected, padded, real_mean_entropy
+from rollout_batch import LENGTHS, UIDS, expected, needs_update, padded, real_mean_entropy
 from verl import DataProto
-from verl.experimental.fully_async_policy.fully_async_trainer import FullyAsyncTrainer
+from verl.experimental.separation.ray_trainer import SeparateRayPPOTrainer
 from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.utils.tensordict_utils import get_tensordict
@@ -150,6 +151,7 @@ def test_a_value_that_is_not_finite_is_an_error_that_names_uid_and_row(trainer, 
         compute_advantage(batch, adv_estimator="gtpo", config=trainer.config.algorithm)
 
 
+@needs_update
 @pytest.mark.parametrize("old_log_prob", [False, True])
 def test_with_the_entropy_from_the_update_the_actor_completes_the_advantages(trainer, batch, rows, old_log_prob):
     """Under bypass mode nothing but the advantages passes through a hook before the update."""
@@ -161,8 +163,9 @@ def test_with_the_entropy_from_the_update_the_actor_completes_the_advantages(tra
     trainer.metrics, trainer.timing_raw, trainer.reward_extra_infos_dict = {}, {}, {}
     trainer.reward_tensor = padded(rows, "rm_scores")
     trainer.config.algorithm.rollout_correction.bypass_mode = True
-    # In fully_async, an actor of Ray, no other hook comes first.
-    trainer.__class__ = cloudpickle.loads(cloudpickle.dumps(FullyAsyncTrainer.__ray_metadata__.modified_class))
+    # In fully_async, whose trainer is an actor of Ray, no other hook comes first.
+    actor = ray.remote(type("Trainer", (SeparateRayPPOTrainer,), {}))
+    trainer.__class__ = cloudpickle.loads(cloudpickle.dumps(actor.__ray_metadata__.modified_class))
     batch = trainer._fit_compute_advantage(batch)
     advantages, means = update_pass.apply_entropy(
         *(batch.batch[name] for name in ("advantages", "response_mask")),

@@ -2,6 +2,7 @@ from importlib.util import find_spec
 
 import pytest
 import verl.utils.config
+from rollout_batch import needs_update
 
 from gtpo_verl import GTPOConfig
 from gtpo_verl.initial_entropy import InitialEntropy
@@ -44,6 +45,7 @@ def test_what_cannot_run_is_an_error_before_verl_starts_anything(compose_config,
 FROM_UPDATE = "algorithm.gtpo.entropy_from=update"
 
 
+@needs_update
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -59,6 +61,13 @@ def test_what_cannot_take_its_entropy_from_the_update_is_an_error(compose_config
         preflight.validate(compose_config(FROM_UPDATE, *overrides))
 
 
+def test_an_old_verl_whose_actors_have_no_entropy_in_the_update_is_named(compose_config, monkeypatch):
+    monkeypatch.setattr(verl, "__version__", "0.7.1")
+    with pytest.raises(ValueError, match=r"entropy_from=update with verl 0\.7\.1: .*use verl 0\.8\.0 or later"):
+        preflight.validate(compose_config(FROM_UPDATE, "algorithm.gtpo.initial_entropy=0.2"))
+
+
+@needs_update
 def test_entropy_from_the_update_lifts_the_ban_on_bypass_mode_and_asks_the_actor_for_entropy(compose_config, caplog):
     bypass = "algorithm.rollout_correction.bypass_mode=true"
     rejects = "algorithm.rollout_correction.rollout_rs=token_k1"
@@ -68,6 +77,7 @@ def test_entropy_from_the_update_lifts_the_ban_on_bypass_mode_and_asks_the_actor
     assert f"actor_rollout_ref.actor.calculate_entropy=True, since {FROM_UPDATE}" in caplog.text
 
 
+@needs_update
 def test_a_resumed_run_has_its_initial_entropy_and_may_take_the_rest_from_the_update(compose_config, tmp_path):
     (tmp_path / "checkpoints/global_step_5").mkdir(parents=True)
     preflight.validate(compose_config(FROM_UPDATE))
