@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 import tiny
@@ -123,10 +122,32 @@ def test_wrong_setting_is_an_error_before_ray_starts(task, tmp_path):
     assert done.returncode == 2 and done.stderr.splitlines()[-1].endswith("did you mean entropy_coeff?")
 
 
+# In place of `python3 -m gtpo_verl.openrlhf`: OpenRLHF's own parser and checks, up to the start of Ray.
+PARSES = """
+import sys
+import ray
+from gtpo_verl.openrlhf.command import main
+del sys.argv[1:3]
+ray.init = lambda **settings: sys.exit("Ray would start")
+main()
+"""
+
+
 @pytest.mark.skipif(version("openrlhf") != "0.11.2", reason="the recipe is for this one")
-def test_every_option_of_the_recipe_is_openrlhfs(tmp_path):
+@pytest.mark.parametrize(
+    "algo, more, said",
+    [
+        ("gtpo", [], "Ray would start"),
+        ("grpo", [], "Ray would start"),
+        ("gtpo", ["--algo.kl.init_coef", "0.5"], "gtpo-verl openrlhf: --algo.kl.init_coef 0.5: GTPO has no KL term"),
+        ("grpo", ["--algo.kl.coef", "0.5"], "train_ppo_ray.py: error: unrecognized arguments: --algo.kl.coef 0.5"),
+    ],
+)
+def test_openrlhf_takes_every_option_of_the_recipe(algo, more, said, tmp_path):
     (tmp_path / "train.parquet").touch()
-    variables = environment(DATA_DIR=str(tmp_path), PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    words = ["bash", ROOT / "recipes/run_gtpo_openrlhf.sh", "--algo.kl.init_coef", "0.5"]
-    done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=300)
-    assert done.stderr.splitlines()[-1].startswith("gtpo-verl openrlhf: --algo.kl.init_coef 0.5: GTPO has no KL term")
+    (tmp_path / "python3").write_text(f"#!{sys.executable}\n{PARSES}")
+    (tmp_path / "python3").chmod(0o755)
+    variables = environment(ALGO=algo, DATA_DIR=str(tmp_path), PATH=f"{tmp_path}:{os.environ['PATH']}")
+    words = ["bash", ROOT / "recipes/run_gtpo_openrlhf.sh", *more]
+    done = subprocess.run(words, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.stderr.splitlines()[-1].startswith(said)
