@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make the environment .venv-openrlhf, in which OpenRLHF trains without an accelerator, if it is not there yet.
 #
-#   bash scripts/setup_openrlhf_cpu.sh                   OpenRLHF 0.11.2: four minutes and 2.4 GB
+#   bash scripts/setup_openrlhf_cpu.sh                   OpenRLHF 0.11.2: four to six minutes and 2.4 GB
 #   OPENRLHF=0.9.10 bash scripts/setup_openrlhf_cpu.sh   another OpenRLHF, in the same environment
 #
 # Needs Python 3.11, for which OpenRLHF's wheel is built; PYTHON names it. torch is as in setup_cpu.sh.

@@ -30,6 +30,7 @@ DEFAULTS = {
     "rollout.top_p": 1.0,
     "train.async_enable": False,
     "train.batch_size": 128,
+    "train.dynamic_batch_enable": False,
     "train.max_epochs": 1,
 }
 PAPER = {
@@ -139,12 +140,16 @@ def test_refusal_has_the_name_that_this_openrlhf_knows(capsys):
     assert "--init_kl_coef 0.01: " in refusal(capsys, old=True, algo__kl__init_coef=0.01)
 
 
-def test_packing_is_refused_only_where_its_entropy_would_be_wrong(monkeypatch, capsys):
-    packed = {"ds__packing_samples": True, "rollout__temperature": 0.6}
-    parse(**packed)
+@pytest.mark.parametrize(
+    "packing", [("ds.packing_samples", True), ("ds.ring_attn_size", 2), ("train.dynamic_batch_enable", True)]
+)
+def test_packing_is_refused_only_where_its_entropy_would_be_wrong(packing, monkeypatch, capsys):
+    name, value = packing
+    parse(rollout__temperature=0.6, **{name: value})
     monkeypatch.setattr(options, "version", lambda name: "0.11.0")
-    parse(ds__packing_samples=True)
-    assert "--ds.packing_samples True with --rollout.temperature 0.6: before" in refusal(capsys, **packed)
+    parse(**{name: value})
+    line = refusal(capsys, rollout__temperature=0.6, **{name: value})
+    assert f"--{name} {value} with --rollout.temperature 0.6: before" in line
 
 
 def test_older_openrlhf_is_refused_and_a_newer_one_named(monkeypatch, capsys, caplog):

@@ -36,8 +36,11 @@ _OLD_NAMES = {
     "rollout.top_p": "top_p",
     "train.async_enable": "async_train",
     "train.batch_size": "train_batch_size",
+    "train.dynamic_batch_enable": "use_dynamic_batch",
     "train.max_epochs": "max_epochs",
 }
+# Each of them packs samples, unless it has this value.
+_PACKING = {"ds.packing_samples": False, "ds.ring_attn_size": 1, "train.dynamic_batch_enable": False}
 
 logger = logging.getLogger("gtpo_verl")
 
@@ -121,14 +124,11 @@ def check(args: argparse.Namespace, text: str) -> Settings:
             f"{_named(args, 'algo.kl.init_coef')}: GTPO has no KL term, and OpenRLHF would load a reference model for "
             "it; set it to 0"
         )
-    if (
-        option(args, "ds.packing_samples")
-        and option(args, "rollout.temperature") != 1
-        and installed < Version("0.11.1")
-    ):
+    packing = next((name for name, off in _PACKING.items() if option(args, name) != off), None)
+    if packing and option(args, "rollout.temperature") != 1 and installed < Version("0.11.1"):
         raise ValueError(
-            f"{_named(args, 'ds.packing_samples')} with {_named(args, 'rollout.temperature')}: before OpenRLHF 0.11.1 "
-            "the entropy of packed samples is that of temperature 1; upgrade openrlhf, leave out packing or sample at 1"
+            f"{_named(args, packing)} with {_named(args, 'rollout.temperature')}: before OpenRLHF 0.11.1 the entropy "
+            "of packed samples is that of temperature 1; upgrade openrlhf, leave out packing or sample at 1"
         )
     folder = option(args, "ckpt.path")
     if option(args, "ckpt.load_enable") and os.path.exists(os.path.join(folder, "_actor")):

@@ -24,12 +24,15 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
         `rewards` (bs,), format + 10 acc; `scores` (bs,), acc, which dynamic filtering reads; `extra_logs` (bs,) each.
 
     Raises:
-        ValueError: a prompt was cut, so that its completion cannot be told from it.
+        ValueError: the tokens of a prompt do not decode to it, so that its completion cannot be told from it.
     """
     found = []
     for query, prompt, label in zip(queries, prompts, labels, strict=True):
         if not query.startswith(prompt):  # the prompt names all four tags, and would be rewarded for its format
-            raise ValueError("a prompt was cut to --data.max_len minus --rollout.max_new_tokens: raise --data.max_len")
+            raise ValueError(
+                "the tokens of a prompt do not decode to it: it was cut to --data.max_len minus "
+                "--rollout.max_new_tokens (raise --data.max_len), or the tokenizer changes the text"
+            )
         found.append(compute_score("", query[len(prompt) :], label["ground_truth"]))
     columns = {name: torch.tensor([score[name] for score in found]) for name in ("score", "format", "acc", "timeout")}
     return {"rewards": columns.pop("score"), "scores": columns["acc"], "extra_logs": columns}

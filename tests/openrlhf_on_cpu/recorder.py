@@ -105,8 +105,8 @@ def install():
     wrapt.register_post_import_hook(record_training, "openrlhf.trainer.ray.ppo_actor")
     wrapt.register_post_import_hook(record_loss, "openrlhf.models.loss")
     wrapt.register_post_import_hook(record_entropy, "openrlhf.models.actor")
-    broken = os.environ.get("OPENRLHF_CPU_BREAK")
-    if broken == "sync":
+    broken = os.environ.get("OPENRLHF_CPU_BREAK", "").split(",")
+    if "sync" in broken:
         wrapt.register_post_import_hook(forget_weights, "openrlhf.trainer.ray.vllm_worker_wrap")
-    if broken == "tokens":
+    if "tokens" in broken:
         wrapt.register_post_import_hook(shift_tokens, "gtpo_verl.openrlhf.stage")

@@ -1,17 +1,20 @@
 """GTPO in OpenRLHF's own trainer: every advantage that reaches its loss; `bash scripts/check_openrlhf.sh` runs it."""
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 from importlib.metadata import version
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny
 import torch
 from compare import compare
+from datasets import Dataset
 from runs import ROOT, command, environment, train
+from transformers import AutoTokenizer
 
 from gtpo_verl import GTPOConfig
 from gtpo_verl.initial_entropy import InitialEntropy
@@ -67,52 +70,43 @@ def test_every_advantage_in_the_loss_is_gtpos(task, trained, ranks):
     record = InitialEntropy.load(run.out / "checkpoints")
     assert record.value == pytest.approx(initial_entropy, abs=1e-5)
     assert (record.completions, record.prompts) == (24, 2)
-    assert_metrics_are_logged(run, results, initial_entropy)
+    assert_metrics_are_logged(run, results, GTPOConfig(), initial_entropy)
 
 
-def assert_metrics_are_logged(run, results, initial_entropy):
+def assert_metrics_are_logged(run, results, config, initial_entropy):
     cut = torch.tensor([content["truncated"] for _, _, content in run.recorded("rollout")]).view(len(results), -1)
     for logged, result, truncated in zip(run.metrics.values(), results, cut, strict=True):
         of_gtpo = {name: value for name, value in logged.items() if name.startswith("gtpo/")}
-        expected = compute_gtpo_metrics(result, GTPOConfig(), initial_entropy, truncated)
+        expected = compute_gtpo_metrics(result, config, initial_entropy, truncated)
         assert of_gtpo == pytest.approx(expected, abs=1e-4)
 
 
-def test_temperature_and_settings_reach_the_advantages(task, tmp_path):
-    settings = {"completion_filter": "always", "entropy_threshold": 0.3, "entropy_coeff": 0.5, "conflict_span": "all"}
-    changes = {"algo.gtpo": json.dumps(settings), "rollout__temperature": 0.6}
-    run = train(task, tmp_path, "gtpo", steps=2, **changes)
-    found, *_ = compare(run, task / "model", GTPOConfig(**settings), temperature=0.6)
-    assert_same(found)
-    assert found.conflict_tokens > 100 and 0 < found.dropped < found.completions, "nothing to see"
-
-
-def test_resumed_run_keeps_the_initial_entropy(task, trained, tmp_path):
+def test_resumed_run_keeps_the_initial_entropy_and_takes_other_settings(task, trained, tmp_path):
     first = trained(1)
     *_, initial_entropy = compare(first, task / "model", GTPOConfig())
+    settings = {"entropy_threshold": 0.3, "entropy_coeff": 0.5, "conflict_span": "all"}
     goes_on = {"ckpt__path": first.out / "checkpoints", "ckpt__load_enable": True, "train__num_episodes": 2}
-    resumed = train(task, tmp_path, "gtpo", **goes_on)
-    again, results, _ = compare(resumed, task / "model", GTPOConfig(), initial_entropy)
+    changes = {"algo.gtpo": json.dumps(settings), "rollout__temperature": 0.6}
+    resumed = train(task, tmp_path, "gtpo", **goes_on, **changes)
+    config = GTPOConfig(**settings)
+    again, results, _ = compare(resumed, task / "model", config, initial_entropy, temperature=0.6)
     assert_same(again)
+    assert again.conflict_tokens > 100 and 0 < again.dropped < again.completions, "nothing to see"
     last, start = first.recorded("after")[-1][2]["weights"], resumed.recorded("before")[0][2]["weights"]
     assert all((last[name] == start[name]).all() for name in last), "the run did not go on from its checkpoint"
     steps = first.metrics | resumed.metrics
     assert list(first.metrics) == [1, 2, 3] and list(steps) == [1, 2, 3, 4, 5, 6]
     assert len({step["gtpo/entropy/initial"] for step in steps.values()}) == 1
-    assert_metrics_are_logged(resumed, results, initial_entropy)
+    assert_metrics_are_logged(resumed, results, config, initial_entropy)
+    assert "algo.gtpo.entropy_coeff=0.5, was 0.1" in (resumed.out / "log").read_text()
 
 
-def test_comparison_rejects_weights_that_do_not_arrive(task, tmp_path):
-    run = train(task, tmp_path, "gtpo", broken="sync")
+def test_comparison_rejects_weights_that_do_not_arrive_and_tokens_shifted_by_one(task, tmp_path):
+    """Two mistakes in one run, each seen in a number that the other leaves alone."""
+    run = train(task, tmp_path, "gtpo", broken="sync,tokens")
     found, *_ = compare(run, task / "model", GTPOConfig())
     print(found)
     assert found.log_prob > 3 * LOG_PROB_TOLERANCE
-
-
-def test_comparison_rejects_tokens_shifted_by_one(task, tmp_path):
-    run = train(task, tmp_path, "gtpo", broken="tokens", steps=1)
-    found, *_ = compare(run, task / "model", GTPOConfig())
-    print(found)
     assert found.advantage > 0.1
 
 
@@ -123,10 +117,61 @@ def test_wrong_setting_is_an_error_before_ray_starts(task, tmp_path):
     assert done.returncode == 2 and done.stderr.splitlines()[-1].endswith("did you mean entropy_coeff?")
 
 
+# In place of `python3 -m gtpo_verl.openrlhf`: OpenRLHF's own parser and checks, up to the start of Ray.
+PARSES = """
+import sys
+import ray
+from gtpo_verl.openrlhf.command import main
+del sys.argv[1:3]
+ray.init = lambda **settings: sys.exit("Ray would start")
+main()
+"""
+
+
 @pytest.mark.skipif(version("openrlhf") != "0.11.2", reason="the recipe is for this one")
-def test_every_option_of_the_recipe_is_openrlhfs(tmp_path):
+@pytest.mark.parametrize(
+    "algo, more, said",
+    [
+        ("gtpo", [], "Ray would start"),
+        ("grpo", [], "Ray would start"),
+        ("gtpo", ["--algo.kl.init_coef", "0.5"], "gtpo-verl openrlhf: --algo.kl.init_coef 0.5: GTPO has no KL term"),
+        ("grpo", ["--algo.kl.coef", "0.5"], "train_ppo_ray.py: error: unrecognized arguments: --algo.kl.coef 0.5"),
+    ],
+)
+def test_openrlhf_takes_every_option_of_the_recipe(algo, more, said, tmp_path):
     (tmp_path / "train.parquet").touch()
-    variables = environment(DATA_DIR=str(tmp_path), PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    words = ["bash", ROOT / "recipes/run_gtpo_openrlhf.sh", "--algo.kl.init_coef", "0.5"]
-    done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=300)
-    assert done.stderr.splitlines()[-1].startswith("gtpo-verl openrlhf: --algo.kl.init_coef 0.5: GTPO has no KL term")
+    (tmp_path / "python3").write_text(f"#!{sys.executable}\n{PARSES}")
+    (tmp_path / "python3").chmod(0o755)
+    variables = environment(ALGO=algo, DATA_DIR=str(tmp_path), PATH=f"{tmp_path}:{os.environ['PATH']}")
+    words = ["bash", ROOT / "recipes/run_gtpo_openrlhf.sh", *more]
+    done = subprocess.run(words, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.stderr.splitlines()[-1].startswith(said)
+
+
+@pytest.mark.skipif(version("openrlhf") != "0.11.2", reason="the recipe is for this one")
+def test_openrlhf_reads_the_papers_data_and_reward_as_the_recipe_has_them(task, tmp_path):
+    from openrlhf.datasets import PromptDataset
+    from openrlhf.datasets.utils import blending_datasets
+    from openrlhf.utils.agent import SingleTurnAgentExecutor
+
+    chat = [{"role": "user", "content": "1+1?"}]
+    row = {"prompt": chat, "reward_model": {"style": "rule", "ground_truth": "2"}}
+    Dataset.from_list([row]).to_parquet(tmp_path / "train.parquet")
+    options = SimpleNamespace(input_key="prompt", label_key="reward_model", apply_chat_template=True)
+    strategy = SimpleNamespace(args=SimpleNamespace(data=options), is_rank_0=lambda: True, print=print)
+    tokenizer = AutoTokenizer.from_pretrained(task / "model")
+    tokenizer.chat_template = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}="
+    rows = PromptDataset(blending_datasets(f"{tmp_path}/train.parquet", strategy=strategy), tokenizer, strategy)
+    _, prompt, label, _ = rows[0]
+    assert prompt == "<user>1+1?="
+
+    class Engine:
+        async def generate(self, *args, **kwargs):
+            tokens = tokenizer("<reasoning>one</reasoning><answer>2</answer>")["input_ids"]
+            return SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens, finish_reason="stop", logprobs=None)])
+
+    executor = SingleTurnAgentExecutor([str(ROOT / "gtpo_verl/openrlhf/reward.py")])
+    sampling = SimpleNamespace(max_tokens=64, logprobs=None)
+    completion = asyncio.run(executor.execute(prompt, label, sampling, 128, tokenizer, Engine()))
+    assert (completion["reward"], completion["scores"]) == (20, 1)
+    assert completion["extra_logs"]["format"] == 10
