@@ -38,12 +38,17 @@ def config_of(cell: Cell) -> Any:
     )
 
 
+@functools.cache
+def group_size(method: str) -> int:
+    """Completions of a prompt."""
+    return build_config(METHODS[method]).actor_rollout_ref.rollout.n
+
+
 def batches(runs: Sequence[tuple[Cell, int]]) -> Iterator[tuple[Start, int, list[Cell]]]:
     """Runs that can train side by side: of one start, one seed and one size of group, in the order of the plan."""
     together: dict[tuple[Start, int, int], list[Cell]] = {}
     for cell, seed in runs:
-        n = config_of(cell).actor_rollout_ref.rollout.n
-        together.setdefault((cell.start, seed, n), []).append(cell)
+        together.setdefault((cell.start, seed, group_size(cell.method)), []).append(cell)
     for (start, seed, _), cells in together.items():
         number = -(-len(cells) // AT_A_TIME)
         for i in range(number):

@@ -91,7 +91,16 @@ def test_the_gtpo_recipe_trains_without_a_reference_worker_from_the_papers_initi
         assert "actor/kl_loss" not in step and "timing_s/ref" not in step
 
 
-def test_the_grpo_recipe_trains_after_a_launch_that_failed_and_goes_on_as_gtpo(recipe, tmp_path):
+@pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="bash scripts/setup_cpu.sh vllm installs vLLM")
+def test_a_lora_run_sends_its_adapter_to_vllm(recipe):
+    # At this learning rate rollouts from the base would differ from the actor at once.
+    variables = {"INFER_BACKEND": "vllm", "FINETUNE": "lora", "LORA_RANK": "8", "ACTOR_LR": "0.1"}
+    _, steps = recipe("run_gtpo_llama", "trainer.total_training_steps=2", **variables)
+    assert [step["actor/grad_norm"] > 0 for step in steps] == [True, True]
+    assert max(step["training/rollout_probs_diff_max"] for step in steps) < 0.01
+
+
+def test_the_grpo_recipe_trains_after_a_launch_that_failed_goes_on_as_gtpo_and_is_evaluated(recipe, task, tmp_path):
     twin = {"ALGO": "grpo", "KL_LOSS_COEF": "0.04", "SAVE_FREQ": "2"}
     output, _ = recipe("run_gtpo_qwen", "algorithm.adv_estimater=grpo", status=2, **twin)
     assert "algorithm.adv_estimater" in output.replace("'", "")
@@ -115,6 +124,13 @@ def test_the_grpo_recipe_trains_after_a_launch_that_failed_and_goes_on_as_gtpo(r
     _, (*grpo, gtpo) = recipe("run_gtpo_qwen", *goes_on)
     assert [step["step"] for step in grpo] == [1, 2] and gtpo["step"] == 3
     assert gtpo["gtpo/entropy/initial"] == 0.3 and gtpo["actor/grad_norm"] > 0
+
+    checkpoint = tmp_path / "run_gtpo_qwen/checkpoints/global_step_2"
+    of = {"DATA_ROOT": str(task.parent), "DATASETS": task.name, "SAMPLES": "2", "LABEL": "tiny/sums/GRPO"}
+    output, _ = recipe("evaluate", str(checkpoint), "data.val_max_samples=4", **of)
+    assert "pass@2" in output
+    assert len((tmp_path / f"evaluate/{task.name}.jsonl").read_text().splitlines()) == 8
+    assert (checkpoint / "exported/model.safetensors").exists()
 
 
 @pytest.mark.nightly

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from gtpo_verl.runs.launch import end_process
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 ROOT = Path(__file__).resolve().parents[2]
 
