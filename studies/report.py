@@ -159,6 +159,9 @@ def facts() -> dict[str, object]:
             where[f"{name} {TASKS[start]}"] = [run for run in runs if run.cell.start == start]
         for lr in dict.fromkeys(cell.lr for cell in cells):
             where[f"{name} {rate(lr)}"] = [run for run in runs if run.cell.lr == lr]
+            for start in dict.fromkeys(cell.start for cell in cells):
+                here = [run for run in runs if (run.cell.start, run.cell.lr) == (start, lr)]
+                where[f"{name} {TASKS[start]} {rate(lr)}"] = here
         for place, here in where.items():
             found |= _numbers(place, here)
     for name, metrics in {"parts": ("worst", "accuracy", "pass8"), "controls": ("worst", "accuracy", "pass8")}.items():
@@ -183,7 +186,9 @@ def facts() -> dict[str, object]:
 
 
 def _numbers(place: str, runs: Sequence[Run]) -> dict[str, object]:
-    found: dict[str, object] = {}
+    if not runs:
+        return {}
+    found: dict[str, object] = {f"{place}: highest accuracy": f"{max(run.summary['accuracy'] for run in runs):.2f}"}
     methods = list(dict.fromkeys(run.cell.method for run in runs))
     for method in methods:
         own = [run for run in runs if run.cell.method == method]
