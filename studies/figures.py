@@ -127,5 +127,5 @@ def collapse() -> Any:
         axes[0, 0].set_ylabel("entropy, nats per token")
         axes[1, 0].set_ylabel("strict format")
         handles = [plt.Line2D([], [], color=_COLOUR[method], lw=3, label=TITLES[method]) for method in methods]
-        figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False)
+        figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False)
         return figure
