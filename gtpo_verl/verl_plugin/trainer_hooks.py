@@ -189,8 +189,12 @@ def ppo_loss(proceed: Callable, instance: None, *, config: Any, model_output: An
     """The actor's loss, in a worker: of the whole rows of a micro-batch, with their entropy."""
     if update_pass.ROWS not in data.keys():
         return proceed()
-    data, entropies = update_pass.apply_in_actor(config, model_output, data)
-    loss, metrics = proceed(data=data)
+    before = data["advantages"]
+    data["advantages"], entropies = update_pass.apply_in_actor(config, model_output, data)
+    try:
+        loss, metrics = proceed()
+    finally:
+        data["advantages"] = before  # of which the next epoch makes its own
     return loss, metrics | {update_pass.ENTROPIES: entropies}
 
 

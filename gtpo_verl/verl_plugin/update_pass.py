@@ -69,7 +69,7 @@ def apply_entropy(
     return (regularized * weights).to(advantages.dtype), means
 
 
-def apply_in_actor(config: Any, model_output: dict[str, Any], data: Any) -> tuple[Any, Entropies]:
+def apply_in_actor(config: Any, model_output: dict[str, Any], data: Any) -> tuple[torch.Tensor, Entropies]:
     """`apply_entropy` on a micro-batch, as verl's `ppo_loss` gets it.
 
     Args:
@@ -78,7 +78,7 @@ def apply_in_actor(config: Any, model_output: dict[str, Any], data: Any) -> tupl
         data: TensorDict with `ROWS`, left as it is.
 
     Returns:
-        The micro-batch with new advantages, and the value of the metric `ENTROPIES`.
+        The new advantages, (bs, response_length), and the value of the metric `ENTROPIES`.
 
     Raises:
         RuntimeError: the forward pass computed no entropy.
@@ -94,10 +94,9 @@ def apply_in_actor(config: Any, model_output: dict[str, Any], data: Any) -> tupl
         model_output["entropy"] = model_output["entropy"].detach()  # which frees its graph before the backward pass
     entropy = no_padding_2_padding(model_output["entropy"].detach(), data)
     rows, response_mask, advantages = (_padded(data[name]) for name in (ROWS, "response_mask", "advantages"))
-    data = data.copy()
-    data["advantages"], means = apply_entropy(advantages, response_mask, entropy, rows)
+    advantages, means = apply_entropy(advantages, response_mask, entropy, rows)
     tokens = [row.tolist() if dumped else None for row, dumped in zip(entropy, rows[:, -1].tolist(), strict=True)]
-    return data, list(zip(rows[:, 0].long().tolist(), means.tolist(), tokens, strict=True))
+    return advantages, list(zip(rows[:, 0].long().tolist(), means.tolist(), tokens, strict=True))
 
 
 def _padded(tensor: torch.Tensor) -> torch.Tensor:

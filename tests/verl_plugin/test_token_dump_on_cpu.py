@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import open_dict
-from rollout_batch import LENGTHS, SCORES, UIDS, padded, real_mean_entropy
+from rollout_batch import LENGTHS, SCORES, UIDS, needs_update, padded, real_mean_entropy
 from test_legacy_trainer_on_cpu import batch as legacy_batch  # noqa: F401
 from test_legacy_trainer_on_cpu import trainer as legacy_trainer  # noqa: F401
 from token_dump import batch_of, write
@@ -237,6 +237,25 @@ def test_the_legacy_trainer_dumps_what_the_loss_gets(legacy_trainer, legacy_batc
     expected = (rows["old_log_probs"][0] - 1).tolist()
     assert found[0]["inference_logprobs"] == pytest.approx(expected, abs=1e-4)
     check_header(folder, estimator, real_mean_entropy(rows))
+
+
+@needs_update
+def test_the_legacy_trainer_dumps_what_its_actor_has_applied(legacy_trainer, legacy_batch, rows, tmp_path):  # noqa: F811
+    trainer, batch, folder = legacy_trainer, legacy_batch, tmp_path / "dump"
+    update = {"entropy_from": "update", "initial_entropy": 0.3, "dump_dir": str(folder)}
+    with open_dict(trainer.config):
+        trainer.config.algorithm.gtpo.update(update)
+    trainer._compute_old_log_prob(batch)
+    batch.batch["token_level_rewards"] = padded(rows, "rm_scores")
+    batch.batch["old_log_probs"] = padded(rows, "old_log_probs")
+    batch = compute_advantage(batch, adv_estimator="gtpo", config=trainer.config.algorithm)
+    asked, entropy = batch.batch[update_pass.ROWS], padded(rows, "entropy")
+    advantages, means = update_pass.apply_entropy(
+        batch.batch["advantages"], batch.batch["response_mask"], entropy, asked
+    )
+    entropies = list(zip(range(6), means.tolist(), entropy.tolist(), strict=True))
+    reduce_metrics({"actor/pg_loss": [1.0], f"actor/{update_pass.ENTROPIES}": entropies})
+    check_lines(lines(folder), rows, advantages)
 
 
 def test_a_dump_that_cannot_be_written_is_refused_before_the_run(compose_config, tmp_path):
