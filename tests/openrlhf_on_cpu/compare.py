@@ -52,7 +52,7 @@ def by_step(recorded, steps):
     for _, process, content in recorded:
         of_process[process].append(content)
     per_step = [[] for _ in range(steps)]
-    for contents in of_process.values():
+    for _, contents in sorted(of_process.items()):  # not by who was first: the names are paired
         for number, content in enumerate(contents):
             per_step[number * steps // len(contents)].append(content)
     return per_step
