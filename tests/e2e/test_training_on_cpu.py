@@ -131,7 +131,8 @@ FROM_UPDATE = (
 )
 def test_bypass_mode_trains_with_the_entropy_from_the_update(train, module, overrides, tmp_path):
     dump = () if "experimental" in module else (f"+algorithm.gtpo.dump_dir={tmp_path / 'dump'}",)
-    result = train(*overrides, *FROM_UPDATE, *dump, module=f"verl.{module}", steps=3)
+    stall = ("--stall", "400")  # fully_async takes minutes to start
+    result = train(*overrides, *FROM_UPDATE, *dump, module=f"verl.{module}", steps=3, options=stall)
     assert result.returncode == 0, result.stdout + result.stderr
     records = [record for record in train.records() if "gtpo/entropy/initial" in record]
     assert len(records) >= 2
