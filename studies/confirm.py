@@ -6,8 +6,6 @@ They were made before the design: one prompt × 8 completions a step as there, b
 GTPO at 1e-4 (each the best of three rates on subtraction, two seeds of 200 steps).
 """
 
-import argparse
-import gzip
 import json
 import os
 import shutil
@@ -18,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gtpo_verl.cpu.tiny import WarmStartConfig, prepare
+from studies.missing import missing_runs, write_log
 from studies.plan import ADDITION, COUNTING, HERE, METHODS, ROOT, SPELLING, Cell, Start, cells
 
 SUBTRACTION, NOISY = Start("subtraction"), Start("arithmetic", 100)
@@ -99,29 +98,19 @@ def execute(cell: Cell, seed: int, outputs: Path) -> bool:
 
 def keep(lines: Sequence[str], path: Path) -> None:
     """Write the numbers that tell about the method, to six digits, compressed; the file appears when it is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    with gzip.GzipFile(part, "wb", mtime=0) as file:
-        for line in lines:
-            logged = json.loads(line)
-            record = {k: float(f"{v:.6g}") for k, v in logged.items() if k.startswith(_KEPT)}
-            file.write((json.dumps({"step": logged["step"], **record}) + "\n").encode())
-    part.rename(path)
+
+    def short(line: str) -> str:
+        logged = json.loads(line)
+        record = {k: float(f"{v:.6g}") for k, v in logged.items() if k.startswith(_KEPT)}
+        return json.dumps({"step": logged["step"], **record}) + "\n"
+
+    write_log("".join(map(short, lines)), path)
 
 
 def main() -> int:
     """Run what is missing; 1 if a run failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", action="store_true", help="what there is, and what is done")
-    parser.add_argument("--outputs", type=Path, default=ROOT / "outputs/study", help="folder of the runs")
-    args = parser.parse_args()
-    missing = [(cell, seed) for cell, seed in runs() if not log_of(cell, seed).exists()]
-    print(f"{len(runs())} runs, {len(runs()) - len(missing)} of them done", flush=True)
-    if args.list:
-        for cell, seed in runs():
-            print("    " if (cell, seed) in missing else "done", log_of(cell, seed))
-        return 0
-    return 0 if all([execute(cell, seed, args.outputs) for cell, seed in missing]) else 1
+    missing, outputs = missing_runs(__doc__, runs(), log_of)
+    return 0 if all([execute(cell, seed, outputs) for cell, seed in missing]) else 1
 
 
 if __name__ == "__main__":

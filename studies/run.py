@@ -4,9 +4,7 @@ Runs with one start and one seed train side by side (see `studies.fast`). A run 
 and is not run again; what was interrupted begins anew.
 """
 
-import argparse
 import functools
-import gzip
 import json
 import random
 import time
@@ -19,7 +17,8 @@ from transformers import AutoModelForCausalLM
 
 from gtpo_verl.cpu.tiny import Question, WarmStartConfig, build_tokenizer, prepare, split_questions
 from studies.fast import Learner, build_config, hold_out, train
-from studies.plan import CONTROLS, METHODS, ROOT, STEPS, Cell, Start, plan
+from studies.missing import missing_runs, write_log
+from studies.plan import CONTROLS, METHODS, STEPS, Cell, Start, plan
 
 AT_A_TIME = 12
 """Runs side by side; more gain little."""
@@ -96,29 +95,15 @@ def keep(record: dict[str, Any], path: Path) -> None:
             return [short(item) for item in value]
         return float(f"{value:.4g}") if isinstance(value, float) else value
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    with gzip.GzipFile(part, "wb", mtime=0) as file:
-        file.write(json.dumps(short(record), separators=(",", ":")).encode())
-    part.rename(path)
+    write_log(json.dumps(short(record), separators=(",", ":")), path)
 
 
 def main() -> int:
     """Run what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", action="store_true", help="what there is, and what is done")
-    parser.add_argument("--outputs", type=Path, default=ROOT / "outputs/study", help="folder of the warm starts")
-    args = parser.parse_args()
     torch.set_num_threads(1)
-    runs = plan()
-    missing = [(cell, seed) for cell, seed in runs if not cell.log(seed).exists()]
-    print(f"{len(runs)} runs, {len(runs) - len(missing)} of them done", flush=True)
-    if args.list:
-        for cell, seed in runs:
-            print("    " if (cell, seed) in missing else "done", cell.log(seed))
-        return 0
+    missing, outputs = missing_runs(__doc__, plan(), Cell.log)
     for start, seed, cells in batches(missing):
-        execute(start, seed, cells, args.outputs)
+        execute(start, seed, cells, outputs)
     return 0
 
 

@@ -1,0 +1,38 @@
+"""What is missing of a list of runs, and logs that are whole: `studies.run` and `studies.confirm` share both."""
+
+import argparse
+import gzip
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from studies.plan import ROOT, Cell
+
+
+def missing_runs(
+    description: str | None, runs: Sequence[tuple[Cell, int]], log_of: Callable[[Cell, int], Path]
+) -> tuple[list[tuple[Cell, int]], Path]:
+    """Read the command's options, and say how many runs are done; with `--list`, which.
+
+    Returns:
+        The runs to make, none with `--list`, and the folder to make them in.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="what there is, and what is done")
+    parser.add_argument("--outputs", type=Path, default=ROOT / "outputs/study", help="folder of warm starts and runs")
+    args = parser.parse_args()
+    missing = [(cell, seed) for cell, seed in runs if not log_of(cell, seed).exists()]
+    print(f"{len(runs)} runs, {len(runs) - len(missing)} of them done", flush=True)
+    if args.list:
+        for cell, seed in runs:
+            print("    " if (cell, seed) in missing else "done", log_of(cell, seed))
+        missing = []
+    return missing, args.outputs
+
+
+def write_log(text: str, path: Path) -> None:
+    """Write a log, compressed; the file appears when it is whole, and the same text gives the same bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    with gzip.GzipFile(part, "wb", mtime=0) as file:
+        file.write(text.encode())
+    part.rename(path)
