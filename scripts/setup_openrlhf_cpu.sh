@@ -11,9 +11,12 @@ pip=.venv-openrlhf/bin/pip
 
 version=${OPENRLHF:-0.11.2}
 case $version in    # the wheel's SHA-256 on PyPI
-    0.11.2) wheel=c969d70db03a70724c3d8a5a01186c6e0728bce624fb3dff95e39b5396acefa6 ;;
     0.9.10) wheel=73bcf728975c5dc87bd1fabefd8da1128bf612c3c05f407de984f3f2f7ac67d9 ;;
-    *) echo "OPENRLHF=$version: give 0.9.10 or 0.11.2" >&2; exit 1 ;;
+    0.10.1) wheel=8674d49b746a7fed4b2ed57a45bf5771cde3372a6dbbf835260ccb98130c6c8a ;;
+    0.10.4) wheel=5ccd1b1de42e11b5a8827efbf901381e2af9257e0898269abdc5ce1839c86685 ;;
+    0.11.1) wheel=21dc11ecb666bfff7c296cbe77bd5f961b3cfe02b536c81bf9da018592f8aeee ;;
+    0.11.2) wheel=c969d70db03a70724c3d8a5a01186c6e0728bce624fb3dff95e39b5396acefa6 ;;
+    *) echo "OPENRLHF=$version: give 0.9.10, 0.10.1, 0.10.4, 0.11.1 or 0.11.2" >&2; exit 1 ;;
 esac
 
 export PIP_DISABLE_PIP_VERSION_CHECK=1

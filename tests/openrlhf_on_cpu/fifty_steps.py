@@ -13,7 +13,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import tiny
 from compare import compare
-from runs import Run, train
+from runs import PROMPTS, Run, train
 
 from gtpo_verl import GTPOConfig
 
@@ -28,7 +28,7 @@ CURVES = {
 
 
 def main(out):
-    tiny.write(out / "task", prompts=2 * STEPS)
+    tiny.write(out / "task", prompts=PROMPTS * STEPS)
     runs = {}
     for name, estimator, settings in (("GTPO", "gtpo", GTPOConfig()), ("GRPO", "group_norm", None)):
         folder = out / name.lower()

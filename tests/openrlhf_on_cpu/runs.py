@@ -13,7 +13,7 @@ from packaging.version import Version
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-GROUP, PROMPTS = 12, 2
+GROUP, PROMPTS = 12, 4
 """Completions of a prompt, and prompts of a rollout."""
 
 # Newest names of the options and those before OpenRLHF 0.10.2.
@@ -49,7 +49,8 @@ OLD_NAMES = {
     "vllm.gpu_memory_utilization": "vllm_gpu_memory_utilization",
     "vllm.num_engines": "vllm_num_engines",
 }
-HAS_DOTS = Version(version("openrlhf")) >= Version("0.10.2")
+OPENRLHF = Version(version("openrlhf"))
+HAS_DOTS = OPENRLHF >= Version("0.10.2")
 
 
 def command(task, out, estimator, steps=3, ranks=1, **changes):
@@ -84,7 +85,9 @@ def command(task, out, estimator, steps=3, ranks=1, **changes):
     }
     options |= {name.replace("__", "."): value for name, value in changes.items()}
     # vLLM returns its log-probs with these.
-    log_probs = ["--algo.advantage.is_correction_level", "token"] if HAS_DOTS else ["--enable_vllm_is_correction"]
+    log_probs = ["--algo.advantage.is_correction_enable"] if HAS_DOTS else ["--enable_vllm_is_correction"]
+    if OPENRLHF >= Version("0.11.2"):
+        log_probs = ["--algo.advantage.is_correction_level", "token"]
     words = [sys.executable, "-m", "openrlhf_cpu", "gtpo_verl.openrlhf", *log_probs]
     for name, value in options.items():
         words.append(f"--{name if HAS_DOTS else OLD_NAMES.get(name, name)}")

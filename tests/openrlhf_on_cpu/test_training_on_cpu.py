@@ -13,7 +13,7 @@ import tiny
 import torch
 from compare import compare
 from datasets import Dataset
-from runs import ROOT, command, environment, train
+from runs import GROUP, PROMPTS, ROOT, command, environment, train
 from transformers import AutoTokenizer
 
 from gtpo_verl import GTPOConfig
@@ -69,7 +69,7 @@ def test_every_advantage_in_the_loss_is_gtpos(task, trained, ranks):
     assert found.conflict_tokens > 100 and 0 < found.dropped < found.completions, "nothing to see"
     record = InitialEntropy.load(run.out / "checkpoints")
     assert record.value == pytest.approx(initial_entropy, abs=1e-5)
-    assert (record.completions, record.prompts) == (24, 2)
+    assert (record.completions, record.prompts) == (PROMPTS * GROUP, PROMPTS)
     assert_metrics_are_logged(run, results, GTPOConfig(), initial_entropy)
 
 

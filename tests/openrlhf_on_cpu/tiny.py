@@ -6,8 +6,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-# Sharp enough that completions of a prompt share tokens, and that some lie above ln 2 and some below.
-SHARPNESS = 9.0
+# Sharp enough that completions of a prompt share tokens, and that a quarter lies above ln 2, but not their mean.
+SHARPNESS = 10.0
 REWARD = '''"""The number of different digits in a completion."""
 
 import torch
