@@ -94,8 +94,11 @@ def compare(run, model_path, settings=None, initial_entropy=None, temperature=1.
         if settings is None:
             expected = group_norm(rewards)[:, None] * mask
         else:
-            measured = {key: x for content in entropies[step] for key, x in rows_of(content, "entropy")}
-            own = [measured[tuple(x.tolist())][: len(x) - 1] for x in tokens]
+            measured = defaultdict(list)
+            for content in entropies[step]:
+                for key, entropy in rows_of(content, "entropy"):
+                    measured[key].append(entropy)
+            own = [measured[tuple(x.tolist())].pop()[: len(x) - 1] for x in tokens]
             model.load_state_dict(before[step])
             found.entropy = max(found.entropy, entropy_gap(model, tokens, masks, own, temperature))
             if initial_entropy is None:
@@ -117,15 +120,23 @@ def compare(run, model_path, settings=None, initial_entropy=None, temperature=1.
             expected = result.advantages
             found.conflict_tokens += len(result.conflicts.tokens)
             found.dropped += int((~result.keep).sum())
-        wanted = {tuple(x.tolist()): (e[m], row) for x, e, m, row in zip(tokens, expected, mask, rows, strict=True)}
+        # By tokens; equal completions can only differ in the rounding of their entropy, and are compared in that order.
+        row_of, wanted, got = {}, defaultdict(list), defaultdict(list)
+        for x, advantages, own_mask, row in zip(tokens, expected, mask, rows, strict=True):
+            row_of[tuple(x.tolist())] = row
+            wanted[tuple(x.tolist())].append(advantages[own_mask].tolist())
         for batch, loss in zip(batches[step], losses[step], strict=True):
-            for key, got, log_probs, own_mask in rows_of(batch | loss, "advantages", "old_log_probs", "action_mask"):
-                advantages, row = wanted[key]
-                own_mask = own_mask.bool()
-                found.advantage = max(found.advantage, (got[own_mask] - advantages).abs().max().item())
-                sampled = torch.tensor(row["rollout_log_probs"][1:])[own_tokens(row)[1]]
-                found.log_prob = max(found.log_prob, (log_probs[own_mask].mean() - sampled.mean()).abs().item())
+            for key, advantages, log_probs, own_mask in rows_of(
+                batch | loss, "advantages", "old_log_probs", "action_mask"
+            ):
+                got[key].append(advantages[own_mask.bool()].tolist())
+                sampled = torch.tensor(row_of[key]["rollout_log_probs"][1:])[own_tokens(row_of[key])[1]]
+                gap = log_probs[own_mask.bool()].mean() - sampled.mean()
+                found.log_prob = max(found.log_prob, gap.abs().item())
                 found.completions += 1
+        for key, advantages in wanted.items():
+            gap = torch.tensor(sorted(got[key])) - torch.tensor(sorted(advantages))
+            found.advantage = max(found.advantage, gap.abs().max().item())
     assert found.completions == len(rollouts)
     return found, results, initial_entropy
 
