@@ -22,8 +22,9 @@ from gtpo_verl.metrics import compute_gtpo_metrics
 
 # Rounding of float32 through OpenRLHF's own arithmetic; a conflict or a filter decision is off by 0.1 and more.
 ADVANTAGE_TOLERANCE = 1e-5
-# bfloat16: batches with padding against single rows, vLLM's kernels against transformers'.
-LOG_PROB_TOLERANCE, ENTROPY_TOLERANCE = 0.1, 0.1
+# bfloat16, whose spacing at logits of 16 is 1/8: batches with padding against single rows, vLLM's kernels against
+# transformers'. Wrong weights are off by 15.
+LOG_PROB_TOLERANCE, ENTROPY_TOLERANCE = 0.3, 0.1
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +108,7 @@ def test_comparison_rejects_weights_that_do_not_arrive_and_tokens_shifted_by_one
     run = train(task, tmp_path, "gtpo", broken="sync,tokens")
     found, *_ = compare(run, task / "model", GTPOConfig())
     print(found)
-    assert found.log_prob > 3 * LOG_PROB_TOLERANCE
+    assert found.log_prob > 10 * LOG_PROB_TOLERANCE
     assert found.advantage > 0.1
 
 
