@@ -6,7 +6,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-# Sharp enough that completions of a prompt share tokens, and that a quarter lies above ln 2, but not their mean.
+# Sharp enough that completions of a prompt share tokens, and that about a quarter of them lies above ln 2.
 SHARPNESS = 10.0
 REWARD = '''"""The number of different digits in a completion."""
 
