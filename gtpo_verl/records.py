@@ -21,8 +21,8 @@ def read_record(path: Path, *keys: str) -> dict[str, Any]:
     return record
 
 
-def atomic_write(path: Path, text: str) -> None:
+def atomic_write(path: Path, content: str | bytes) -> None:
     """Write atomically: a kill or a full disk leaves the old file."""
     partial = path.with_suffix(".partial")
-    partial.write_text(text)
+    partial.write_bytes(content.encode() if isinstance(content, str) else content)
     partial.replace(path)

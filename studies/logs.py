@@ -92,7 +92,7 @@ def load(cell: Cell, seed: int) -> Run:
         record = json.load(file)
     curves = {name: np.array(values) for name, values in record["steps"].items()}
     held_out = record["held_out"]
-    pass_at = {k: float(np.mean([pass_at_k(SAMPLES, right, k) for right in held_out["right"]])) for k in K}
+    pass_at = {k: round(float(np.mean([pass_at_k(SAMPLES, right, k) for right in held_out["right"]])), 9) for k in K}
     summary = {
         "worst": float(stretches(curves["strict"][SETTLED:]).min()),
         "accuracy": pass_at[1],

@@ -5,6 +5,7 @@ import gzip
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from gtpo_verl.records import atomic_write
 from studies.plan import ROOT, Cell
 
 
@@ -32,7 +33,4 @@ def missing_runs(
 def write_log(text: str, path: Path) -> None:
     """Write a log, compressed; the file appears when it is whole, and the same text gives the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    with gzip.GzipFile(part, "wb", mtime=0) as file:
-        file.write(text.encode())
-    part.rename(path)
+    atomic_write(path, gzip.compress(text.encode(), mtime=0))

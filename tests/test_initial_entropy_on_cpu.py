@@ -98,12 +98,12 @@ def test_a_full_disk_leaves_the_old_record(tmp_path, monkeypatch):
     old = InitialEntropy(0.1)
     old.save(tmp_path, GTPOConfig())
 
-    def write_text(path, text):
-        with path.open("w") as file:
-            file.write(text[:5])
+    def write_bytes(path, content):
+        with path.open("wb") as file:
+            file.write(content[:5])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", write_text)
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
     with pytest.raises(OSError, match="No space left"):
         InitialEntropy(0.2).save(tmp_path, GTPOConfig())
     assert InitialEntropy.load(tmp_path) == old

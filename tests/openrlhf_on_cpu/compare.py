@@ -135,8 +135,9 @@ def compare(run, model_path, settings=None, initial_entropy=None, temperature=1.
                 found.log_prob = max(found.log_prob, gap.abs().item())
                 found.completions += 1
         for key, advantages in wanted.items():
-            gap = torch.tensor(sorted(got[key])) - torch.tensor(sorted(advantages))
-            found.advantage = max(found.advantage, gap.abs().max().item())
+            for one, other in zip(sorted(got[key]), sorted(advantages), strict=True):
+                gap = torch.tensor(one) - torch.tensor(other)
+                found.advantage = max(found.advantage, gap.abs().max().item())
     assert found.completions == len(rollouts)
     return found, results, initial_entropy
 

@@ -85,9 +85,10 @@ def command(task, out, estimator, steps=3, ranks=1, **changes):
     }
     options |= {name.replace("__", "."): value for name, value in changes.items()}
     # vLLM returns its log-probs with these.
-    log_probs = ["--algo.advantage.is_correction_enable"] if HAS_DOTS else ["--enable_vllm_is_correction"]
     if OPENRLHF >= Version("0.11.2"):
         log_probs = ["--algo.advantage.is_correction_level", "token"]
+    else:
+        log_probs = ["--algo.advantage.is_correction_enable" if HAS_DOTS else "--enable_vllm_is_correction"]
     words = [sys.executable, "-m", "openrlhf_cpu", "gtpo_verl.openrlhf", *log_probs]
     for name, value in options.items():
         words.append(f"--{name if HAS_DOTS else OLD_NAMES.get(name, name)}")

@@ -26,7 +26,7 @@ ADVANTAGE_TOLERANCE = 1e-5
 # transformers'. Wrong weights are off by 15.
 LOG_PROB_TOLERANCE, ENTROPY_TOLERANCE = 0.3, 0.1
 # A random policy may start above ln 2, where `auto` drops nothing.
-ALWAYS_FILTERS = GTPOConfig(completion_filter="always")
+ALWAYS_FILTERS = {"completion_filter": "always"}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def task(tmp_path_factory):
 def trained(task, tmp_path_factory):
     """Runs of GTPO that drop completions, by their number of ranks, with a checkpoint of each step."""
     runs = {}
-    settings = {"ckpt__save_steps": 1, "algo.gtpo": '{"completion_filter": "always"}'}
+    settings = {"ckpt__save_steps": 1, "algo.gtpo": json.dumps(ALWAYS_FILTERS)}
 
     def with_ranks(ranks):
         if ranks not in runs:
@@ -68,13 +68,13 @@ def test_group_norm_is_openrlhfs_own(task, tmp_path, ranks):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_every_advantage_in_the_loss_is_gtpos(task, trained, ranks):
     run = trained(ranks)
-    found, results, initial_entropy = compare(run, task / "model", ALWAYS_FILTERS)
+    found, results, initial_entropy = compare(run, task / "model", GTPOConfig(**ALWAYS_FILTERS))
     assert_same(found)
     assert found.conflict_tokens > 100 and 0 < found.dropped < found.completions, "nothing to see"
     record = InitialEntropy.load(run.out / "checkpoints")
     assert record.value == pytest.approx(initial_entropy, abs=1e-5)
     assert (record.completions, record.prompts) == (PROMPTS * GROUP, PROMPTS)
-    assert_metrics_are_logged(run, results, ALWAYS_FILTERS, initial_entropy)
+    assert_metrics_are_logged(run, results, GTPOConfig(**ALWAYS_FILTERS), initial_entropy)
 
 
 def assert_metrics_are_logged(run, results, config, initial_entropy):
@@ -87,7 +87,7 @@ def assert_metrics_are_logged(run, results, config, initial_entropy):
 
 def test_resumed_run_keeps_the_initial_entropy_and_takes_other_settings(task, trained, tmp_path):
     first = trained(1)
-    *_, initial_entropy = compare(first, task / "model", ALWAYS_FILTERS)
+    *_, initial_entropy = compare(first, task / "model", GTPOConfig(**ALWAYS_FILTERS))
     settings = {"entropy_coeff": 0.5, "conflict_span": "all"}
     goes_on = {"ckpt__path": first.out / "checkpoints", "ckpt__load_enable": True, "train__num_episodes": 2}
     changes = {"algo.gtpo": json.dumps(settings), "rollout__temperature": 1.5}
