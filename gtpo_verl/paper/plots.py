@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import argparse
 import glob
-import gzip
-import json
 import math
 import sys
 import textwrap
@@ -35,6 +33,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from gtpo_verl.config import LN2
+from gtpo_verl.records import read_metrics
 
 if TYPE_CHECKING:
     from gtpo_verl.view.token_counts import TokenCounts
@@ -109,37 +108,8 @@ OVERVIEW: tuple[tuple[Panel, ...], ...] = ((ACCURACY, FORMAT, ENTROPY), (CONFLIC
 
 
 def read_run(path: str | Path) -> Run:
-    """Read one run, which may be compressed. Lines of one step are merged, the later value winning, so a resumed run
-    may be appended.
-
-    A last line that the writer has not finished is left out.
-
-    Raises:
-        ValueError: If another line is not JSON or has no ``step``, or if there is no step with a number in it.
-    """
-    path = Path(path)
-    steps: dict[int, dict[str, float]] = {}
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                entry = json.loads(line)
-            except json.JSONDecodeError as error:
-                if not line.endswith("\n"):
-                    _say(f"{path}:{number} is unfinished and left out: is the run still going?")
-                    break
-                raise ValueError(f"{path}:{number} is not JSON ({error}): is this verl's file logger?") from error
-            if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
-                raise ValueError(f'{path}:{number} has no integer "step": is this verl\'s file logger?')
-            data = entry.get("data", entry)
-            if not isinstance(data, dict):
-                raise ValueError(f'{path}:{number}: "data" holds no metrics: is this verl\'s file logger?')
-            found = {k: float(v) for k, v in data.items() if k != "step" and isinstance(v, int | float)}
-            if found:
-                steps.setdefault(entry["step"], {}).update(found)
-    if not steps:
-        raise ValueError(f"{path} holds no steps: did the run log any metrics?")
+    """Read one run, as `read_metrics` does."""
+    steps = read_metrics(Path(path))
     ordered = sorted(steps)
     keys = sorted({key for values in steps.values() for key in values})
     return Run(
