@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import bootstrap, mannwhitneyu, trim_mean
 
-from gtpo_verl.paper.pass_at_k import pass_at_k
+from gtpo_verl.paper.evaluation import pass_at_k
 from studies.plan import ADDITION, COUNTING, HOT_ADDITION, HOT_COUNTING, SEEDS, SPELLING, WORDED, Cell
 
 SAMPLES, K = 64, (1, 2, 4, 8, 16, 32, 64)

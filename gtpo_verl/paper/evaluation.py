@@ -1,41 +1,317 @@
-"""pass@k and maj@k of the paper (GTPO, arXiv:2508.03772, Sec. 6.1, Table 1) from verl's validation dumps.
-
-A dump is what verl writes under ``trainer.validation_data_dir``: one ``<step>.jsonl`` per validation, one line per
-completion with ``input``, ``output``, ``gts``, ``score``, ``step``, every value the reward function returned (``acc``,
-``pred``, ...), and, from the V1 trainer, ``uid``. Sample it with ``val_kwargs.n=64 val_kwargs.do_sample=True``.
+"""pass@k and maj@k of the paper (GTPO, arXiv:2508.03772, Sec. 6.1, Table 1).
 
     gtpo-verl evaluate Qwen/MATH/GRPO=grpo/500.jsonl Qwen/MATH/GTPO=gtpo/500.jsonl --out results
 
-Each figure is given twice, in percent of the questions:
+reads verl's validation dumps: those that `recipes/evaluate.sh` samples, and those of a training run with
+`trainer.validation_data_dir`, `val_kwargs.n=64` and `val_kwargs.do_sample=True`. Each figure is given twice, in percent
+of the questions:
 
-- *unbiased*: its mean over all k-subsets of a question's n completions. For pass@k this is Chen et al.'s estimator
-  1 − C(n−c, k)/C(n, k) (arXiv:2107.03374); for maj@k the same mean, exact as well, see :func:`majority_at_k`.
-- *one draw*: its value on the first k completions. Nearly every cell of the paper's Table 1 is a multiple of 1/30
+- *unbiased*: the mean over all k-subsets of a question's n completions, which is exact for pass@k (Chen et al.,
+  arXiv:2107.03374) and for maj@k. (verl's best@k and maj@k draw with replacement, which is biased, and give a tie to
+  the first answer seen.)
+- *one draw*: the value on the first k completions. Nearly every cell of the paper's Table 1 is a multiple of 1/30
   (AIME) or 1/40 (AMC), so the paper seems to have drawn once; compare these figures with it.
 
-The interval is a 95% percentile bootstrap over questions of the unbiased figure. A k larger than the number of
-completions is left out, and stderr says so. A dump that lacks completions is an error.
+The interval is a 95% percentile bootstrap over questions of the unbiased figure.
 """
 
 import argparse
+import csv
 import json
+import math
+import re
+import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from functools import lru_cache
+from importlib.resources import files
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from gtpo_verl.paper.table1 import (
-    DEFAULT_K,
-    RESAMPLES,
-    SEED,
-    Label,
-    Record,
-    as_csv,
-    as_latex,
-    as_markdown,
-    evaluate,
-    table,
-)
-from gtpo_verl.paper.validation_dumps import Question, benchmark_name, read_dump
+import numpy as np
+
+DEFAULT_K = (1, 4, 8, 16, 32, 64)
+RESAMPLES = 10_000
+RIGHT, UNPARSED = 0, -1
+"""Votes; a wrong answer has a positive number."""
+
+
+# --- one question ----------------------------------------------------------------------------------------------------
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Probability that k of n completions, drawn without replacement, hold one of the c right ones (arXiv:2107.03374).
+
+    Raises:
+        ValueError: If not 1 <= k <= n or not 0 <= c <= n.
+    """
+    if not (1 <= k <= n and 0 <= c <= n):
+        raise ValueError(f"pass@k needs 1 <= k <= n and 0 <= c <= n, got k={k}, n={n}, c={c}")
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def majority_at_k(votes: Sequence[int], k: int) -> float:
+    """Expected outcome of a majority vote among k of the completions, drawn without replacement.
+
+    Raises:
+        ValueError: If not 1 <= k <= len(votes).
+    """
+    if not 1 <= k <= len(votes):
+        raise ValueError(f"maj@k needs 1 <= k <= n, got k={k}, n={len(votes)}")
+    counts = Counter(votes)
+    right = counts.pop(RIGHT, 0)
+    return _majority_at_k(right, tuple(sorted(counts.values())), k)
+
+
+@lru_cache(maxsize=100_000)
+def _majority_at_k(right: int, others: tuple[int, ...], k: int) -> float:
+    # The votes that k draws give each answer are independent Binomial(count, k/n) variables conditioned on their sum
+    # being k, so the mean over all C(n, k) subsets costs a small convolution per number of right votes.
+    n = right + sum(others)
+    p = k / n
+    won = 0.0
+    for j in range(1, min(right, k) + 1):
+        rest = k - j
+        # chance[t, s]: the other answers share s votes, t of them hold exactly j and none holds more.
+        chance = np.zeros((rest // j + 1, rest + 1))
+        # Answers given fewer than j times cannot reach j, whatever is drawn: together they are one binomial.
+        rare = _binomial(sum(count for count in others if count < j), p)[: rest + 1]
+        chance[0, : len(rare)] = rare
+        for count in others:
+            if count < j:
+                continue
+            votes = _binomial(count, p)
+            longer = np.zeros_like(chance)
+            for v in range(min(j, rest + 1)):
+                longer[:, v:] += votes[v] * chance[:, : rest + 1 - v]
+            if j <= rest:
+                longer[1:, j:] += votes[j] * chance[:-1, : rest + 1 - j]
+            chance = longer
+        won += _binomial(right, p)[j] * float((chance[:, rest] / np.arange(1, len(chance) + 1)).sum())
+    return won / float(_binomial(n, p)[k])
+
+
+@lru_cache(maxsize=100_000)
+def _binomial(n: int, p: float) -> np.ndarray:
+    """The n + 1 probabilities of Binomial(n, p), 0 < p <= 1."""
+    if p == 1.0:
+        return np.eye(n + 1)[n]
+    log_comb = np.array([math.lgamma(n + 1) - math.lgamma(v + 1) - math.lgamma(n - v + 1) for v in range(n + 1)])
+    v = np.arange(n + 1)
+    return np.exp(log_comb + v * math.log(p) + (n - v) * math.log1p(-p))
+
+
+def majority(votes: Sequence[int]) -> float:
+    """Outcome of one vote: 1 if ``RIGHT`` leads alone, 1/t if it shares the lead with t − 1 others, else 0."""
+    counts = Counter(votes)
+    most = max(counts.values())
+    return (counts[RIGHT] == most) / sum(count == most for count in counts.values())
+
+
+def number_answers(preds: Sequence[str], correct: Sequence[bool]) -> tuple[int, ...]:
+    """What each completion of a question votes for; "" is an unparsed answer, which is never right.
+
+    All answers that the grader accepted equal the ground truth, so they are one answer, and so is every completion
+    that spells one of them: ``acc`` may also ask for a format, a vote does not.
+    """
+    answers = [_spelling(pred) for pred in preds]
+    accepted = {answer for answer, ok in zip(answers, correct, strict=True) if ok}
+    wrong = dict.fromkeys(answer for answer in answers if answer and answer not in accepted)
+    numbers = {answer: number for number, answer in enumerate(wrong, start=1)}
+    numbers |= {answer: RIGHT for answer in accepted} | {"": UNPARSED}
+    return tuple(numbers[answer] for answer in answers)
+
+
+@lru_cache(maxsize=100_000)
+def _spelling(pred: str) -> str:
+    from gtpo_verl.paper.reward import MAX_ANSWER_CHARS, canonicalize  # which need math-verify
+
+    return canonicalize(pred) if len(pred) <= MAX_ANSWER_CHARS else pred
+
+
+# --- dumps -----------------------------------------------------------------------------------------------------------
+
+
+class Question(NamedTuple):
+    """The n completions of a question, in the order they were drawn.
+
+    ``votes`` is what each votes for, see :func:`number_answers`; None if the dump has no ``pred``.
+    """
+
+    name: str
+    correct: tuple[bool, ...]
+    votes: tuple[int, ...] | None
+
+
+def read_dump(path: Path) -> dict[str, list[Question]]:
+    """The questions of a verl validation dump, by data source.
+
+    Rows are one question if their ``uid`` is the same (the V1 trainer writes ``<uid>_<session>_<output>``: sessions are
+    the draws, in order, and a session's last output is its answer) or, in the legacy trainer's dump, their ``input``.
+    verl does not write the data source: rows are told apart by a ``data_source`` that the reward function returned, and
+    are one data set named "" if there is none.
+
+    Raises:
+        ValueError: If the file is not such a dump, or does not say what is right: ``acc`` (``score`` in a dump without
+            it) must be 0 or 1 in every row.
+    """
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder ({', '.join(sorted(p.name for p in path.iterdir()))}): name one dump")
+    rows = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = json.loads(line)
+                rows.append((number, str(row["input"]), row))
+            except (KeyError, TypeError, json.JSONDecodeError) as error:
+                raise ValueError(f"{path}:{number} is no row of a verl validation dump ({error!r})") from error
+    if not rows:
+        raise ValueError(f"{path} holds no completions")
+    if timeouts := sum(bool(row.get("timeout")) for _, _, row in rows):
+        print(f"{path}: {timeouts} completions count as wrong: comparing their answer took too long", file=sys.stderr)
+
+    grade = "acc" if any("acc" in row for _, _, row in rows) else "score"
+    can_vote = any(row.get("pred") is not None for _, _, row in rows)
+    drawn: dict[tuple[str, str], dict[int, tuple[int, dict[str, Any]]]] = {}
+    for number, question, row in rows:
+        if row.get(grade) not in (0, 1):
+            raise ValueError(
+                f"{path}:{number}: {grade} is {row.get(grade)!r}, which does not say whether the answer is right: let "
+                "the reward function return `acc` as 0 or 1 for every completion"
+            )
+        session, output = number, 0
+        if match := re.fullmatch(r"(.+)_(\d+)_(\d+)", str(row.get("uid"))):
+            question, session, output = match[1], int(match[2]), int(match[3])
+        draws = drawn.setdefault((str(row.get("data_source") or ""), question), {})
+        if session not in draws or output >= draws[session][0]:
+            draws[session] = output, row
+
+    data_sets: dict[str, list[Question]] = {}
+    for (source, _), draws in drawn.items():
+        completions = [row for _, (_, row) in sorted(draws.items())]
+        correct = tuple(bool(row[grade]) for row in completions)
+        votes = number_answers([str(row.get("pred") or "") for row in completions], correct) if can_vote else None
+        data_sets.setdefault(source, []).append(Question(str(completions[0]["input"]), correct, votes))
+    return data_sets
+
+
+def benchmark_name(data_source: str) -> str:
+    """The paper's name of its three out-of-distribution benchmarks, whatever prefix they carry; else as given."""
+    name = data_source.rsplit("/", 1)[-1].lower()
+    if match := re.fullmatch(r"\W*aime\D*(?:20)?(24|25)\D*", name):
+        return f"AIME 20{match[1]}"
+    return "AMC 2023" if re.fullmatch(r"\W*amc\D*(?:20)?23\D*", name) else data_source
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+class Label(NamedTuple):
+    """Which run a dump comes from: the first three columns of the paper's Table 1."""
+
+    model: str
+    training_set: str
+    method: str
+
+
+class Record(NamedTuple):
+    """One figure of a run on a data set: ``metric`` (pass or maj) at ``k``, in percent.
+
+    ``estimate`` is the unbiased figure, ``low`` and ``high`` its 95% interval, ``draw`` the one-draw figure, ``paper``
+    what the paper's Table 1 prints, or None.
+    """
+
+    model: str
+    training_set: str
+    method: str
+    data_set: str
+    questions: int
+    completions: int
+    metric: str
+    k: int
+    estimate: float
+    low: float
+    high: float
+    draw: float
+    paper: float | None
+
+
+def evaluate(
+    label: Label, data_set: str, questions: Sequence[Question], ks: Iterable[int] = DEFAULT_K, seed: int = 0
+) -> list[Record]:
+    """pass@k and, from k = 2 on, maj@k of one run on one data set, for every k up to the number of completions.
+
+    Raises:
+        ValueError: If the questions have different numbers of completions.
+    """
+    name = " ".join(filter(None, [*label, data_set]))
+    fewest = min(questions, key=lambda q: len(q.correct))
+    n, most = len(fewest.correct), max(len(q.correct) for q in questions)
+    if n != most:
+        raise ValueError(
+            f"{name}: between {n} and {most} completions per question, fewest for {fewest.name[-60:]!r}: completions "
+            "are lost. Sample them again; bash recipes/evaluate.sh samples what is missing"
+        )
+    if dropped := [k for k in ks if k > n]:
+        print(f"{name}: left out k = {dropped}, a question has {n} completions (val_kwargs.n)", file=sys.stderr)
+    votes = [question.votes for question in questions if question.votes is not None]
+    if len(votes) < len(questions):
+        print(f"{name}: no maj@k, the dump has no `pred`: let the reward function return it", file=sys.stderr)
+
+    figures = {}  # of each question: unbiased, and of one draw
+    for k in sorted({*ks} - {*dropped}):
+        figures["pass", k] = [(pass_at_k(n, sum(q.correct), k), float(any(q.correct[:k]))) for q in questions]
+        if k > 1 and len(votes) == len(questions):
+            figures["maj", k] = [(majority_at_k(v, k), majority(v[:k])) for v in votes]
+    if not figures:
+        return []
+    unbiased, draws = 100.0 * np.array(list(figures.values())).transpose(2, 0, 1)
+    rows = np.column_stack([unbiased.mean(1), *_bootstrap(unbiased, seed), draws.mean(1)]).tolist()
+    paper, counts = _paper_row(label), (len(questions), n)
+    return [
+        Record(*label, data_set, *counts, metric, k, estimate, low, high, draw, paper.get(f"{data_set} {metric}@{k}"))
+        for (metric, k), (estimate, low, high, draw) in zip(figures, rows, strict=True)
+    ]
+
+
+def _bootstrap(values: np.ndarray, seed: int) -> np.ndarray:
+    """95% percentile interval of the means of (cells, questions); all cells see the same resampled questions."""
+    count, rng = values.shape[1], np.random.default_rng(seed)
+    # In parts, to bound the memory at a few thousand questions.
+    parts = [rng.multinomial(count, np.full(count, 1 / count), size=RESAMPLES // 40) @ values.T for _ in range(40)]
+    return np.percentile(np.concatenate(parts) / count, [2.5, 97.5], axis=0)
+
+
+@lru_cache(maxsize=1)
+def _paper_table() -> dict[Label, dict[str, float]]:
+    """The paper's Table 1 in percent; labels in lower case."""
+    with (files("gtpo_verl.paper") / "table1.csv").open(encoding="utf-8") as file:
+        header, *rows = csv.reader(file)
+    return {
+        Label(*(name.lower() for name in row[:3])): dict(zip(header[3:], map(float, row[3:]), strict=True))
+        for row in rows
+    }
+
+
+def _paper_row(label: Label) -> dict[str, float]:
+    """The paper's row of a run, as printed: {"AIME 2024 pass@1": percent, ...}; empty if it has none."""
+    model = re.sub(r"[^a-z0-9]", "", label.model.lower())
+    if match := re.fullmatch(r"(?:meta)?(llama)(?:318b|8b)?(?:instruct)?|(qwen)(?:253b)?(?:instruct)?", model):
+        model = match[1] or match[2]
+    return _paper_table().get(Label(model, label.training_set.lower(), label.method.lower()), {})
+
+
+def table(records: Iterable[Record]) -> str:
+    """A row of Markdown per figure, those of different runs below each other."""
+    lines = [["Model", "Dataset", "Method", "", "paper", "one draw", "unbiased", "95% interval"], ["---"] * 8]
+    for r in sorted(records, key=lambda r: (r.data_set, r.metric != "pass", r.k)):
+        paper = "" if r.paper is None else f"{r.paper:.1f}"
+        figures = paper, f"{r.draw:.1f}", f"{r.estimate:.1f}", f"{r.low:.1f}–{r.high:.1f}"
+        lines.append([r.model, r.training_set, r.method, f"{r.data_set} {r.metric}@{r.k}".strip(), *figures])
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+# --- gtpo-verl evaluate ----------------------------------------------------------------------------------------------
 
 
 def parse_dump_argument(argument: str) -> tuple[Label, str, Path]:
@@ -58,11 +334,7 @@ def parse_dump_argument(argument: str) -> tuple[Label, str, Path]:
 
 
 def evaluate_dumps(
-    arguments: Iterable[str],
-    ks: Sequence[int] = DEFAULT_K,
-    seed: int = SEED,
-    resamples: int = RESAMPLES,
-    samples: int | None = None,
+    arguments: Iterable[str], ks: Sequence[int] = DEFAULT_K, seed: int = 0, samples: int | None = None
 ) -> list[Record]:
     """Records of all dumps, in the order given; see :func:`parse_dump_argument` and :func:`read_dump`.
 
@@ -89,16 +361,12 @@ def evaluate_dumps(
                     f"(such as {min(again)[-60:]!r}): give each run and step its own label"
                 )
             held += found
-    return [
-        record
-        for (label, data_set), held in questions.items()
-        for record in evaluate(label, data_set, held, ks, seed, resamples)
-    ]
+    return [record for key, held in questions.items() for record in evaluate(*key, held, ks, seed)]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``gtpo-verl evaluate``."""
-    parser.description = "Compute pass@k and maj@k from verl's validation dumps, in the layout of the paper's Table 1."
+    parser.description = "Compute pass@k and maj@k from verl's validation dumps, beside the paper's Table 1."
     parser.epilog = (
         "example: gtpo-verl evaluate Qwen/MATH/GRPO=grpo/500.jsonl Qwen/MATH/GTPO=gtpo/500.jsonl --out results\n\n"
         "bash recipes/evaluate.sh CHECKPOINT samples the completions."
@@ -114,24 +382,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--samples", type=int, help="completions that every question must have (default: the same number)"
     )
-    parser.add_argument("--format", choices=["md", "csv", "latex"], default="md")
-    parser.add_argument("--out", type=Path, help="folder for the table and evaluation.json, which has every figure")
-    parser.add_argument("--seed", type=int, default=SEED, help="of the bootstrap over questions")
+    parser.add_argument("--out", type=Path, help="folder for table.md and evaluation.json, which has every figure")
+    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap over questions")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the table, and write it with all figures into ``--out``."""
     if min(args.k) < 1:
         raise ValueError(f"--k must be at least 1, got {min(args.k)}")
-    records = evaluate_dumps(args.dumps, args.k, args.seed, samples=args.samples)
+    records = evaluate_dumps(args.dumps, args.k, args.seed, args.samples)
     if not records:
         raise ValueError("no k is left to report: no question has that many completions")
-    write, suffix = {"md": (as_markdown, "md"), "csv": (as_csv, "csv"), "latex": (as_latex, "tex")}[args.format]
-    rendered = write(table(records))
-    print(rendered, end="")
+    print(rendered := table(records), end="")
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / f"table.{suffix}").write_text(rendered, encoding="utf-8")
-        document = {"seed": args.seed, "resamples": RESAMPLES, "records": [asdict(record) for record in records]}
+        (args.out / "table.md").write_text(rendered, encoding="utf-8")
+        document = {"seed": args.seed, "resamples": RESAMPLES, "records": [record._asdict() for record in records]}
         (args.out / "evaluation.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
     return 0

@@ -81,4 +81,4 @@ def test_a_killed_evaluation_keeps_its_batches_and_loses_no_completion(evaluate,
     records = json.loads((tmp_path / "out/evaluation.json").read_text())["records"]
     assert {(record["questions"], record["completions"]) for record in records} == {(6, 4)}
     assert {(record["metric"], record["k"]) for record in records} >= {("pass", 1), ("maj", 4)}
-    assert "| tiny | sums | start | ours, unbiased |" in log.read_text()
+    assert "| tiny | sums | start | arithmetic maj@4 |" in log.read_text()

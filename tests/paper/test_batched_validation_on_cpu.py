@@ -5,7 +5,7 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import PPOTrainer, get_trainer_cls
 
 from gtpo_verl.paper.batched_validation import BatchedValidation
-from gtpo_verl.paper.validation_dumps import read_dump
+from gtpo_verl.paper.evaluation import read_dump
 
 SOURCES = ["GSM8K", "org/AIME", "GSM8K", "GSM8K", "org/AIME"]
 SAMPLES = 3
