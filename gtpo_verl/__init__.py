@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gtpo_verl.advantage import GTPOAdvantage as GTPOAdvantage
+    from gtpo_verl.advantage import compute_completion_filter as compute_completion_filter
     from gtpo_verl.advantage import compute_gtpo_outcome_advantage as compute_gtpo_outcome_advantage
     from gtpo_verl.advantage import compute_gtpo_token_advantages as compute_gtpo_token_advantages
-    from gtpo_verl.completion_filter import compute_completion_filter as compute_completion_filter
-    from gtpo_verl.completion_filter import compute_trajectory_entropy as compute_trajectory_entropy
+    from gtpo_verl.advantage import compute_trajectory_entropy as compute_trajectory_entropy
     from gtpo_verl.config import GTPOConfig as GTPOConfig
     from gtpo_verl.conflict import compute_conflict_mask as compute_conflict_mask
     from gtpo_verl.conflict import compute_conflict_weights as compute_conflict_weights
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 _MODULES = {
     "GTPOAdvantage": "advantage",
     "GTPOConfig": "config",
-    "compute_completion_filter": "completion_filter",
+    "compute_completion_filter": "advantage",
     "compute_conflict_mask": "conflict",
     "compute_conflict_weights": "conflict",
     "compute_gtpo_outcome_advantage": "advantage",
     "compute_gtpo_token_advantages": "advantage",
     "compute_policy_loss_gtpo": "loss",
-    "compute_trajectory_entropy": "completion_filter",
+    "compute_trajectory_entropy": "advantage",
 }
 __all__ = list(_MODULES)
 

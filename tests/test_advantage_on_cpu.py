@@ -1,5 +1,4 @@
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from gtpo_verl import (
     compute_trajectory_entropy,
 )
 from gtpo_verl.advantage import compute_group_advantages
-from gtpo_verl.group import Completions
+from gtpo_verl.completions import Completions
 from gtpo_verl.metrics import compute_gtpo_metrics
 
 LN2 = math.log(2)
@@ -228,13 +227,14 @@ def test_given_advantages_are_weighed_part_by_part(two_completions):
 def batches(draw):
     rows = draw(st.integers(1, 9))
     length = draw(st.integers(1, 8))
-    column = st.lists(st.integers(0, 2), min_size=length, max_size=length)
-    lengths = draw(st.lists(st.integers(0, length), min_size=rows, max_size=rows))
+    column = st.lists(st.integers(-1, 1), min_size=length, max_size=length)
+    mask = st.lists(st.integers(0, 1), min_size=length, max_size=length)
+    mask |= st.integers(0, length).map(lambda tokens: [1] * tokens + [0] * (length - tokens))
     seed = draw(st.integers(0, 2**31))
     generator = torch.Generator().manual_seed(seed)
     return {
         "rewards": draw(st.lists(st.sampled_from([0.0, 1.0, 10.0, 11.0, 20.0]), min_size=rows, max_size=rows)),
-        "response_mask": [[1] * n + [0] * (length - n) for n in lengths],
+        "response_mask": [draw(mask) for _ in range(rows)],
         "index": draw(st.lists(st.sampled_from("ab"), min_size=rows, max_size=rows)),
         "responses": [draw(column) for _ in range(rows)],
         "entropy": (torch.rand(rows, length, generator=generator) * 1.5).tolist(),
@@ -299,100 +299,6 @@ def test_all_components_off_is_verls_grpo(batch, norm):
     assert (gtpo[alone] == 0).all()
 
 
-@given(batch=batches(), config=configs, data=st.data())
-def test_row_order_and_padding_rows_change_nothing(batch, config, data):
-    advantages = run(batch, config=config, initial_entropy=0.3)
-    order = data.draw(st.permutations([*range(len(batch["index"])), None, None]))
-    width = len(batch["responses"][0])
-    padding = {"rewards": 0.0, "response_mask": [0] * width, "responses": [1] * width, "entropy": [3.0] * width}
-    shuffled = {
-        key: [
-            (padding | {"index": data.draw(st.sampled_from(["a", "pad"]))})[key] if i is None else batch[key][i]
-            for i in order
-        ]
-        for key in batch
-    }
-    result = run(shuffled, config=config, initial_entropy=0.3)
-    for position, i in enumerate(order):
-        expected = torch.zeros(width) if i is None else advantages[i]
-        torch.testing.assert_close(result[position], expected, rtol=1e-6, atol=1e-7)
-
-
-PER_TOKEN = ("response_mask", "responses", "entropy")
-
-
-@given(batch=batches(), config=configs, order=st.permutations(range(3)), norm=st.booleans())
-def test_a_renamed_vocabulary_and_a_copy_of_all_groups_change_nothing(batch, config, order, norm):
-    advantages = run(batch, config=config, initial_entropy=0.3, norm_adv_by_std_in_grpo=norm)
-    copy = batch | {
-        "index": [uid.upper() for uid in batch["index"]],
-        "responses": [[order[token] for token in row] for row in batch["responses"]],
-    }
-    both = {key: [*batch[key], *copy[key]] for key in batch}
-    result = run(both, config=config, initial_entropy=0.3, norm_adv_by_std_in_grpo=norm)
-    torch.testing.assert_close(result, advantages.repeat(2, 1), rtol=1e-6, atol=1e-7)
-
-
-@given(batch=batches(), config=configs)
-def test_every_completion_twice_changes_nothing_without_the_standard_deviation(batch, config):
-    """The sample's standard deviation, over n − 1, is another one."""
-    kwargs = {"config": config, "initial_entropy": 0.3, "norm_adv_by_std_in_grpo": False}
-    twice = run({key: batch[key] * 2 for key in batch}, **kwargs)
-    torch.testing.assert_close(twice, run(batch, **kwargs).repeat(2, 1), rtol=1e-5, atol=1e-5)
-
-
-@given(batch=batches(), config=configs)
-def test_completions_read_backwards_get_their_advantages_backwards(batch, config):
-    """Forward and backward mask change places."""
-    backwards = batch | {key: [row[::-1] for row in batch[key]] for key in PER_TOKEN}
-    masks = {"both": "both", "forward": "backward", "backward": "forward"}[config.conflict_masks]
-    result = run(backwards, config=replace(config, conflict_masks=masks), initial_entropy=0.3)
-    torch.testing.assert_close(result.flip(-1), run(batch, config=config, initial_entropy=0.3), rtol=1e-5, atol=1e-6)
-
-
-@given(batch=batches(), config=configs, data=st.data())
-def test_columns_off_the_mask_change_nothing_wherever_they_stand(batch, config, data):
-    width = len(batch["responses"][0])
-    place = data.draw(st.integers(0, width))
-    off = {"response_mask": 0, "responses": 1, "entropy": 9.0}
-    wider = batch | {key: [[*row[:place], off[key], *row[place:]] for row in batch[key]] for key in PER_TOKEN}
-    result = run(wider, config=config, initial_entropy=0.3)
-    expected = run(batch, config=config, initial_entropy=0.3)
-    assert (result[:, place] == 0).all()
-    kept = [column for column in range(width + 1) if column != place]
-    torch.testing.assert_close(result[:, kept], expected, rtol=1e-6, atol=1e-7)
-
-
-@given(
-    batch=batches(),
-    config=configs,
-    scale=st.sampled_from([0.25, 8.0, 1024.0]),
-    shift=st.sampled_from([-7.0, 0.0, 64.0]),
-)
-def test_rewards_in_another_unit_change_nothing_or_scale_all(batch, config, scale, shift):
-    """Nothing with the standard deviation; without it A, and γ⟨H⟩ with a γ in the same unit."""
-    other = batch | {"rewards": [reward * scale + shift for reward in batch["rewards"]]}
-    kwargs = {"config": config, "initial_entropy": 0.3, "epsilon": 1e-12}
-    torch.testing.assert_close(run(other, **kwargs), run(batch, **kwargs), rtol=1e-4, atol=1e-5)
-    kwargs = {"initial_entropy": 0.3, "norm_adv_by_std_in_grpo": False}
-    scaled = run(other, config=replace(config, entropy_coeff=scale * config.entropy_coeff), **kwargs)
-    torch.testing.assert_close(scaled / scale, run(batch, config=config, **kwargs), rtol=1e-4, atol=1e-4)
-
-
-@given(batch=batches(), config=configs)
-def test_losses_for_wins_turn_every_sign_around(batch, config):
-    """Without the entropy term, and with the two λ changed over."""
-    config = replace(config, entropy_coeff=0, filter_scope="all")
-    swapped = replace(
-        config,
-        conflict_weight_positive=config.conflict_weight_negative,
-        conflict_weight_negative=config.conflict_weight_positive,
-    )
-    lost = batch | {"rewards": [-reward for reward in batch["rewards"]]}
-    result = run(lost, config=swapped, initial_entropy=0.3)
-    torch.testing.assert_close(-result, run(batch, config=config, initial_entropy=0.3), rtol=1e-6, atol=1e-7)
-
-
 def test_auto_filter_without_initial_entropy_says_what_to_do(two_completions):
     with pytest.raises(ValueError, match=r"algorithm\.gtpo\.initial_entropy.*measure it|measure it.*initial_entropy"):
         compute_gtpo_outcome_advantage(**two_completions)
@@ -422,14 +328,12 @@ def test_values_that_are_not_finite_are_an_error(two_completions):
 
 def test_shapes_that_do_not_fit_are_an_error(two_completions):
     two_completions["entropy"] = two_completions["entropy"][:, :3]
-    with pytest.raises(
-        ValueError, match=r"^entropy has shape \(2, 3\), not \(2, 4\): all must be \(bs, response_length\)"
-    ):
+    with pytest.raises(ValueError, match=r"^entropy has shape \(2, 3\), not \(bs, response_length\) = \(2, 4\)$"):
         compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3)
     two_completions["token_level_rewards"] = two_completions["token_level_rewards"][:, :3]
-    with pytest.raises(ValueError, match=r"^response_mask has shape \(2, 4\), not \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"^response_mask has shape \(2, 4\), not .* = \(2, 3\)$"):
         compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3)
     del two_completions["token_level_rewards"]
     two_completions["responses"] = two_completions["responses"][:, :3]
-    with pytest.raises(ValueError, match=r"^response_mask has shape \(2, 4\), not \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"^responses has shape \(2, 3\), not .* = \(2, 4\)$"):
         compute_gtpo_token_advantages(torch.tensor([1.0, -1.0]), **two_completions, initial_entropy=0.3)

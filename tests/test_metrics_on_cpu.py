@@ -8,7 +8,7 @@ import torch
 
 from gtpo_verl import GTPOConfig, compute_gtpo_token_advantages
 from gtpo_verl.advantage import apply_gtpo, compute_group_advantages
-from gtpo_verl.group import Completions
+from gtpo_verl.completions import Completions
 from gtpo_verl.metrics import compute_gtpo_metrics, compute_log_prob_metrics
 
 

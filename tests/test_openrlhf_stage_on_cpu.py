@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from gtpo_verl import GTPOConfig, compute_gtpo_token_advantages
 from gtpo_verl.advantage import compute_group_advantages
-from gtpo_verl.group import Completions
+from gtpo_verl.completions import Completions
 from gtpo_verl.initial_entropy import InitialEntropy
 from gtpo_verl.openrlhf.options import Settings
 
@@ -106,7 +106,7 @@ def test_advantages_of_micro_batches_are_those_of_the_whole_rollout(stage, batch
         batch["entropy"],
         config,
     )
-    assert len(expected.conflicts.tokens) and not expected.keep.all(), "nothing to see"
+    assert len(expected.conflicts.rows) and not expected.keep.all(), "nothing to see"
     for experience in trainer.compute():
         width = experience.action_mask.size(1)
         torch.testing.assert_close(

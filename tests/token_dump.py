@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gtpo_verl import GTPOConfig, compute_gtpo_token_advantages
 from gtpo_verl.advantage import compute_group_advantages
-from gtpo_verl.group import Completions
+from gtpo_verl.completions import Completions
 from gtpo_verl.verl_plugin.token_dump import TokenDump
 from gtpo_verl.view.tokens import byte_level_alphabet
 

@@ -13,8 +13,7 @@ from openrlhf.utils.logging_utils import init_logger
 from openrlhf.utils.utils import zero_pad_sequences
 
 from gtpo_verl.advantage import compute_group_advantages, compute_gtpo_token_advantages
-from gtpo_verl.completion_filter import compute_trajectory_entropy
-from gtpo_verl.group import Completions
+from gtpo_verl.completions import Completions
 from gtpo_verl.initial_entropy import InitialEntropy
 from gtpo_verl.metrics import compute_gtpo_metrics
 from gtpo_verl.openrlhf.options import in_openrlhf, settings_of
@@ -68,7 +67,7 @@ class GTPOStage:
 
         completions = Completions(mask, index)
         if self._initial_entropy is None and not self._resumed:
-            trajectory_entropy = compute_trajectory_entropy(entropy, mask)
+            trajectory_entropy = completions.mean(entropy)
             self._settle(InitialEntropy.measure(trajectory_entropy, completions.lengths, index))
         initial_entropy = self._initial_entropy.value if self._initial_entropy else None
         group_advantages = compute_group_advantages(rewards, completions, self.settings.norm_by_std)

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessor
 from verl.utils.torch_functional import get_response_mask
 
-from gtpo_verl.completion_filter import compute_trajectory_entropy
+from gtpo_verl.advantage import compute_trajectory_entropy
 from gtpo_verl.config import GTPOConfig
 from gtpo_verl.initial_entropy import PAPER_SAMPLES, InitialEntropy
 

@@ -18,9 +18,8 @@ import torch
 from omegaconf import OmegaConf
 
 from gtpo_verl.advantage import GTPOAdvantage, apply_gtpo, check_finite, compute_group_advantages
-from gtpo_verl.completion_filter import mean_entropy
+from gtpo_verl.completions import Completions
 from gtpo_verl.config import GTPOConfig
-from gtpo_verl.group import Completions
 from gtpo_verl.initial_entropy import InitialEntropy
 from gtpo_verl.metrics import compute_gtpo_metrics
 from gtpo_verl.verl_plugin import preflight, registration, update_pass
@@ -146,18 +145,16 @@ class GTPOEstimator:
 
     def weigh(self, fields: BatchFields, token_level_rewards: torch.Tensor, index: Any) -> GTPOAdvantage:
         """GTPO on one output per session."""
-        completions = Completions(fields.response_mask, index)
+        # Token positions are compared between answers to the same prompt only, token for token.
+        prompts = [(uid, ids.tobytes()) for uid, ids in zip(index, fields.prompts, strict=True)]
+        completions = Completions(fields.response_mask, index, prompts)
         entropy = fields.entropy
         if entropy is None:
             entropy = torch.zeros(()).expand(fields.responses.shape)  # with which δ = 1 and γ⟨H⟩ = 0: λA is left
         elif self.initial_entropy is None and not self._resumed:
-            trajectory_entropy = mean_entropy(entropy, completions)
-            self._settle(InitialEntropy.measure(trajectory_entropy, completions.lengths, index))
-        prompts = [(uid, ids.tobytes()) for uid, ids in zip(index, fields.prompts, strict=True)]
+            self._settle(InitialEntropy.measure(completions.mean(entropy), completions.lengths, index))
         scores = token_level_rewards.sum(-1)
         group_advantages = compute_group_advantages(scores, completions, self._norm_adv_by_std_in_grpo)
-        if len(set(prompts)) > len(set(index)):  # positions are compared between answers to one prompt only
-            completions.positions_by(prompts)
         return apply_gtpo(
             group_advantages, completions, fields.responses, entropy, self.config, self.initial_entropy_value
         )

@@ -137,11 +137,13 @@ class TokenDump:
 def bounded_rows(result: GTPOAdvantage, tokens: int = _STEP_TOKENS) -> list[int]:
     """Rows of whole groups, in the order of the batch's groups, up to a number of tokens; the first group always."""
     rows: list[int] = []
-    for group in sorted(group[group >= 0].tolist() for group in result.completions.groups):
-        tokens -= int(result.completions.lengths[group].sum())
+    lengths, groups = result.completions.lengths, result.completions.groups
+    for group in groups[lengths > 0].unique():  # numbered in the order of their first rows
+        members = groups == group
+        tokens -= int(lengths[members].sum())
         if rows and tokens < 0:
             break
-        rows += group
+        rows += members.nonzero().flatten().tolist()
     return rows
 
 

@@ -18,8 +18,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from gtpo_verl.advantage import apply_gtpo, compute_group_advantages
+from gtpo_verl.completions import Completions
 from gtpo_verl.config import GTPOConfig
-from gtpo_verl.group import Completions
 from gtpo_verl.records import read_record
 from gtpo_verl.verl_plugin.token_dump import HEADER_NAME, SCHEMA_VERSION, STEP_FILES
 from gtpo_verl.view.tokens import load_tokenizer
@@ -193,8 +193,7 @@ def read_rollouts(path: Path, tokenizer: Any, config: GTPOConfig) -> list[dict[s
     # An output without text, whose group is not to lose it, has no token for a mask.
     groups = Completions(torch.ones(len(rows), 1), uids)
     advantages = compute_group_advantages(torch.tensor([float(row["score"]) for row in rows]), groups)
-    completions = Completions(mask, uids)
-    completions.positions_by([(row["uid"], row["input"]) for row in rows])
+    completions = Completions(mask, uids, [(row["uid"], row["input"]) for row in rows])
     result = apply_gtpo(advantages, completions, responses, torch.zeros(responses.shape), config)
     return [
         {

@@ -118,7 +118,7 @@ def compare(run, model_path, settings=None, initial_entropy=None, temperature=1.
             )
             results.append(result)
             expected = result.advantages
-            found.conflict_tokens += len(result.conflicts.tokens)
+            found.conflict_tokens += len(result.conflicts.rows)
             found.dropped += int((~result.keep).sum())
         # By tokens; equal completions can only differ in the rounding of their entropy, and are compared in that order.
         row_of, wanted, got = {}, defaultdict(list), defaultdict(list)

@@ -59,7 +59,8 @@ def test_a_line_has_the_parts_of_which_the_advantage_is_made(tmp_path):
         assert line["lambda"] == result.token_weights[row, : row_len[row]].tolist()
         assert line["keep"] == bool(result.keep[row])
         assert line["trajectory_entropy"] == pytest.approx(result.trajectory_entropy[row].item())
-        assert (line["prefix_len"], line["suffix_len"]) == tuple(int(x[row]) for x in result.conflicts[1:3])
+        assert line["prefix_len"] == int(result.conflicts.prefix_len[row])
+        assert line["suffix_len"] == int(result.conflicts.suffix_len[row])
     assert found[1]["lambda"] == [0.0, 0.0, 1.0, 0.0] and found[0]["lambda"] == [2.0, 2.0, 1.0, 2.0]
     header = json.loads((tmp_path / "gtpo_dump.json").read_text())
     assert header["tokenizer"] == "/model" and header["initial_entropy"] == 0.3 and header["filter_active"] is True

@@ -9,7 +9,7 @@ from verl.utils.metric import reduce_metrics
 
 from gtpo_verl import GTPOConfig, compute_gtpo_outcome_advantage
 from gtpo_verl.advantage import compute_group_advantages
-from gtpo_verl.group import Completions
+from gtpo_verl.completions import Completions
 from gtpo_verl.verl_plugin import estimator, update_pass
 from gtpo_verl.verl_plugin.update_pass import apply_entropy, make_rows
 
