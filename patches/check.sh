@@ -127,7 +127,7 @@ plugin_defers() {
 train() { # train NAME MODULE [override…]
     cd "$work"
     out=$work/train-$tree-$1
-    PYTHONPATH=$work/$tree-patched:$without_plugin python -m gtpo_verl run --out "$out" --stall 100 -- \
+    PYTHONPATH=$work/$tree-patched:$without_plugin:$repo/tests python -m gtpo_verl run --out "$out" --stall 100 -- \
         python -m "verl.$2" --config-path "$repo/recipes/config" --config-name gtpo_cpu \
         task_dir="$task" trainer.default_local_dir="$out/checkpoints" \
         trainer.total_training_steps=1 actor_rollout_ref.actor.policy_loss.loss_mode=vanilla \
@@ -146,6 +146,7 @@ train_legacy() { train legacy trainer.main_ppo trainer.use_v1=False; }
 train_one_step_off() {
     train one_step_off experimental.one_step_off_policy.main_ppo trainer.use_v1=False \
         actor_rollout_ref.hybrid_engine=False actor_rollout_ref.rollout.checkpoint_engine.backend=gloo \
+        actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=gloo_checkpoint_engine \
         +rollout.nnodes=1 +rollout.n_gpus_per_node=1 ray_kwargs.ray_init.num_gpus=2
 }
 

@@ -78,10 +78,11 @@ def refuse_accelerators_engines(module: Any) -> None:
         apart = not actor_rollout_ref.hybrid_engine
         apart |= trainer.use_v1 and trainer.v1.trainer_mode == "separate_async"
         engine = actor_rollout_ref.rollout.checkpoint_engine
-        if apart and engine.backend != "gloo" and not engine.get("custom_backend_module"):
+        if apart and not engine.get("custom_backend_module"):
             raise ValueError(
-                f"actor_rollout_ref.rollout.checkpoint_engine.backend={engine.backend}: without an accelerator it "
-                "cannot send weights to rollouts that are apart from their trainer; set it to gloo"
+                f"actor_rollout_ref.rollout.checkpoint_engine.backend={engine.backend}: without an accelerator verl "
+                "cannot send weights to rollouts that are apart from their trainer; set trainer.v1.trainer_mode=sync "
+                "and actor_rollout_ref.hybrid_engine=True"
             )
         return validate_config(*args, **kwargs)
 

@@ -31,7 +31,6 @@ def _install() -> None:
         device.install()
     wrapt.register_post_import_hook(_register_adapter, "verl.workers.rollout.base")
     wrapt.register_post_import_hook(_register_replica, "verl.workers.rollout.replica")
-    wrapt.register_post_import_hook(_register_checkpoint_engine, "verl.checkpoint_engine.base")
 
 
 def _register_adapter(module: Any) -> None:
@@ -40,10 +39,6 @@ def _register_adapter(module: Any) -> None:
 
 def _register_replica(module: Any) -> None:
     module.RolloutReplicaRegistry.register("hf", _load_replica)
-
-
-def _register_checkpoint_engine(module: Any) -> None:
-    from gtpo_verl.cpu import gloo_checkpoint_engine  # noqa: F401  (importing it registers it)
 
 
 def _load_replica() -> type:

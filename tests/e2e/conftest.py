@@ -39,6 +39,8 @@ def train(task, tmp_path):
         command += ["data.train_batch_size=2", f"trainer.total_training_steps={steps}"]
         command += [f"trainer.default_local_dir={out / 'checkpoints'}", *overrides]
         env = {**os.environ, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        # For gloo_checkpoint_engine, which Ray's workers import.
+        env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests"), *filter(None, [env.get("PYTHONPATH")])])
         env |= {"RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
         if wait:
             return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)

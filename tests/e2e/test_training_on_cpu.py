@@ -65,6 +65,10 @@ def test_colocate_async_trains_on_groups_that_dapo_keeps(train):
     assert sum(record.get("training/filter_groups/evicted_samples", 0) for record in records) > 0
 
 
+GLOO = (
+    "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=gloo_checkpoint_engine",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo",
+)
 SEPARATE_ASYNC = (
     "trainer.v1.trainer_mode=separate_async",
     ASYNC,
@@ -73,7 +77,7 @@ SEPARATE_ASYNC = (
     "actor_rollout_ref.actor.ppo_mini_batch_size=2",
     "actor_rollout_ref.rollout.nnodes=1",
     "actor_rollout_ref.rollout.n_gpus_per_node=1",
-    "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo",
+    *GLOO,
     "ray_kwargs.ray_init.num_gpus=2",
 )
 
@@ -92,7 +96,7 @@ def test_separate_async_trains_with_two_updates_between_weight_syncs(train):
 ROLLOUT_APART = (
     "trainer.use_v1=False",
     "actor_rollout_ref.hybrid_engine=False",
-    "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo",
+    *GLOO,
     "+rollout.nnodes=1",
     "+rollout.n_gpus_per_node=1",
     "ray_kwargs.ray_init.num_gpus=2",

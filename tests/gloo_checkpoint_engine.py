@@ -1,6 +1,9 @@
-"""`checkpoint_engine.backend=gloo`: weights from the training workers to rollouts with workers of their own.
+"""Weights from the training workers to rollouts with workers of their own, over gloo.
 
-verl's `separate_async` trainer needs such an engine, and the ones that come with verl need an accelerator.
+verl's own engines for this need an accelerator. With this folder on `PYTHONPATH`:
+
+    actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=gloo_checkpoint_engine
+    actor_rollout_ref.rollout.checkpoint_engine.backend=gloo
 """
 
 import asyncio
