@@ -1,7 +1,6 @@
 "use strict";
 // Text of the run reaches the page through text nodes only, and hidden characters are spelled out by `drawText`.
 
-const CHUNK = 256; // tokens drawn and erased together
 const FOLD = { above: 400, head: 160, tail: 80 }; // longer completions show their two ends
 const HEAT_NATS = 2;
 const HEAT_RATIO = Math.log(2);
@@ -192,49 +191,7 @@ const amount = (x) => number(x, Number.isInteger(x) ? 0 : 2);
 
 // ---------------------------------------------------------------- drawing
 
-const chunkOf = new WeakMap(); // element → Chunk
 const rowOf = new WeakMap(); // element → Row
-const watcher = new IntersectionObserver((entries) => {
-  for (const entry of entries) {
-    const chunk = chunkOf.get(entry.target);
-    if (entry.isIntersecting) chunk.draw();
-    else chunk.erase();
-  }
-}, { rootMargin: "1000px 0px" });
-
-/** Consecutive tokens of a completion: elements only while they are near the screen. */
-class Chunk {
-  constructor(row, start, end) {
-    Object.assign(this, { row, start, end, drawn: false });
-    this.element = make("div", { className: "chunk" });
-    chunkOf.set(this.element, this);
-    this.element.style.minHeight = `${Math.ceil((end - start) / 22) * 1.75}em`;
-    watcher.observe(this.element);
-  }
-
-  draw() {
-    if (this.drawn) return;
-    this.drawn = true;
-    const completion = this.row.completion, spans = [];
-    for (let t = this.start; t < this.end; t++) {
-      const span = drawText(make("span", { tabIndex: -1 }), completion.words[t]);
-      span.t = t;
-      paint(span, completion, t);
-      spans.push(span);
-    }
-    const last = spans.at(-1)?.lastChild;
-    if (last?.data === "\n") last.remove(); // the chunk itself ends the line
-    this.element.style.minHeight = "";
-    this.element.replaceChildren(...spans);
-  }
-
-  erase() {
-    if (!this.drawn || this.end - this.start < CHUNK / 2 || this.element.contains(document.activeElement)) return;
-    this.drawn = false;
-    this.element.style.minHeight = `${this.element.offsetHeight}px`;
-    this.element.replaceChildren();
-  }
-}
 
 function paint(span, completion, t) {
   span.className = `token ${completion.fate(t)}`;
@@ -255,44 +212,36 @@ function paint(span, completion, t) {
 class Row {
   constructor(completion) {
     this.completion = completion;
-    this.unfolded = state.unfold || completion.length <= FOLD.above;
     this.head = make("h2");
     this.body = make("div", { className: "text", dir: "ltr" });
     this.element = make("article", { ariaLabel: `completion ${completion.name}` }, this.head, this.body);
     rowOf.set(this.element, this);
-    this.cut();
-  }
-
-  /** Cut the completion into chunks, the middle folded away if it is long. */
-  cut() {
-    for (const chunk of this.chunks ?? []) watcher.unobserve(chunk.element);
-    const { length } = this.completion, tail = length - FOLD.tail;
-    if (this.unfolded) {
-      this.chunks = [];
-      for (let start = 0; start < length; ) {
-        const end = this.cutAt(start, Math.min(length, start + CHUNK));
-        this.chunks.push(new Chunk(this, start, end));
-        start = end;
-      }
-      this.body.replaceChildren(...this.chunks.map((chunk) => chunk.element));
+    const { length } = completion;
+    this.spans = new Map(); // of the tokens that are in the page
+    if (state.unfold || length <= FOLD.above) {
+      this.body.append(...this.draw(0, length));
     } else {
-      this.chunks = [new Chunk(this, 0, FOLD.head), new Chunk(this, tail, length)];
       this.fold = make("button", { className: "fold", type: "button", onclick: () => this.unfold() });
-      this.body.replaceChildren(this.chunks[0].element, this.fold, this.chunks[1].element);
+      this.body.append(...this.draw(0, FOLD.head), this.fold, ...this.draw(length - FOLD.tail, length));
     }
     this.label();
   }
 
-  /** A chunk is a block of its own, so it should end with a line of the text where there is one. */
-  cutAt(start, end) {
-    if (end === this.completion.length) return end;
-    for (let t = end; t > start + CHUNK / 2; t--) if (this.completion.words[t - 1].endsWith("\n")) return t;
-    return end;
+  draw(start, end) {
+    const spans = [];
+    for (let t = start; t < end; t++) {
+      const span = drawText(make("span", { tabIndex: -1 }), this.completion.words[t]);
+      span.t = t;
+      paint(span, this.completion, t);
+      this.spans.set(t, span);
+      spans.push(span);
+    }
+    return spans;
   }
 
   unfold() {
-    this.unfolded = true;
-    this.cut();
+    this.fold.replaceWith(...this.draw(FOLD.head, this.completion.length - FOLD.tail));
+    this.fold = null;
   }
 
   label() {
@@ -310,7 +259,7 @@ class Row {
       make("span", {}, count(c.length, "token")),
       ...["protected", "doubled"].filter((fate) => fates[fate]).map((fate) => make("span", {}, `${fates[fate]} ${fate}`)),
     );
-    if (!this.unfolded) {
+    if (this.fold) {
       const hidden = countFates(c, FOLD.head, c.length - FOLD.tail);
       const parts = ["protected", "doubled"].filter((fate) => hidden[fate]).map((fate) => `, ${hidden[fate]} ${fate}`);
       this.fold.textContent = `… ${count(c.length - FOLD.head - FOLD.tail, "more token")}${parts.join("")} …`;
@@ -319,20 +268,12 @@ class Row {
 
   repaint() {
     this.label();
-    for (const chunk of this.chunks) {
-      if (chunk.drawn) for (const span of chunk.element.children) paint(span, this.completion, span.t);
-    }
-  }
-
-  drawnSpan(t) {
-    const chunk = this.chunks.find((c) => c.start <= t && t < c.end);
-    return chunk?.drawn ? chunk.element.children[t - chunk.start] : null;
+    for (const [t, span] of this.spans) paint(span, this.completion, t);
   }
 
   span(t) {
-    if (!this.chunks.some((chunk) => chunk.start <= t && t < chunk.end)) this.unfold();
-    this.chunks.find((chunk) => chunk.start <= t && t < chunk.end).draw();
-    return this.drawnSpan(t);
+    if (!this.spans.has(t)) this.unfold();
+    return this.spans.get(t);
   }
 }
 
@@ -348,7 +289,6 @@ function countFates(completion, start, end) {
 
 function drawGroup() {
   release();
-  watcher.disconnect();
   const group = groups[state.group], { completions } = group;
   group.top = completions.reduce((top, c) => c.advantages.reduce((m, x) => Math.max(m, Math.abs(x)), top), 0) || 1;
   const ordered = [...completions];
@@ -438,7 +378,7 @@ function show(row, t) {
   Object.assign(state, { chosen: { row, t }, held });
   row.span(t).classList.add("chosen");
   const conflicts = row.completion.conflicts(t);
-  for (const partner of conflicts) rowFor(partner.completion)?.drawnSpan(partner.t)?.classList.add("partner");
+  for (const partner of conflicts) rowFor(partner.completion)?.spans.get(partner.t)?.classList.add("partner");
   $("token-body").replaceChildren(...tokenDetails(row.completion, t, conflicts));
   $("token").hidden = false;
 }
