@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Check the patches (GTPO, arXiv:2508.03772); see README.md beside this file.
 #
-#   bash patches/check.sh                           on verl 0.9.1 as PyPI has it
+#   bash patches/check.sh                           on verl 0.9.1 as PyPI has it, and on 0.9.1 with #7237's move
 #   bash patches/check.sh --quick                   the same without runs of verl's trainer
 #   VERL_MAIN=/path/to/verl bash patches/check.sh   and on what that clone has checked out, with upstream's own checks,
 #                                                   and 0.9.1 with two more of its trainers
@@ -33,6 +33,8 @@ prepare() {
     # the versions of upstream's pre-commit configuration
     python -m venv tools
     tools/bin/pip install --quiet ruff==0.12.2 mypy==1.17.0
+    python -m pip download --quiet --no-deps --no-binary verl --no-build-isolation verl==0.9.1
+    echo "3e03d8816b2546b2c5580705671b8d0bb3f79b8364e7b5c56dbfc1245536ba22  verl-0.9.1.tar.gz" | sha256sum --check
     mkdir -p "$without_plugin/gtpo_verl-0.dist-info"
     printf 'Metadata-Version: 2.1\nName: gtpo-verl\nVersion: 0\n' >"$without_plugin/gtpo_verl-0.dist-info/METADATA"
     printf '[verl.plugins]\ncpu = gtpo_verl.cpu.plugin\n' >"$without_plugin/gtpo_verl-0.dist-info/entry_points.txt"
@@ -45,12 +47,15 @@ apply() {
     if [ "$tree" = main ]; then
         git clone --quiet --shared "$VERL_MAIN" "$tree"
     else
-        python -m pip download --quiet --no-deps --no-binary verl --no-build-isolation "verl==$tree"
-        echo "3e03d8816b2546b2c5580705671b8d0bb3f79b8364e7b5c56dbfc1245536ba22  verl-$tree.tar.gz" | sha256sum --check
-        tar --no-same-owner --transform "s,^verl-$tree,$tree," -xzf "verl-$tree.tar.gz"
+        mkdir "$tree"
+        tar --no-same-owner --strip-components 1 -C "$tree" -xzf verl-0.9.1.tar.gz
+        if [ "$tree" = moved ]; then
+            python "$repo/patches/apply_7237.py" "$tree"
+            tools/bin/ruff check --quiet --config "$tree/pyproject.toml" --select F401,I --fix "$tree"/verl/{trainer/ppo,experimental}
+        fi
         git -C "$tree" init --quiet
         git -C "$tree" add --all --force
-        git -C "$tree" commit --quiet --message "verl $tree"
+        git -C "$tree" commit --quiet --message "verl 0.9.1"
     fi
     git -C "$tree" tag pristine
     git -C "$tree" worktree add --quiet --detach "../$tree-patched"
@@ -59,7 +64,9 @@ apply() {
     for file in docs/index.rst docs/examples/config.rst examples/README.md; do
         [ -e "$file" ] || absent+=(--exclude="$file")
     done
-    git am --keep-non-patch "${absent[@]}" "$repo"/patches/*.patch
+    first=("$repo"/patches/0001-*.patch)
+    [ ! -e verl/trainer/ppo/trainer_utils.py ] || first=("$repo"/patches/after-7237/0001-*.patch)
+    git am --keep-non-patch "${absent[@]}" "${first[@]}" "$repo"/patches/0002-*.patch
 }
 
 lint() {
@@ -97,6 +104,18 @@ example() {
         for adv_estimator in gtpo grpo; do
             ADV_ESTIMATOR=$adv_estimator VERL_USE_UV=0 bash "$script" | grep "adv_estimator: $adv_estimator"
         done
+    done
+}
+
+# The recipe for verl-recipe, on the verl and the plugin that it names.
+recipe() {
+    cd "$work/$tree"
+    bash -n "$repo/patches/verl-recipe/gtpo/run_qwen2.5_3b.sh"
+    python3() { PYTHONPATH=$PWD python scripts/print_cfg.py --cfg job "${@:3}"; }
+    export -f python3
+    for adv_estimator in gtpo grpo; do
+        ADV_ESTIMATOR=$adv_estimator bash "$repo/patches/verl-recipe/gtpo/run_qwen2.5_3b.sh" |
+            grep "adv_estimator: $adv_estimator"
     done
 }
 
@@ -158,7 +177,7 @@ check() { # check TREE FUNCTION DESCRIPTION
     [ $result = ok ] || { echo "--- $3" && tail -n 60 "$log"; }
     [ $result = ok ]
 }
-export -f prepare apply lint upstream_checks example tests numbers plugin_defers train
+export -f prepare apply lint upstream_checks example recipe tests numbers plugin_defers train
 export -f train_v1 train_legacy train_one_step_off
 
 check_tree() {
@@ -166,10 +185,17 @@ check_tree() {
     check "$1" lint "ruff and mypy, as upstream configures them"
     [ "$1" != main ] || check "$1" upstream_checks "upstream's own hooks, generated YAML, config and title checks"
     check "$1" example "the example's overrides are keys of the config"
+    check "$1" recipe "so are those of the recipe for verl-recipe"
     check "$1" tests "upstream's tests and ours"
     check "$1" numbers "same bits as the plugin, both trainers"
     check "$1" plugin_defers "with the plugin installed too, verl's own serves gtpo"
     [ -n "$quick" ] || check "$1" train_v1 "trains on CPU without the plugin: V1 trainer"
+}
+check_moved() {
+    check moved apply "git am of the variant after #7237" || return
+    check moved lint "ruff and mypy, as upstream configures them"
+    check moved tests "upstream's tests and ours"
+    check moved numbers "same bits as the plugin, both trainers"
 }
 check_other_trainers() { # `numbers` calls their functions; on main the legacy one is deprecated
     check 0.9.1 train_legacy "the same with the legacy trainer"
@@ -184,6 +210,7 @@ else
     (check_tree 0.9.1 && { [ -n "$quick" ] || check_other_trainers; }) &
     check_tree main &
 fi
+check_moved &
 wait
 printf '\n| %-8s | %-62s | %-6s | %4s |\n|----------|%s|--------|------|\n' tree check result s "$(printf -- '-%.0s' {1..64})"
 sort "$work/rows"
