@@ -87,21 +87,20 @@ class Curve:
 
 
 # A panel is one curve, or two of which the second is dashed and, in another unit, has the axis on the right.
-ACCURACY = (Curve("accuracy reward", "% of its maximum", ("reward/acc/mean",), 100),)
-FORMAT = (
-    Curve("format reward", "% of its maximum", ("reward/format/mean",), 10),
-    Curve("strict format", "% of its maximum", ("reward/strict/mean",), 100),
+PANELS: tuple[tuple[Curve, ...], ...] = (
+    (Curve("accuracy reward", "% of its maximum", ("reward/acc/mean",), 100),),
+    (
+        Curve("format reward", "% of its maximum", ("reward/format/mean",), 10),
+        Curve("strict format", "% of its maximum", ("reward/strict/mean",), 100),
+    ),
+    (Curve("entropy ⟨H⟩", "nats per token", ("gtpo/entropy/mean", "actor/entropy"), mark_ln2=True),),
+    (Curve("conflict tokens", "% of tokens", ("gtpo/conflict/token_frac",), 100),),
+    (
+        Curve("length", "tokens", ("response_length/mean", "completion/length/mean")),
+        Curve("ends with EOS", "% of completions", ("completion/eos_rate",), 100),
+    ),
+    (Curve("filtered out, δ = 0", "% of completions", ("gtpo/filter/dropped_frac",), 100),),
 )
-ENTROPY = (Curve("entropy ⟨H⟩", "nats per token", ("gtpo/entropy/mean", "actor/entropy"), mark_ln2=True),)
-CONFLICT = (Curve("conflict tokens", "% of tokens", ("gtpo/conflict/token_frac",), 100),)
-LENGTH = (
-    Curve("length", "tokens", ("response_length/mean", "completion/length/mean")),
-    Curve("ends with EOS", "% of completions", ("completion/eos_rate",), 100),
-)
-FILTERED = (Curve("filtered out, δ = 0", "% of completions", ("gtpo/filter/dropped_frac",), 100),)
-
-Panel = tuple[Curve, ...]
-OVERVIEW: tuple[tuple[Panel, ...], ...] = ((ACCURACY, FORMAT, ENTROPY), (CONFLICT, LENGTH, FILTERED))
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------
@@ -172,19 +171,14 @@ def _series(runs: Sequence[Run], curve: Curve) -> tuple[np.ndarray, np.ndarray] 
 # --- figures over training -------------------------------------------------------------------------------------------
 
 
-def training_figure(
-    runs: Mapping[str, Sequence[Run]],
-    panels: Sequence[Sequence[Panel]] = OVERVIEW,
-    title: str | None = None,
-    window: int | None = None,
-) -> Figure:
-    """Curves over training steps: one colour per label, one pair of axes per panel.
+def training_figure(runs: Mapping[str, Sequence[Run]], title: str | None = None, window: int | None = None) -> Figure:
+    """Six panels over training steps: accuracy, format and strict format, entropy with ln 2, conflict tokens, length
+    and EOS, filtered completions; one colour per label.
 
     A metric that no run logged is named in its panel; a label that did not log it is missing there.
 
     Args:
         runs: Label to the runs (seeds) under it.
-        panels: Rows of panels.
         title: Above the figure.
         window: Width of the moving average in steps, 1 for none; by default the square root of the longest run.
 
@@ -198,18 +192,16 @@ def training_figure(
     if window is None:
         window = max(1, round(math.sqrt(max(np.ptp(run.steps) for group in runs.values() for run in group))))
     seeds = max(len(group) for group in runs.values())
-    columns = max(len(row) for row in panels)
     colours = dict(zip(runs, COLOURS, strict=False))
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=_size(len(panels), columns), layout="constrained")
-        axes = figure.subplots(len(panels), columns, squeeze=False)
-        for row, line in zip(axes, panels, strict=True):
-            for ax, panel in zip(row, line, strict=True):
-                _draw_panel(ax, panel, runs, colours, window)
+        figure = Figure(figsize=(9, 5.5), layout="constrained")  # 900 pixels of a README
+        axes = figure.subplots(2, 3)
+        for ax, panel in zip(axes.flat, PANELS, strict=True):
+            _draw_panel(ax, panel, runs, colours, window)
         for ax in axes[-1]:
             ax.set_xlabel("training step")
         handles = [
-            Line2D([], [], color=colours[label], lw=2, label=label if seeds == 1 else f"{label} ({_count(group)})")
+            Line2D([], [], color=colours[label], lw=2, label=label if seeds == 1 else f"{label} (n = {len(group)})")
             for label, group in runs.items()
         ]
         notes = ["mean of the seeds"] if seeds > 1 else []
@@ -217,16 +209,21 @@ def training_figure(
         caption = f"Line: {', '.join(notes) or 'as logged'}."
         if seeds > 1:
             caption += " Band: smallest to largest seed."
-        _frame(figure, handles, title, caption)
+        # The title belongs to the legend: constrained layout puts a suptitle and a legend above the axes on one spot.
+        figure.legend(
+            handles=handles,
+            loc="outside upper center",
+            ncols=min(len(handles), 4),
+            frameon=False,
+            title=title,
+            title_fontsize=11,
+        )
+        figure.supxlabel(caption, fontsize=7.5, color=GREY)
     return figure
 
 
-def _count(group: Sequence[Run]) -> str:
-    return "1 seed" if len(group) == 1 else f"{len(group)} seeds"
-
-
 def _draw_panel(
-    ax: Axes, panel: Panel, runs: Mapping[str, Sequence[Run]], colours: Mapping[str, str], window: int
+    ax: Axes, panel: tuple[Curve, ...], runs: Mapping[str, Sequence[Run]], colours: Mapping[str, str], window: int
 ) -> None:
     drawn: list[Curve] = []
     missing: list[str] = []
@@ -282,37 +279,8 @@ def _draw_curve(ax: Axes, steps: np.ndarray, values: np.ndarray, window: int, co
     )
 
 
-def _size(rows: int, columns: int) -> tuple[float, float]:
-    """Inches; 9 of them are the 900 pixels of a README."""
-    return (6 if columns == 1 else max(9, 3 * columns)), 2.3 * rows + 0.9
-
-
-def _frame(figure: Figure, handles: Sequence[Line2D], title: str | None, caption: str) -> None:
-    # The title belongs to the legend: constrained layout puts a suptitle and a legend above the axes on one spot.
-    figure.legend(
-        handles=handles,
-        loc="outside upper center",
-        ncols=min(len(handles), 4),
-        frameon=False,
-        title=title,
-        title_fontsize=11,
-    )
-    figure.supxlabel(textwrap.fill(caption, int(15 * figure.get_figwidth())), fontsize=7.5, color=GREY)
-
-
-def plot_training(
-    runs: Mapping[str, Sequence[Run]], path: str | Path, title: str | None = None, window: int | None = None
-) -> list[Path]:
-    """Write the overview of a training as PNG and SVG beside ``path`` and return both; see :func:`training_figure`.
-
-    Six panels: accuracy, format and strict format, entropy with ln 2, conflict tokens, length and EOS, filtered
-    completions.
-    """
-    return save(training_figure(runs, OVERVIEW, title, window), path)
-
-
 def save(figure: Figure, path: str | Path) -> list[Path]:
-    """Write a figure as PNG (1,800 pixels for three panels, to be shown at 900) and as SVG."""
+    """Write a figure as PNG and SVG beside ``path``, and return both."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     name = path.stem if path.suffix in (".png", ".svg") else path.name
@@ -404,7 +372,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--window must be at least 1, got {args.window}")
     written: list[Path] = []
     if args.runs:
-        written += plot_training(read_runs(args.runs), args.out / "training", args.title, args.window)
+        written += save(training_figure(read_runs(args.runs), args.title, args.window), args.out / "training")
     if args.tokens:
         from gtpo_verl.view.token_counts import count_tokens  # it needs verl, which curves do not
 

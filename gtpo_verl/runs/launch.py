@@ -252,9 +252,9 @@ def report(records: list[dict[str, Any]], out: Path) -> None:
     written = [out / "metrics.jsonl"]
     if "reward/score/mean" in records[-1]:
         if find_spec("matplotlib"):
-            from gtpo_verl.paper.plots import plot_training, read_run
+            from gtpo_verl.paper.plots import read_run, save, training_figure
 
-            written += plot_training({out.name: [read_run(out / "metrics.jsonl")]}, out / "training.png")
+            written += save(training_figure({out.name: [read_run(out / "metrics.jsonl")]}), out / "training")
         else:
             print("no figure, since matplotlib is not installed: pip install matplotlib, then gtpo-verl plot")
     print("written:", *written)
