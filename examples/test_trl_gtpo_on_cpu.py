@@ -82,6 +82,11 @@ def assert_rows_are_gtpo(rows, gtpo, scale_rewards="group"):
     return expected
 
 
+def test_a_filter_without_the_initial_entropy_is_refused_before_the_model_is_loaded():
+    with pytest.raises(ValueError, match="completion_filter='auto' needs the initial entropy"):
+        GTPOTrainer("no model", gtpo=GTPOConfig())
+
+
 @pytest.mark.parametrize("temperature, threshold, scale_rewards", [(1.0, 0.9, "group"), (0.6, 0.6, "none")])
 def test_every_token_gets_the_advantage_of_a_slow_reference(model, tmp_path, temperature, threshold, scale_rewards):
     gtpo = GTPOConfig(completion_filter="always", entropy_threshold=threshold)

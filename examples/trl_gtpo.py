@@ -17,8 +17,9 @@ class GTPOTrainer(GRPOTrainer):
     """GRPOTrainer with an advantage per token, (B, T): δ_i (A_i − γ⟨H⟩_i) λ_it in place of TRL's A_i."""
 
     def __init__(self, *args, gtpo: GTPOConfig | None = None, **kwargs):
-        super().__init__(*args, **kwargs)
         self.gtpo = gtpo or GTPOConfig(completion_filter="always")
+        self.gtpo.filter_is_active(self.gtpo.initial_entropy)  # raises if that is not known
+        super().__init__(*args, **kwargs)
 
     def _generate_and_score_completions(self, inputs):
         batch = super()._generate_and_score_completions(inputs)

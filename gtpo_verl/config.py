@@ -1,26 +1,23 @@
-"""The keys of `algorithm.gtpo`, their defaults (the paper's) and their checks."""
+"""The keys of the algorithm, `algorithm.gtpo` in verl, their defaults (the paper's) and their checks."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 LN2 = math.log(2)
 """Mean entropy (nats per token) of a policy that chooses between two equiprobable tokens at every step."""
 
-CHOICES = {
-    "completion_filter": ("auto", "always", "never"),
-    "filter_scope": ("all", "negative"),
-    "conflict_span": ("leading", "first", "all", "none"),
-    "conflict_masks": ("both", "forward", "backward"),
-    "entropy_from": ("old_log_prob", "update"),
-}
+_VERLS = ("entropy_from", "dump_dir", "dump_freq")  # the further keys of verl_plugin.config
 
 
 @dataclass(frozen=True)
 class GTPOConfig:
-    """Settings of GTPO (arXiv:2508.03772), the section `algorithm.gtpo` of a verl config.
+    """Settings of GTPO (arXiv:2508.03772).
 
     With `entropy_coeff=0, completion_filter="never", conflict_span="none"` GTPO is GRPO.
 
@@ -40,10 +37,6 @@ class GTPOConfig:
         conflict_weight_positive (float): λ of a conflict token where the advantage is positive (Eq. 9). At least 0.
         conflict_weight_negative (float): λ of a conflict token where the advantage is negative (Eq. 9). At least 0.
         conflict_masks (str): `both`, or only the `forward` or the `backward` mask, to see what each does.
-        entropy_from (str): which forward pass of verl's trainer gives ⟨H⟩_i. `old_log_prob`: the one before the
-            update. `update`: the update's own, so that verl can skip the other.
-        dump_dir (str | None): folder for the token dump that `gtpo-verl view` shows. None: no dump.
-        dump_freq (int): dump the first step and every step that this number divides. At least 1.
 
     Raises:
         ValueError: a value out of its range; the message names the key, the value and the remedy.
@@ -58,15 +51,12 @@ class GTPOConfig:
     conflict_weight_positive: float = 2.0
     conflict_weight_negative: float = 0.0
     conflict_masks: str = "both"
-    entropy_from: str = "old_log_prob"
-    dump_dir: str | None = None
-    dump_freq: int = 10
 
     def __post_init__(self) -> None:
-        for key, choices in CHOICES.items():
-            value = getattr(self, key)
-            if value not in choices:
-                raise ValueError(f"algorithm.gtpo.{key}={value!r} is not one of {', '.join(choices)}")
+        self._check_choice("completion_filter", "auto", "always", "never")
+        self._check_choice("filter_scope", "all", "negative")
+        self._check_choice("conflict_span", "leading", "first", "all", "none")
+        self._check_choice("conflict_masks", "both", "forward", "backward")
         for key in ("entropy_coeff", "conflict_weight_positive", "conflict_weight_negative"):
             self._check_number(key, "a number of at least 0", lambda x: x >= 0)
         self._check_number(
@@ -75,7 +65,11 @@ class GTPOConfig:
         if self.initial_entropy is not None:
             remedy = "a number of nats per token of at least 0, or null to measure it on the first rollouts"
             self._check_number("initial_entropy", remedy, lambda x: x >= 0)
-        self._check_number("dump_freq", "a whole number of steps of at least 1", lambda x: x >= 1 and x == int(x))
+
+    def _check_choice(self, key: str, *choices: str) -> None:
+        value = getattr(self, key)
+        if value not in choices:
+            raise ValueError(f"algorithm.gtpo.{key}={value!r} is not one of {', '.join(choices)}")
 
     def _check_number(self, key: str, remedy: str, in_range) -> None:
         value = getattr(self, key)
@@ -84,18 +78,18 @@ class GTPOConfig:
             raise ValueError(f"algorithm.gtpo.{key}={value!r}: must be {remedy}")
 
     @classmethod
-    def from_config(cls, config: "GTPOConfig | Mapping[str, Any] | None") -> "GTPOConfig":
+    def from_config(cls, config: "Self | Mapping[str, Any] | None") -> "Self":
         """Read the settings from verl's `algorithm` config, from its `gtpo` section alone, or from None (defaults).
 
         Args:
-            config: a `GTPOConfig`, a mapping or OmegaConf config of either kind, or None.
+            config: such settings, a mapping or OmegaConf config of either kind, or None.
 
         Raises:
             ValueError: an unknown key under `algorithm.gtpo`, or a value out of its range.
         """
-        if isinstance(config, GTPOConfig):
+        if isinstance(config, cls):
             return config
-        section: Mapping[str, Any] = config or {}
+        section: Any = config or {}
         if "adv_estimator" in section or "gtpo" in section:
             section = section.get("gtpo") or {}
         known = [field.name for field in fields(cls)]
@@ -103,6 +97,8 @@ class GTPOConfig:
             if key not in known:
                 near = get_close_matches(str(key), known, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}"
+                if key in _VERLS:
+                    hint = "it is one of the plugin for verl: remove it"
                 raise ValueError(f"algorithm.gtpo.{key}={section[key]!r}: there is no such key; {hint}")
         return cls(**dict(section))
 

@@ -28,6 +28,7 @@ from gtpo_verl.config import LN2, GTPOConfig
 from gtpo_verl.cpu.tiny import Question, encode_prompt, max_response_length
 from gtpo_verl.loss import compute_policy_loss_gtpo
 from gtpo_verl.paper.reward import extract_answer
+from gtpo_verl.verl_plugin.config import VerlGTPOConfig
 from studies import reward as rewards
 from studies.plan import ROOT
 
@@ -220,7 +221,7 @@ class Learner:
         group_advantages, _ = compute_grpo_outcome_advantage(rewards_, mask, index)
         advantages, logged = group_advantages, {}
         if self.config.algorithm.adv_estimator == "gtpo":
-            settings = GTPOConfig.from_config(self.config.algorithm)
+            settings = VerlGTPOConfig.from_config(self.config.algorithm)
             result = compute_gtpo_token_advantages(
                 group_advantages[:, 0], index, rollout.responses, mask, entropy, settings
             )

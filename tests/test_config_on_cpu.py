@@ -8,6 +8,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from gtpo_verl import GTPOConfig
+from gtpo_verl.verl_plugin.config import VerlGTPOConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -19,13 +20,13 @@ def test_defaults_are_the_papers():
 def test_the_recipes_config_has_every_key_with_its_default():
     recipe = OmegaConf.load(ROOT / "recipes/config/gtpo.yaml").algorithm.gtpo
     given_by_users = {"dump_dir": None, "dump_freq": 10}  # with a +, which Hydra refuses for a key that is there
-    assert OmegaConf.to_container(recipe) | given_by_users == asdict(GTPOConfig())
+    assert OmegaConf.to_container(recipe) | given_by_users == asdict(VerlGTPOConfig())
 
 
 def test_the_document_of_keys_has_every_key_with_its_default():
     section = (ROOT / "docs/keys.md").read_text().split("## ")[1]
     table = dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", section, re.MULTILINE))
-    assert {key: yaml.safe_load(default) for key, default in table.items()} == asdict(GTPOConfig())
+    assert {key: yaml.safe_load(default) for key, default in table.items()} == asdict(VerlGTPOConfig())
 
 
 @pytest.mark.parametrize(
@@ -61,18 +62,19 @@ def test_value_out_of_range_names_key_and_value(key, value):
             -1,
             ": must be a number of nats per token of at least 0, or null to measure it on the first rollouts",
         ),
+        ("entropy_from", "rollout", " is not one of old_log_prob, update"),
         ("dump_freq", 0, ": must be a whole number of steps of at least 1"),
         ("dump_freq", 1.5, ": must be a whole number of steps of at least 1"),
     ],
 )
 def test_an_error_gives_the_remedy(key, value, remedy):
     with pytest.raises(ValueError) as raised:
-        GTPOConfig(**{key: value})
+        VerlGTPOConfig(**{key: value})
     assert str(raised.value) == f"algorithm.gtpo.{key}={value!r}{remedy}"
 
 
 def test_the_ends_of_the_ranges_are_allowed():
-    config = GTPOConfig(entropy_coeff=0, conflict_weight_positive=0, initial_entropy=0, dump_freq=1)
+    config = VerlGTPOConfig(entropy_coeff=0, conflict_weight_positive=0, initial_entropy=0, dump_freq=1)
     assert (config.initial_entropy, config.dump_freq) == (0, 1)
 
 
@@ -81,6 +83,17 @@ def test_unknown_key_that_is_like_none_is_told_all():
         ValueError, match=r"algorithm\.gtpo\.x=1: there is no such key; the keys are entropy_coeff, entropy_"
     ):
         GTPOConfig.from_config({"x": 1})
+
+
+def test_a_key_of_verls_is_refused_elsewhere_with_the_remedy():
+    of_verl = asdict(VerlGTPOConfig()).keys() - asdict(GTPOConfig()).keys()
+    assert of_verl == {"entropy_from", "dump_dir", "dump_freq"}
+    for key in of_verl:
+        with pytest.raises(
+            ValueError,
+            match=rf"^algorithm\.gtpo\.{key}=1: there is no such key; it is one of the plugin for verl: remove",
+        ):
+            GTPOConfig.from_config({key: 1})
 
 
 def test_unknown_key_names_the_nearest_one():

@@ -6,6 +6,7 @@ import torch
 from gtpo_verl import GTPOConfig
 from gtpo_verl.config import LN2
 from gtpo_verl.initial_entropy import InitialEntropy, changed_settings
+from gtpo_verl.verl_plugin.config import VerlGTPOConfig
 
 
 def test_padding_rows_are_not_measured():
@@ -121,9 +122,9 @@ def test_missing_record_names_the_key_to_set(tmp_path):
 
 def test_changed_settings_name_key_new_and_old_value(tmp_path):
     assert changed_settings(tmp_path, GTPOConfig()) == []
-    InitialEntropy(0.1).save(tmp_path, GTPOConfig(entropy_coeff=0.2, dump_dir="before"))
+    InitialEntropy(0.1).save(tmp_path, VerlGTPOConfig(entropy_coeff=0.2, dump_dir="before"))
     assert changed_settings(tmp_path, GTPOConfig(entropy_coeff=0.2)) == []
-    assert changed_settings(tmp_path, GTPOConfig(conflict_span="all", dump_dir="now")) == [
+    assert changed_settings(tmp_path, VerlGTPOConfig(conflict_span="all", dump_dir="now")) == [
         "algorithm.gtpo.entropy_coeff=0.1, was 0.2",
         "algorithm.gtpo.conflict_span=all, was leading",
     ]

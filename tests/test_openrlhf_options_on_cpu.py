@@ -128,7 +128,8 @@ def test_gtpo_of_openrlhfs_own_is_left_alone():
         ({"algo__gtpo": "[1]"}, "--algo.gtpo [1]: must be a JSON object"),
         ({"algo__gtpo": '{"entropy_coef": 1}'}, "algo.gtpo.entropy_coef=1: there is no such key; did you mean"),
         ({"algo__gtpo": '{"entropy_coeff": -1}'}, "algo.gtpo.entropy_coeff=-1: must be a number of at least 0"),
-        ({"algo__gtpo": '{"dump_dir": "x"}'}, "algo.gtpo.dump_dir='x': the token dump"),
+        ({"algo__gtpo": '{"dump_dir": "x"}'}, "algo.gtpo.dump_dir='x': there is no such key; it is one of"),
+        ({"algo__gtpo": '{"entropy_from": "update"}'}, "algo.gtpo.entropy_from='update': there is no such"),
     ],
 )
 def test_wrong_setting_is_one_line_with_its_remedy(changes, said, capsys):

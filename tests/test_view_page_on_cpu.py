@@ -6,7 +6,8 @@ import re
 import pytest
 from token_dump import END, GOOD, HOSTILE, STEPS, batch_of, save_tokenizer, write, write_dump, write_rollouts
 
-from gtpo_verl import GTPOConfig, cli
+from gtpo_verl import cli
+from gtpo_verl.verl_plugin.config import VerlGTPOConfig
 from gtpo_verl.verl_plugin.token_dump import TokenDump
 
 pytest.importorskip("selenium", reason="selenium is not installed: bash scripts/setup_browser.sh")
@@ -213,7 +214,7 @@ def test_tool_output_is_not_trained_and_shifts_no_place(show, tmp_path, tokenize
         batch[mask] = batch[mask].clone()
         batch[mask][0, 2:6] = 0
     batch["loss_mask"][1, 3] = 0  # a token that the trainer rejected
-    dump = TokenDump(GTPOConfig(dump_dir=str(tmp_path / "dump")), "gtpo", tokenizer)
+    dump = TokenDump(VerlGTPOConfig(dump_dir=str(tmp_path / "dump")), "gtpo", tokenizer)
     write(dump, 1, batch, "uu", batch["responses"][:, :0], row_len)
     driver = show(tmp_path / "dump")
     fates = [[classes.split()[1][0] for _, classes in tokens(driver, row)] for row in (0, 1)]

@@ -7,9 +7,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from gtpo_verl import GTPOConfig, compute_gtpo_token_advantages
+from gtpo_verl import compute_gtpo_token_advantages
 from gtpo_verl.advantage import compute_group_advantages
 from gtpo_verl.completions import Completions
+from gtpo_verl.verl_plugin.config import VerlGTPOConfig
 from gtpo_verl.verl_plugin.token_dump import TokenDump
 from gtpo_verl.view.tokens import byte_level_alphabet
 
@@ -78,7 +79,7 @@ def write(dump, step, batch, uids, prompts, row_len, initial_entropy=0.3):
 
 def write_dump(folder, tokenizer, steps, adv_estimator="gtpo", prompt="7 + 5 = ?", **config):
     """A dump of `steps`: {step: (texts, rewards, entropy)}, every step one group."""
-    dump = TokenDump(GTPOConfig(dump_dir=str(folder), dump_freq=1, **config), adv_estimator, tokenizer)
+    dump = TokenDump(VerlGTPOConfig(dump_dir=str(folder), dump_freq=1, **config), adv_estimator, tokenizer)
     for step, (texts, rewards, entropy) in steps.items():
         completions = [[*(text if isinstance(text, bytes) else text.encode()), END] for text in texts]
         batch, row_len = batch_of(completions, rewards, entropy)

@@ -165,15 +165,11 @@ def _config(text: str) -> GTPOConfig:
         raise ValueError(f"--{SETTINGS} {text}: not JSON, {error}; give it as '{{\"entropy_coeff\": 0.1}}'") from error
     if not isinstance(section, dict):
         raise ValueError(f"--{SETTINGS} {text}: must be a JSON object, such as '{{\"entropy_coeff\": 0.1}}'")
-    config = GTPOConfig.from_config(section)
-    if config.dump_dir is not None:
-        raise ValueError(f"{SETTINGS}.dump_dir={config.dump_dir!r}: the token dump is written in verl only; remove it")
-    return config
+    return GTPOConfig.from_config(section)
 
 
 def _check_resume(folder: str, config: GTPOConfig) -> None:
-    if config.completion_filter == "auto" and config.initial_entropy is None:
-        InitialEntropy.load(folder)
+    InitialEntropy.known_before(config, folder)
     changed = changed_settings(folder, config)
     if changed:
         logger.warning("GTPO goes on from %s with other settings: %s", folder, in_openrlhf("; ".join(changed)))

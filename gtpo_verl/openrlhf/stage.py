@@ -42,11 +42,9 @@ class GTPOStage:
         self._actors = trainer.actor_model_group
         self._initial_entropy: InitialEntropy | None = None
         self._resumed = resumed
-        config, folder = self.settings.config, self.settings.checkpoints
-        if config.initial_entropy is not None:
-            self._settle(InitialEntropy(config.initial_entropy))
-        elif resumed and (config.completion_filter == "auto" or InitialEntropy.path(folder).exists()):
-            self._settle(InitialEntropy.load(folder))
+        resumed_from = self.settings.checkpoints if resumed else None
+        if known := InitialEntropy.known_before(self.settings.config, resumed_from):
+            self._settle(known)
         # One that OpenRLHF knows, whose advantages GTPO's then replace; elsewhere `gtpo` stays, and raises.
         trainer.experience_maker.advantage_estimator = "group_norm"
         wrapt.wrap_function_wrapper(trainer.experience_maker, "compute_advantages_and_returns", self._estimate)

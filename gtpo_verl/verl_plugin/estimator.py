@@ -19,11 +19,11 @@ from omegaconf import OmegaConf
 
 from gtpo_verl.advantage import GTPOAdvantage, apply_gtpo, check_finite, compute_group_advantages
 from gtpo_verl.completions import Completions
-from gtpo_verl.config import GTPOConfig
 from gtpo_verl.initial_entropy import InitialEntropy
 from gtpo_verl.metrics import compute_gtpo_metrics
 from gtpo_verl.verl_plugin import preflight, registration, update_pass
 from gtpo_verl.verl_plugin.batch_fields import BatchFields
+from gtpo_verl.verl_plugin.config import VerlGTPOConfig
 from gtpo_verl.verl_plugin.token_dump import TokenDump
 
 logger = logging.getLogger("gtpo_verl")
@@ -45,7 +45,7 @@ class GTPOEstimator:
 
     def __init__(self, config: Any, folder: str | Path, resumed_from: str | Path | None):
         self.applied = registration.serves(config)
-        self.config = GTPOConfig.from_config(config.algorithm)
+        self.config = VerlGTPOConfig.from_config(config.algorithm)
         self.entropy_from_update = self.applied and self.config.entropy_from == "update"
         self.initial_entropy: InitialEntropy | None = None
         self._folder, self._resumed = folder, resumed_from is not None

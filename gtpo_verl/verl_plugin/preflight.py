@@ -10,10 +10,10 @@ import verl
 from omegaconf import DictConfig, OmegaConf
 from packaging.version import Version
 
-from gtpo_verl.config import GTPOConfig
 from gtpo_verl.initial_entropy import InitialEntropy, changed_settings
 from gtpo_verl.records import read_record
 from gtpo_verl.verl_plugin import collapse, registration
+from gtpo_verl.verl_plugin.config import VerlGTPOConfig
 from gtpo_verl.verl_plugin.registration import LOSS_MODE, NAMES
 from gtpo_verl.verl_plugin.token_dump import HEADER_NAME, STEP_FILES
 
@@ -69,7 +69,7 @@ def _check_trainer(config: DictConfig) -> None:
 
 
 def _check_gtpo(config: DictConfig) -> None:
-    gtpo = GTPOConfig.from_config(config.algorithm)
+    gtpo = VerlGTPOConfig.from_config(config.algorithm)
     n = config.actor_rollout_ref.rollout.n
     if n < 2:
         raise ValueError(
@@ -87,7 +87,7 @@ def _check_gtpo(config: DictConfig) -> None:
     _check_sequence_parallel(config)
 
 
-def _check_entropy_from_update(config: DictConfig, gtpo: GTPOConfig) -> None:
+def _check_entropy_from_update(config: DictConfig, gtpo: VerlGTPOConfig) -> None:
     def refuse(setting: str, why: str, remedy: str) -> None:
         raise ValueError(f"{_ENTROPY_FROM}=update with {setting}: {why}; {remedy}, or set entropy_from=old_log_prob")
 
@@ -112,7 +112,8 @@ def _check_entropy_from_update(config: DictConfig, gtpo: GTPOConfig) -> None:
 
 def ask_for_entropy(config: DictConfig) -> None:
     """Make the actor compute entropy in its update, if GTPO reads it there."""
-    if GTPOConfig.from_config(config.algorithm).entropy_from == "update" and not OmegaConf.select(config, _CALCULATE):
+    from_update = VerlGTPOConfig.from_config(config.algorithm).entropy_from == "update"
+    if from_update and not OmegaConf.select(config, _CALCULATE):
         OmegaConf.update(config, _CALCULATE, True)
         logger.info("%s=True, since %s=update", _CALCULATE, _ENTROPY_FROM)
 
@@ -180,7 +181,7 @@ def departures(config: DictConfig) -> list[Departure]:
     expect("algorithm.rollout_correction.rollout_rs", lambda x: False, "null (no rejected tokens)")
     filter_groups = "algorithm.filter_groups.enable"
     expect(filter_groups, lambda x: not x, "False (groups without signal stay; −γ⟨H⟩ acts on them)")
-    gtpo_config = GTPOConfig.from_config(config.algorithm)
+    gtpo_config = VerlGTPOConfig.from_config(config.algorithm)
     if _measures_initial_entropy(config) and gtpo_config.entropy_from == "old_log_prob":
         biased = (
             "measured on the run's first batch, which holds {}: measure it with `gtpo-verl initial-entropy` "
@@ -233,7 +234,7 @@ def _expectation(config: DictConfig, found: list[Departure]) -> Callable[[str, C
 
 
 def _measures_initial_entropy(config: DictConfig) -> bool:
-    gtpo = GTPOConfig.from_config(config.algorithm)
+    gtpo = VerlGTPOConfig.from_config(config.algorithm)
     return gtpo.completion_filter == "auto" and gtpo.initial_entropy is None
 
 
@@ -271,7 +272,7 @@ def check_resume(config: DictConfig) -> None:
     """
     if not resumes(config):
         return
-    folder, gtpo = resume_folder(config), GTPOConfig.from_config(config.algorithm)
+    folder, gtpo = resume_folder(config), VerlGTPOConfig.from_config(config.algorithm)
     InitialEntropy.known_before(gtpo, folder)
     try:
         changed = changed_settings(folder, gtpo)

@@ -20,9 +20,9 @@ import torch
 from omegaconf import OmegaConf
 
 from gtpo_verl.advantage import GTPOAdvantage
-from gtpo_verl.config import GTPOConfig
 from gtpo_verl.records import atomic_write
 from gtpo_verl.verl_plugin import registration
+from gtpo_verl.verl_plugin.config import VerlGTPOConfig
 
 SCHEMA_VERSION = 1
 HEADER_NAME = "gtpo_dump.json"
@@ -39,13 +39,13 @@ class TokenDump:
     """Writes the groups of every `dump_freq`-th step, and of the first, into `dump_dir`.
 
     Args:
-        config (GTPOConfig): with a `dump_dir`.
+        config (VerlGTPOConfig): with a `dump_dir`.
         adv_estimator (str): verl's name of the run's estimator.
         tokenizer (str): folder or Hub name of its tokenizer.
         checkpoints (str): folder of the run's checkpoints, by which a later start knows its own dump.
     """
 
-    def __init__(self, config: GTPOConfig, adv_estimator: str, tokenizer: str, checkpoints: str = ""):
+    def __init__(self, config: VerlGTPOConfig, adv_estimator: str, tokenizer: str, checkpoints: str = ""):
         assert config.dump_dir is not None
         self.config = config
         self.folder = Path(config.dump_dir)
@@ -68,7 +68,7 @@ class TokenDump:
         if not hasattr(trainer, "_gtpo_dump"):
             model = config.actor_rollout_ref.model
             trainer._gtpo_dump = cls(
-                GTPOConfig.from_config(config.algorithm),
+                VerlGTPOConfig.from_config(config.algorithm),
                 registration.adv_estimator(config),
                 str(model.get("tokenizer_path") or model.path),
                 config.trainer.default_local_dir,

@@ -4,9 +4,9 @@ import pytest
 import verl.utils.config
 from rollout_batch import needs_update
 
-from gtpo_verl import GTPOConfig
 from gtpo_verl.initial_entropy import InitialEntropy
 from gtpo_verl.verl_plugin import preflight
+from gtpo_verl.verl_plugin.config import VerlGTPOConfig
 
 
 def test_cpu_recipe_is_the_papers_gtpo(compose_config):
@@ -196,14 +196,14 @@ def test_resuming_without_the_initial_entropy_is_an_error_at_the_start(compose_c
     preflight.check_resume(compose_config("algorithm.gtpo.initial_entropy=0.2"))
     preflight.check_resume(compose_config("algorithm.gtpo.completion_filter=always"))
     preflight.check_resume(compose_config("trainer.resume_mode=disable"))
-    InitialEntropy(0.2).save(tmp_path / "checkpoints", GTPOConfig())
+    InitialEntropy(0.2).save(tmp_path / "checkpoints", VerlGTPOConfig())
     preflight.check_resume(compose_config())
 
 
 def test_resuming_with_other_settings_is_told(compose_config, tmp_path, caplog):
     checkpoints = tmp_path / "checkpoints"
     (checkpoints / "global_step_5").mkdir(parents=True)
-    InitialEntropy(0.2).save(checkpoints, GTPOConfig(dump_freq=3))
+    InitialEntropy(0.2).save(checkpoints, VerlGTPOConfig(dump_freq=3))
     preflight.check_resume(compose_config())
     assert not caplog.records
     preflight.check_resume(compose_config("+algorithm.gtpo.conflict_span=all", "algorithm.gtpo.initial_entropy=0.5"))

@@ -16,8 +16,9 @@ from token_dump import batch_of, write
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.utils.metric import reduce_metrics
 
-from gtpo_verl import GTPOConfig, compute_gtpo_token_advantages
+from gtpo_verl import compute_gtpo_token_advantages
 from gtpo_verl.verl_plugin import preflight, update_pass
+from gtpo_verl.verl_plugin.config import VerlGTPOConfig
 from gtpo_verl.verl_plugin.estimator import current_step
 from gtpo_verl.verl_plugin.token_dump import TokenDump, bounded_rows
 
@@ -44,7 +45,7 @@ def test_a_line_has_the_parts_of_which_the_advantage_is_made(tmp_path):
     completions = [[5, 6, 1, 9], [5, 6, 2, 9], [5, 3]]
     torch.manual_seed(0)
     batch, row_len = batch_of(completions, [2.0, 0.0, 1.0], entropy=torch.rand(3, 4))
-    config = GTPOConfig(dump_dir=str(tmp_path), entropy_threshold=0.5, completion_filter="always")
+    config = VerlGTPOConfig(dump_dir=str(tmp_path), entropy_threshold=0.5, completion_filter="always")
     path = write(TokenDump(config, "gtpo", "/model"), 3, batch, ["u"] * 3, [np.array([8])] * 3, row_len)
     found = lines(tmp_path, 3)
     assert path.name == "step_000003.jsonl"
@@ -68,14 +69,14 @@ def test_a_line_has_the_parts_of_which_the_advantage_is_made(tmp_path):
 
 
 def test_several_updates_of_one_step_share_its_file_and_a_run_begun_anew_replaces_it(tmp_path):
-    dump = TokenDump(GTPOConfig(dump_dir=str(tmp_path)), "gtpo", "x")
+    dump = TokenDump(VerlGTPOConfig(dump_dir=str(tmp_path)), "gtpo", "x")
     batch, row_len = batch_of([[1, 2], [1, 3]], [1.0, 0.0])
     for step, uid in ((1, "a"), (1, "b"), (10, "c")):
         write(dump, step, batch, [uid] * 2, batch["responses"], row_len)
     assert [line["uid"] for line in lines(tmp_path)] == ["a", "a", "b", "b"]
     assert [line["uid"] for line in lines(tmp_path, 10)] == ["c", "c"]
     assert dump._bytes == sum(path.stat().st_size for path in tmp_path.glob("step_*"))
-    again = TokenDump(GTPOConfig(dump_dir=str(tmp_path)), "gtpo", "x")
+    again = TokenDump(VerlGTPOConfig(dump_dir=str(tmp_path)), "gtpo", "x")
     write(again, 1, batch, ["d"] * 2, batch["responses"], row_len)
     assert [line["uid"] for line in lines(tmp_path)] == ["d", "d"]
 
@@ -83,18 +84,18 @@ def test_several_updates_of_one_step_share_its_file_and_a_run_begun_anew_replace
 def test_numbers_that_json_cannot_say_are_null(tmp_path):
     batch, row_len = batch_of([[1, 2], [1, 3]], [1.0, 0.0])
     batch["old_log_probs"] = torch.tensor([[-0.5, -torch.inf], [torch.nan, -1.0]])
-    write(TokenDump(GTPOConfig(dump_dir=str(tmp_path)), "gtpo", "x"), 1, batch, "uu", batch["responses"], row_len)
+    write(TokenDump(VerlGTPOConfig(dump_dir=str(tmp_path)), "gtpo", "x"), 1, batch, "uu", batch["responses"], row_len)
     assert [line["trainer_logprobs"] for line in lines(tmp_path)] == [[-0.5, None], [None, -1.0]]
 
 
 def test_a_step_is_cut_to_whole_groups_and_a_folder_to_its_limit(tmp_path, monkeypatch):
     batch, row_len = batch_of([[1, 2, 3]] * 6, [1.0, 0.0] * 3)
-    config = GTPOConfig(dump_dir=str(tmp_path), dump_freq=1)
+    config = VerlGTPOConfig(dump_dir=str(tmp_path), dump_freq=1)
     result = compute_gtpo_token_advantages(
         torch.tensor([1.0, -1.0] * 3),
         list("abcabc"),
         *(batch[name] for name in ("responses", "response_mask", "entropy")),
-        GTPOConfig(initial_entropy=0.3),
+        VerlGTPOConfig(initial_entropy=0.3),
     )
     assert [bounded_rows(result, tokens) for tokens in (0, 11, 12, 18)] == [
         [0, 3],
@@ -112,7 +113,7 @@ def test_a_step_is_cut_to_whole_groups_and_a_folder_to_its_limit(tmp_path, monke
 
 
 def test_the_first_step_and_every_nth_are_due(tmp_path):
-    dump = TokenDump(GTPOConfig(dump_dir=str(tmp_path), dump_freq=4), "gtpo", "x")
+    dump = TokenDump(VerlGTPOConfig(dump_dir=str(tmp_path), dump_freq=4), "gtpo", "x")
     assert [step for step in range(1, 13) if dump.is_due(step)] == [1, 4, 8, 12]
 
 
