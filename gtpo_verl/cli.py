@@ -21,7 +21,7 @@ COMMANDS = {
     "export": ("gtpo_verl.runs.export", "write a checkpoint as a model or adapter for transformers and vLLM"),
     "smoke": ("gtpo_verl.runs.smoke", "try a recipe on this machine: a few steps with a small model"),
     "evaluate": ("gtpo_verl.paper.evaluation", "compute pass@k and maj@k from verl's validation dumps"),
-    "task": ("gtpo_verl.cpu.task", "make the data and the model for a run without an accelerator"),
+    "make-task": ("gtpo_verl.cpu.task", "make the data and the model for a run without an accelerator"),
     "view": ("gtpo_verl.view", "write one HTML file that shows what GTPO does to each token of a run"),
     "plot": ("gtpo_verl.paper.plots", "draw figures of runs and of their tokens"),
     "openrlhf": ("gtpo_verl.openrlhf.command", "run OpenRLHF's train_ppo_ray with the advantage estimator gtpo"),

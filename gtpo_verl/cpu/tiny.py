@@ -2,7 +2,7 @@
 
 The tasks are two-digit addition (`arithmetic`) and subtraction, and two of
 `reasoning-gym` that are not arithmetic: `spell_backward` and `letter_counting`. `worded_counting` is the latter in
-whole sentences, of about 100 tokens and in several phrasings. `prepare` writes, for `gtpo-verl task arithmetic`,
+whole sentences, of about 100 tokens and in several phrasings. `prepare` writes, for `gtpo-verl make-task arithmetic`,
 
 - `DIR/model`: a Qwen2 in Hugging Face format with its tokenizer, trained for a few hundred supervised steps on
   `<reasoning>…</reasoning><answer>…</answer>`, the paper's format (arXiv:2508.03772, Sec. 6). Some of those examples
