@@ -1,59 +1,30 @@
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from omegaconf import OmegaConf
 
 from gtpo_verl.cli import main
 from gtpo_verl.runs import check
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def paper_config():
-    command = ["python3", "-m", "verl.trainer.main_ppo", "--config-path", str(ROOT / "recipes/config")]
-    command += ["--config-name", "gtpo", "trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.n=8"]
-    command += ["trainer.logger=[console]"]
-    return check.compose([*command, "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"])
-
-
-def raises(error):
-    raise error
+TRAINER = ["python3", "-m", "verl.trainer.main_ppo"]
+LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
+# What verl's defaults lack for any run.
+COMPLETE = ["actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.actor.use_dynamic_bsz=True"]
 
 
 @pytest.fixture
-def findings(monkeypatch, tmp_path, paper_config):
-    """The findings about a run with these settings on a made-up machine, by subject."""
+def said(capsys, monkeypatch):
+    """The lines that `gtpo-verl check` prints for these overrides of verl's own defaults, without the machine's."""
+    monkeypatch.setattr(check.machine, "findings", lambda config: [])
 
-    def found(*settings, gpus=2, cpus=64, missing=(), free_gb=999, shared_gb=16, size_gb=1, driver=""):
-        real = shutil.disk_usage(tmp_path)._replace(free=int(free_gb * 1e9))
-        shared = real._replace(total=int(shared_gb * 1e9))
-        monkeypatch.setattr(check.shutil, "disk_usage", lambda path: shared if str(path) == "/dev/shm" else real)
-        monkeypatch.setattr(check.os, "sched_getaffinity", lambda pid: range(cpus))
-        monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-        monkeypatch.setattr("torch.cuda.is_available", lambda: bool(gpus) and not driver)
-        monkeypatch.setattr("torch.cuda.init", lambda: raises(RuntimeError(driver)))
-        monkeypatch.setattr(check.shutil, "which", lambda name: None if name in missing else f"/usr/bin/{name}")
-        monkeypatch.setattr(check.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-        (tmp_path / "Python.h").touch()
-        monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-        monkeypatch.delenv("WANDB_API_KEY", raising=False)
-        monkeypatch.setattr(check, "find_spec", lambda name: None if name in missing else SimpleNamespace(name=name))
-        monkeypatch.setattr(check, "_checkpoint_bytes", lambda path, lora: int(size_gb * 1e9))
-        monkeypatch.delenv("RAY_ADDRESS", raising=False)
-        config = paper_config.copy()
-        for key, value in OmegaConf.from_dotlist(
-            [f"trainer.default_local_dir={tmp_path}/new/checkpoints", *settings]
-        ).items():
-            OmegaConf.update(config, key, value, merge=True, force_add=True)
-        return {finding.subject: finding for finding in [*check._packages(config), *check._machine(config)]}
+    def checked(*overrides, status):
+        assert main(["check", "--", *TRAINER, *COMPLETE, *overrides]) == status
+        return capsys.readouterr().out.splitlines()
 
-    return found
+    return checked
 
 
 @pytest.mark.parametrize(
@@ -66,177 +37,134 @@ def findings(monkeypatch, tmp_path, paper_config):
 )
 def test_the_config_is_the_one_that_hydra_reads_however_it_is_named(options):
     options = [option.format(ROOT / "recipes/config") for option in options]
-    command = ["python3", "-m", "verl.trainer.main_ppo", *options, "seed=7", "~algorithm.rollout_correction"]
-    config = check.compose(command)
+    config, unknown = check.compose([*TRAINER, *options, "seed=7", "~algorithm.rollout_correction"])
     assert config.seed == 7 and config.algorithm.gtpo.entropy_coeff == 0.1
-    assert "rollout_correction" not in config.algorithm
-    assert "gtpo" not in check.compose(["python3", "-m", "verl.trainer.main_ppo", "-cp", "config"]).algorithm
+    assert "rollout_correction" not in config.algorithm and unknown == []
+    assert "gtpo" not in check.compose([*TRAINER, "-cp", "config"])[0].algorithm
 
 
 def test_a_config_folder_beside_the_first_is_refused():
     with pytest.raises(ValueError, match="--config-dir /mine is not read here"):
-        check.compose(["python3", "-m", "verl.trainer.main_ppo", "--config-dir=/mine"])
-
-
-def test_a_machine_with_all_that_a_run_needs_has_no_problem(findings):
-    found = findings()
-    assert [finding.remedy for finding in found.values()] == [""] * len(found)
-    assert set(found) == {"packages", "C compiler", "batch", "GPUs", "shared memory", "CPUs", "disk"}
-
-
-def test_all_missing_packages_are_installed_by_one_line(findings):
-    found = findings(
-        "actor_rollout_ref.model.lora_rank=8",
-        "trainer.logger=[console,swanlab]",
-        missing=("transfer_queue", "vllm", "math_verify", "peft", "swanlab", "wandb"),
-    )
-    assert found["packages"].remedy == "pip install TransferQueue vllm math-verify peft swanlab"
-
-
-def test_without_flash_attn_verls_default_is_replaced_by_sdpa(findings):
-    default = "actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2"
-    remedy = findings(default, missing=("flash_attn",))["packages"].remedy
-    assert "+actor_rollout_ref.model.override_config.attn_implementation=sdpa" in remedy
-    assert findings(default)["packages"].remedy == ""
-
-
-def test_the_run_without_flash_attn_is_warned_of_slow_steps(findings):
-    finding = findings(missing=("flash_attn",))["flash-attn"]
-    assert "Python loop over the tokens" in finding.says and "flash_attn-2.8.3-cp312" in finding.advice
-    assert finding.remedy == "" and "flash-attn" not in findings("trainer.device=cpu", missing=("flash_attn",))
-
-
-def test_megatron_is_all_that_verls_engine_imports(findings):
-    settings = "actor_rollout_ref.actor.strategy=megatron"
-    finding = findings(settings, missing=("megatron.bridge", "transformer_engine", "flash_attn"))["packages"]
-    assert finding.says == "no megatron.bridge, transformer_engine, flash_attn" and "uv.lock" in finding.remedy
-    assert "sdpa" not in finding.remedy and findings(settings)["packages"].remedy == ""
-
-
-def test_a_driver_that_is_too_old_for_torch_is_a_problem(findings, tmp_path, capsys):
-    finding = findings(driver="The NVIDIA driver on your system is too old (found version 12040).\nUpdate")["driver"]
-    assert finding.says.endswith("too old (found version 12040).") and "580 or later for CUDA 13" in finding.remedy
-    assert main(["smoke", str(tmp_path / "recipe.sh")]) == 2
-    assert "too old (found version 12040)" in capsys.readouterr().err
-
-
-def test_wandb_without_a_login_is_a_problem(findings, tmp_path, monkeypatch):
-    assert "wandb login" in findings("trainer.logger=[wandb]")["wandb"].remedy
-    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password x")
-    assert "wandb" not in findings("trainer.logger=[wandb]")
-    (tmp_path / "netrc").unlink()
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    assert "wandb" not in findings("trainer.logger=[wandb]")
-
-
-def test_what_triton_compiles_with_is_looked_for(findings, tmp_path):
-    missing = ("gcc", "cc", "clang")
-    assert "no C compiler" in findings(missing=missing)["C compiler"].says
-    assert "C compiler" not in findings("trainer.device=cpu", missing=missing)
-
-
-@pytest.mark.parametrize(("gpus", "units", "needed"), [(1, 8, 13), (2, 8, 16), (2, 2, 10)])
-def test_cpus_are_counted_as_ray_will_count_them(findings, gpus, units, needed):
-    settings = (
-        f"trainer.n_gpus_per_node={gpus}",
-        f"transfer_queue.backend.SimpleStorage.num_data_storage_units={units}",
-    )
-    assert findings(*settings, cpus=needed)["CPUs"].remedy == ""
-    finding = findings(*settings, cpus=needed - 1)["CPUs"]
-    assert f"set ray_kwargs.ray_init.num_cpus={needed}" in finding.remedy
-    assert findings(*settings, f"ray_kwargs.ray_init.num_cpus={needed}", cpus=1)["CPUs"].remedy == ""
-
-
-def test_more_gpus_than_the_machine_has_are_a_problem(findings):
-    assert findings(gpus=1)["GPUs"].remedy == "set trainer.n_gpus_per_node to at most 1"
-    assert findings(gpus=0)["GPUs"].remedy == "run on a machine with GPUs"
-    assert "GPUs" not in findings("trainer.device=cpu", gpus=0)
+        check.compose([*TRAINER, "--config-dir=/mine"])
 
 
 @pytest.mark.parametrize(
-    ("settings", "subject"),
+    ("override", "remedy"),
     [
-        (["trainer.n_gpus_per_node=3"], "batch"),
-        (["actor_rollout_ref.rollout.n=9"], "batch"),
-        (["actor_rollout_ref.rollout.tensor_model_parallel_size=3"], "tensor parallel"),
+        ("rolout.n=8", "did you mean actor_rollout_ref.rollout.n? (or reward.reward_model.rollout.n)"),
+        ("actor_rollout_ref.actor.ppo_mini_batchsize=8", "did you mean actor_rollout_ref.actor.ppo_mini_batch_size?"),
+        ("trainer.mine=8", "write +trainer.mine=… if your own code reads it"),
     ],
 )
-def test_what_cannot_be_split_evenly_is_a_problem(findings, settings, subject):
-    assert findings(*settings, gpus=4)[subject].remedy
-    assert findings(gpus=4).get(subject, check.Finding("", "")).remedy == ""
+def test_an_unknown_key_is_named_with_the_one_that_was_meant(said, override, remedy):
+    key = override.partition("=")[0]
+    assert said(override, status=1) == [
+        f"problem: {key}: verl has no such key: {remedy}",
+        "1 problem: this command would fail here.",
+    ]
 
 
-def test_disk_space_is_held_against_the_checkpoints_that_are_kept(findings):
-    settings = ("trainer.save_freq=20", "trainer.max_actor_ckpt_to_keep=2")
-    assert findings(*settings, free_gb=42, size_gb=14)["disk"].remedy == ""
-    assert "3 checkpoints take 42.0 GB" in findings(*settings, free_gb=41, size_gb=14)["disk"].says
-    assert "default_local_dir" in findings(*settings, free_gb=41, size_gb=14)["disk"].remedy
-    assert "disk" not in findings("trainer.save_freq=-1")
+def test_an_unknown_estimator_or_loss_is_named_with_the_one_that_was_meant(said):
+    out = said("algorithm.adv_estimator=gtp", f"{LOSS_MODE}=gtop", status=1)
+    assert "problem: algorithm.adv_estimator=gtp: unknown: did you mean gtpo?" in out
+    assert f"problem: {LOSS_MODE}=gtop: unknown: did you mean gtpo?" in out
+    assert any("unknown: there are bypass_mode, cispo, " in line for line in said(f"{LOSS_MODE}=mine", status=1))
 
 
-def test_a_containers_64_mb_of_shared_memory_are_a_problem_for_two_gpus(findings):
-    assert "--shm-size" in findings(shared_gb=0.064)["shared memory"].remedy
-    assert "shared memory" not in findings("trainer.n_gpus_per_node=1", shared_gb=0.064)
+def test_several_updates_without_clipping_are_warned_of_with_both_ways_out(said):
+    gtpo = ("algorithm.adv_estimator=gtpo", f"{LOSS_MODE}=gtpo", "actor_rollout_ref.rollout.n=8")
+    out = said(*gtpo, status=0)
+    mini_batch = "actor_rollout_ref.actor.ppo_mini_batch_size"
+    assert any(line.split()[:3] == [mini_batch, "256", "1024:"] for line in out)
+    (ways_out,) = [line for line in out if line.startswith("warning: updates: several per rollout")]
+    assert ways_out.endswith(f"make one ({mini_batch}=1024), or clip ({LOSS_MODE}=vanilla)")
+    assert out[-1].endswith("This command can run here, with the warnings above.")
+    for way_out in (f"{mini_batch}=1024", f"{LOSS_MODE}=vanilla"):
+        assert not any("warning: updates" in line for line in said(*gtpo, way_out, status=0))
 
 
-@pytest.fixture
-def ray_cluster(monkeypatch):
-    """Ray's answers about a cluster with these nodes."""
-
-    def answer(*nodes, other="", error=None):
-        monkeypatch.setattr("ray.init", lambda *args, **kwargs: raises(error) if error else None)
-        monkeypatch.setattr("ray.shutdown", lambda: None)
-        monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": dict(node)} for node in nodes])
-        monkeypatch.setattr("gtpo_verl.verl_plugin.one_run_per_cluster.other_run", lambda: other)
-
-    return answer
+def test_all_problems_are_reported_at_once(said):
+    wrong = ["algorithm.adv_estimator=gtpo", "actor_rollout_ref.rollout.n=1", "rollout.n=8", f"{LOSS_MODE}=gtop"]
+    wrong += ["actor_rollout_ref.actor.use_dynamic_bsz=False"]
+    out = "\n".join(said(*wrong, status=1))
+    assert "problem: rollout.n: verl has no such key" in out
+    assert f"problem: {LOSS_MODE}=gtop: unknown" in out
+    assert "problem: verl: refuses these settings: " in out and "ppo_micro_batch_size_per_gpu" in out
+    assert "problem: actor_rollout_ref.rollout.n=1: GTPO compares" in out
+    assert "4 problems: this command would fail here." in out
 
 
-def test_a_cluster_is_asked_for_its_nodes_gpus_and_cpus(findings, ray_cluster):
-    node = {"GPU": 8.0, "CPU": 32.0}
-    settings = "trainer.nnodes=2", "trainer.n_gpus_per_node=8", "data.train_batch_size=64"
-    ray_cluster(node, node)
-    found = findings(*settings, gpus=0, cpus=1)
-    assert "GPUs" not in found and not any(finding.remedy for finding in found.values())
-    ray_cluster(node, {"CPU": 8.0})
-    found = findings(*settings)
-    assert "1 of 2 nodes at auto have 8 GPUs, 2 asked for" in found["Ray cluster"].says
-    assert "RAY_AUTH_MODE=disabled" in found["Ray cluster"].remedy
-    assert found["CPUs"].says == "Ray has 40, verl asks for 58" and found["CPUs"].remedy
+def test_a_wrong_key_of_gtpo_is_a_problem_beside_the_others(said):
+    out = said("algorithm.adv_estimator=gtpo", "+algorithm.gtpo.gama=1", "rollout.n=8", status=1)
+    assert any(line.startswith("problem: algorithm.gtpo.gama=1: ") for line in out)
+    assert any(line.startswith("problem: rollout.n: ") for line in out)
 
 
-def test_a_cluster_that_cannot_be_joined_or_has_a_run_is_a_problem(findings, ray_cluster):
-    ray_cluster(error=ConnectionError("InvalidAuthToken\nmore"))
-    finding = findings("trainer.nnodes=2")["Ray cluster"]
-    assert finding.says == "not reached at auto: InvalidAuthToken" and "RAY_AUTH_MODE=disabled" in finding.remedy
-    ray_cluster({"GPU": 8.0, "CPU": 64.0}, other="Ray job 01000000")
-    assert "(Ray job 01000000)" in findings("trainer.nnodes=2")["TransferQueue"].remedy
+def test_a_rollout_engine_that_is_not_given_is_a_problem(said):
+    assert "problem: actor_rollout_ref.rollout.name: not given: set it to vllm or sglang" in said(
+        "actor_rollout_ref.rollout.name=???", status=1
+    )
 
 
-def test_an_override_that_verl_does_not_know_is_one_line(capsys):
-    assert main(["check", "--", "trainer.no_such_key=1"]) == 2
+def test_what_hydra_refuses_is_one_line(capsys):
+    assert main(["check", "--", "model_engine=megatrn"]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("gtpo-verl")]
-    assert "verl does not accept this command" in line and "no_such_key" in line
+    assert "verl does not accept this command: " in line and "Could not find 'model_engine/megatrn'" in line
 
 
-def test_a_config_with_which_gtpo_cannot_run_is_one_line(capsys):
-    assert main(["check", "--", "algorithm.adv_estimator=gtpo", "actor_rollout_ref.rollout.n=1"]) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("gtpo-verl")]
-    assert line.startswith("gtpo-verl check: actor_rollout_ref.rollout.n=1: GTPO compares")
+QWEN = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True}
+QWEN |= {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "vocab_size": 151936}
+QWEN |= {"num_attention_heads": 16, "num_key_value_heads": 2}
 
 
-def test_a_model_that_is_not_there_is_one_line(capsys, tmp_path):
+@pytest.mark.parametrize(
+    ("vllm", "overrides", "tied", "fails"),
+    [
+        ("0.30.0", [], True, True),
+        ("0.30.0", ["actor_rollout_ref.model.lora_rank=64"], True, True),  # verl first sends the base under it
+        (
+            "0.30.0",
+            ["actor_rollout_ref.model.lora_rank=64", "actor_rollout_ref.rollout.load_format=safetensors"],
+            True,
+            False,
+        ),
+        ("0.30.0", ["actor_rollout_ref.rollout.name=sglang"], True, False),
+        ("0.30.0", [], False, False),
+        ("0.28.1", [], True, False),
+    ],
+)
+def test_a_vllm_that_refuses_tied_embeddings_is_a_problem(capsys, monkeypatch, tmp_path, vllm, overrides, tied, fails):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN | {"tie_word_embeddings": tied}))  # of Qwen2.5-3B
+    package = tmp_path / f"vllm-{vllm}.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {vllm}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    main(["check", "--", *TRAINER, *COMPLETE, f"actor_rollout_ref.model.path={tmp_path}", *overrides])
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem: vLLM")]
+    if not fails:
+        assert said == []
+        return
+    assert f"{tmp_path} has tied embeddings, which vLLM {vllm} takes in one part only; verl sends" in said[0]
+    assert "in 7 " in said[0] and "install vLLM 0.24 to 0.28" in said[0] and "LoRA adapter" in said[0]
+
+
+def test_a_model_that_is_not_there_is_a_problem(capsys, tmp_path):
     model = f"actor_rollout_ref.model.path={tmp_path}/none"
-    assert main(["check", "--", model, "trainer.save_freq=1"]) == 2
-    assert "gtpo-verl check: " in capsys.readouterr().err
+    assert main(["check", "--", model, "trainer.save_freq=1"]) == 1
+    assert f"problem: model: {tmp_path}/none cannot be read: " in capsys.readouterr().out
 
 
-def test_the_findings_as_json(capsys):
-    assert main(["check", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["ok"] and {"verl", "loaded by verl", "hook on V1 trainer"} <= {
-        x["subject"] for x in report["findings"]
-    }
+def test_without_a_command_there_is_one_sentence_and_the_hooks_only_if_asked_for(capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert main(["check"]) == 0
+    (verdict,) = capsys.readouterr().out.splitlines()
+    assert (
+        verdict.startswith("GTPO is installed and hooked into verl ") and "No GPU here. To check a command: " in verdict
+    )
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert main(["check", "-v"]) == 0
+    *facts, verdict = capsys.readouterr().out.splitlines()
+    assert "2 GPUs here." in verdict and "hook on V1 trainer: yes" in facts
 
 
 def test_without_verl_or_torch_there_is_a_sentence_and_no_traceback():

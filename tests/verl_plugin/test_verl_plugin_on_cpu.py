@@ -243,7 +243,7 @@ print("the disk is gone" in said.getvalue() and "no estimator gtpo" in said.getv
 
 
 def test_report_says_what_is_registered_where(capsys, monkeypatch):
-    assert main(["check"]) == 0
+    assert main(["check", "-v"]) == 0
     out = capsys.readouterr().out
     assert "advantage estimator gtpo: gtpo_verl.verl_plugin.estimator.estimate_gtpo_advantage" in out
     v1 = "yes" if find_spec("verl.trainer.ppo.v1") else "not in this verl"
@@ -260,7 +260,13 @@ def test_report_says_what_is_not_hooked(capsys, monkeypatch):
 
 
 def test_report_says_that_verl_did_not_load_the_plugin():
-    code = "from gtpo_verl.cli import main; status = main(['check']); assert status == 1"
+    code = """
+import contextlib, io
+from gtpo_verl.cli import main
+with contextlib.redirect_stdout(io.StringIO()) as said:
+    assert main(["check"]) == 1
+print(said.getvalue().replace(chr(10), " "))
+"""
     reads_entry_points = find_spec("verl.plugin")
     remedy = (
         "none leaves gtpo out: unset it" if reads_entry_points else "set VERL_USE_EXTERNAL_MODULES=gtpo_verl.verl_pl"
