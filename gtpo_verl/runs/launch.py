@@ -7,6 +7,7 @@ printed). If a rollout worker fails, verl can wait for it for ever, or go on wit
 """
 
 import argparse
+import json
 import math
 import os
 import re
@@ -16,8 +17,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import Any, TextIO
 
 import psutil
@@ -98,9 +101,13 @@ def _number(record: dict[str, Any], key: str) -> float:
     return math.nan if record[key] is None else record[key]  # verl's logger has null for NaN
 
 
-def progress_line(record: dict[str, Any], total: str) -> str:
-    """One step in one line."""
+def progress_line(records: list[dict[str, Any]], total: str) -> str:
+    """The last step in one line, with the time that the rest takes at the rate of the last few."""
+    record = records[-1]
     values = [f"{name} {_number(record, key):.3g}" for name, key in COLUMNS.items() if key in record]
+    rates = [x["timing_s/step"] for x in records[-_WINDOW:] if "timing_s/step" in x]
+    if rates and total.isdigit():
+        values.append(f"left {timedelta(seconds=round(median(rates) * (int(total) - record['step'])))}")
     return f"step {record['step']}/{total}  " + "  ".join(values)
 
 
@@ -147,6 +154,12 @@ def disk_note(out: Path) -> str:
     return f"; only {free >> 20} MiB of disk are free there" if free < _FULL_BYTES else ""
 
 
+def job_variables() -> dict[str, str]:
+    """Variables of the Ray job that this process belongs to, if it is in one; Ray refuses to be given them again."""
+    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
+    return job.get("runtime_env", {}).get("env_vars", {})
+
+
 def start_trainer(command: list[str], out: Path, log: Path, keep_open: Sequence[int] = ()) -> subprocess.Popen:
     """Start the command in a session of its own, its loggers writing into `out`, its output added to `log`.
 
@@ -157,7 +170,13 @@ def start_trainer(command: list[str], out: Path, log: Path, keep_open: Sequence[
     if "verl.trainer.main_ppo" in command:
         # The trainer runs in a worker of Ray, and a cluster that runs already has an environment of its own.
         prefix = "++ray_kwargs.ray_init.runtime_env.env_vars."
-        command = [*command, *(f"{prefix}{name}='{value}'" for name, value in variables.items())]
+        of_job = job_variables()
+        if "VERL_FILE_LOGGER_PATH" in of_job:
+            raise ValueError(
+                "the runtime_env of this Ray job sets VERL_FILE_LOGGER_PATH, which `gtpo-verl run` reads: remove it"
+            )
+        given = {name: value for name, value in variables.items() if name not in of_job}
+        command = [*command, *(f"{prefix}{name}='{value}'" for name, value in given.items())]
     environment = {**os.environ, "HYDRA_FULL_ERROR": "1", **variables}
     with log.open("a") as stream:
         return subprocess.Popen(
@@ -229,8 +248,8 @@ def follow(
     steps = 0
     while True:
         exited = process.poll() is not None
-        for record in metrics.poll():
-            print(progress_line(record, total), flush=True)
+        for _ in metrics.poll():
+            print(progress_line(metrics.records, total), flush=True)
             steps += 1
             watch.on_step()
         finished = bool(steps) and str(metrics.records[-1]["step"]) == total

@@ -234,8 +234,6 @@ class MetricsFile:
         for line in self._tail.lines():
             logged = json.loads(line)
             record = {"step": logged["step"], **logged["data"]}
-            if {"timing_s/gtpo", "timing_s/step"} <= record.keys():
-                record["timing_share/gtpo"] = record["timing_s/gtpo"] / record["timing_s/step"]
             anew = not self._begun
             if anew:
                 # verl validates before it goes on, under the number of the step that it goes on from.

@@ -17,7 +17,7 @@ def check_gtpo_records(records, steps, ppo_kl=1e-3):
         assert record["gtpo/group/size_min"] == 8
         assert 0 <= record["gtpo/conflict/token_frac"] <= 1
         assert record["gtpo/entropy/mean"] == pytest.approx(record["actor/entropy"], rel=0.2)
-        assert 0 < record["timing_share/gtpo"] < 1
+        assert 0 < record["timing_s/gtpo"] < record["timing_s/step"]
         assert math.isfinite(record["actor/grad_norm"]) and record["actor/grad_norm"] > 0
         assert abs(record["actor/ppo_kl"]) < ppo_kl
         assert {"reward/format/mean", "reward/acc/mean", "reward/strict/mean", "completion/eos_rate"} <= set(record)

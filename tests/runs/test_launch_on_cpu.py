@@ -23,7 +23,7 @@ def run(tmp_path, monkeypatch):
         header = "import json, os, sys, time\nfile = open(os.environ['VERL_FILE_LOGGER_PATH'], 'w', buffering=1)\n"
         header += (
             "def step(n, **data):\n"
-            "    data = data or {'reward/score/mean': 10.0 + n, 'timing_s/step': 2.0, 'timing_s/gtpo': 0.5}\n"
+            "    data = data or {'reward/score/mean': 10.0 + n, 'timing_s/step': 2.0}\n"
             "    file.write(json.dumps({'step': n, 'data': data}) + '\\n')\n"
         )
         path.write_text(header + script)
@@ -48,12 +48,18 @@ def wait_until(condition, timeout_s=60):
         time.sleep(0.05)
 
 
-def test_metrics_are_flat_with_gtpos_share_of_the_step(run, capsys):
-    assert run("for n in (1, 2, 3): step(n)") == 0
+def test_metrics_are_flat_and_a_step_is_a_line_that_ends_with_the_time_that_is_left(run, capsys):
+    assert run("for n in (1, 2, 3): step(n)", overrides=["trainer.total_training_steps=5000"]) == 0
     assert [record["step"] for record in run.records()] == [1, 2, 3]
-    assert run.records()[0]["timing_share/gtpo"] == 0.25
+    assert run.records()[0] == {"step": 1, "reward/score/mean": 11.0, "timing_s/step": 2.0}
     out = capsys.readouterr().out
-    assert "step 3/3  reward 13" in out and "| 1 to 3 | 12.000 | 2.000 |" in out
+    assert "step 3/5000  reward 13  s/step 2  left 2:46:34\n" in out and "| 1 to 3 | 12.000 | 2.000 |" in out
+
+
+def test_the_time_that_is_left_is_not_that_of_a_slow_first_step():
+    records = [{"step": step, "timing_s/step": 300.0 if step == 1 else 60.0} for step in range(1, 5)]
+    assert launch.progress_line(records, "10").endswith("left 0:06:00")
+    assert "left" not in launch.progress_line(records, "?")
 
 
 def test_a_run_leaves_its_figure(run, monkeypatch, capsys):
@@ -223,6 +229,24 @@ def test_rays_workers_get_the_loggers_variables_too(tmp_path, monkeypatch):
     launch.start_trainer(["python3", "-m", "verl.trainer.main_ppo", "seed=1"], tmp_path, tmp_path / "train.log")
     path = tmp_path / "verl_metrics.jsonl"
     assert f"++ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH='{path}'" in started["command"]
+
+
+def test_a_ray_job_is_not_given_again_what_its_runtime_env_has(tmp_path, monkeypatch):
+    from ray.runtime_env.runtime_env import _merge_runtime_env
+
+    started = {}
+    monkeypatch.setattr(launch.subprocess, "Popen", lambda command, **kwargs: started.update(command=command))
+    start = ["python3", "-m", "verl.trainer.main_ppo"], tmp_path, tmp_path / "train.log"
+    job = {"env_vars": {"WANDB_DIR": "/shared", "NCCL_SOCKET_IFNAME": "eth0"}}
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"runtime_env": job}))
+    launch.start_trainer(*start)
+    prefix = "ray_kwargs.ray_init.runtime_env.env_vars."
+    given = {key.removeprefix(prefix): value for key, value in run_folder.overrides(started["command"]).items()}
+    assert "WANDB_RUN_ID" in given and _merge_runtime_env(job, {"env_vars": given}) is not None
+    job["env_vars"]["VERL_FILE_LOGGER_PATH"] = "/shared/log"
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"runtime_env": job}))
+    with pytest.raises(ValueError, match="sets VERL_FILE_LOGGER_PATH"):
+        launch.start_trainer(*start)
 
 
 def test_a_validation_before_training_is_no_step_of_the_closing_table():
