@@ -3,9 +3,8 @@
     gtpo-verl export outputs/NAME/checkpoints/global_step_500 my-model
 
 verl.model_merger joins the shards of FSDP or Megatron, in bfloat16. Without LoRA the result is the model. With LoRA it
-is the adapter, whose `adapter_config.json` names its base: the model that was trained or, if its name is not known,
-`base/` beside the adapter. `--merge` adds the adapter to its base instead: one model, in which bfloat16 rounds away
-updates that are small compared with a weight.
+is the adapter, whose `adapter_config.json` names the model that was trained. `--merge` adds the adapter to that model
+instead: one model, in which bfloat16 rounds away updates that are small compared with a weight.
 """
 
 import argparse
@@ -58,19 +57,26 @@ def export(checkpoint: Path, out: Path, merge: bool = False, base: str | None = 
         ValueError: `checkpoint` is not one, lacks shards, or needs `base`; `out` holds something else.
     """
     shards, backend = find_shards(checkpoint)
-    partial = out.with_name(f"{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    made_from = {"checkpoint": str(checkpoint.resolve()), "merge": merge, "base": base, "files": _files(shards, out)}
+    saved = max(path.stat().st_mtime_ns for path in shards.rglob("*") if path.is_file() and out not in path.parents)
+    made_from = {"checkpoint": str(checkpoint.resolve()), "saved": saved, "merge": merge, "base": base}
     if out.exists():
         record = out / RECORD
         if not record.is_file() or (kept := read_record(record, "made_from", "is"))["made_from"] != made_from:
             raise ValueError(f"{out} exists and is not the export of {checkpoint} as it is now: give another folder")
         return kept["is"]
+    partial = out.with_name(f"{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     _merge_shards(shards, backend, partial)
     what = "a model in Hugging Face format"
-    if (partial / "lora_adapter").exists():
-        what = _put_together(partial, out, base or _name_of_base(checkpoint), merge)
+    if (adapter := partial / "lora_adapter").exists():
+        base = base or _name_of_base(checkpoint)
+        if base is None:
+            raise ValueError(
+                f"{checkpoint} is of a LoRA adapter and does not name the model that was trained: give --base"
+            )
+        what = _add_to_base(base, adapter, partial) if merge else _name_base(base, adapter, partial)
+        shutil.rmtree(adapter)
     (partial / RECORD).write_text(json.dumps({"is": what, "made_from": made_from}, indent=1) + "\n")
     partial.replace(out)
     return what
@@ -84,14 +90,14 @@ def find_shards(checkpoint: Path) -> tuple[Path, str]:
     """
     for folder in (checkpoint / "actor", checkpoint):
         if (config := folder / "fsdp_config.json").is_file():
-            world_size = read_record(config, "world_size")["world_size"]
-            if type(world_size) is not int or world_size < 1:
-                raise ValueError(f"{config} has world_size {world_size!r}: it must be the number of ranks of the run")
-            names = [f"model_world_size_{world_size}_rank_{rank}.pt" for rank in range(world_size)]
+            ranks = read_record(config, "world_size")["world_size"]
+            if type(ranks) is not int or ranks < 1:
+                raise ValueError(f"{config} has world_size {ranks!r}: it must be the number of ranks of the run")
+            names = [f"model_world_size_{ranks}_rank_{rank}.pt" for rank in range(ranks)]
             if missing := [name for name in names if not (folder / name).is_file()]:
                 raise ValueError(
-                    f"{folder} lacks {', '.join(missing[:8])} of {world_size} shards: was the run killed while it "
-                    "saved, or is a part of the checkpoint on another node?"
+                    f"{folder} lacks {', '.join(missing[:8])} of {ranks} shards: was the run killed while it saved, or "
+                    "is a part of the checkpoint on another node?"
                 )
             return folder, "fsdp"
         if (folder / "model" / "huggingface").is_dir():
@@ -102,20 +108,13 @@ def find_shards(checkpoint: Path) -> tuple[Path, str]:
     )
 
 
-def _files(shards: Path, out: Path) -> list[list]:
-    """Name, size and time of the checkpoint's files, among which the export itself may lie."""
-    paths = sorted(path for path in shards.rglob("*") if path.is_file() and out not in path.parents)
-    return [[str(path.relative_to(shards)), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
-
-
 def _merge_shards(shards: Path, backend: str, target: Path) -> None:
     from verl.model_merger.base_model_merger import ModelMergerConfig
     from verl.model_merger.fsdp_model_merger import FSDPModelMerger
 
     class Merger(FSDPModelMerger):
         def save_hf_model_and_tokenizer(self, state_dict: dict[str, Any]) -> None:
-            # verl would write a model without weights where checkpoint.save_lora_only kept the adapter alone.
-            if all("lora_" in name for name in state_dict):
+            if any("lora_" in name for name in state_dict):  # verl would write the base beside the adapter
                 self.save_lora_adapter(state_dict)
             else:
                 super().save_hf_model_and_tokenizer(state_dict)
@@ -148,38 +147,18 @@ def _name_of_base(checkpoint: Path) -> str | None:
     return settings.get("actor_rollout_ref.model.path") or settings.get("model.path")
 
 
-def _put_together(folder: Path, out: Path, base: str | None, merge: bool) -> str:
-    """Make a model, or an adapter that names its base, of what verl wrote: base and adapter, or the adapter alone."""
-    adapter, own_base = folder / "lora_adapter", folder / "base"
-    weights = [*folder.glob("model*.safetensors*"), *folder.glob("*config.json")]
-    if any(path.name.startswith("model") for path in weights):
-        own_base.mkdir()
-        for path in weights:
-            path.replace(own_base / path.name)
-        for path in (*folder.glob("*token*"), *folder.glob("chat_template*")):
-            shutil.copy2(path, own_base)
-    elif base is None:
-        raise ValueError(f"the checkpoint of {out} has only an adapter and does not name its base: give --base")
-
-    if merge:
-        _merge_adapter(str(own_base) if own_base.exists() else str(base), adapter, folder)
-        shutil.rmtree(adapter)
-        shutil.rmtree(own_base, ignore_errors=True)
-        return "a model in Hugging Face format, the LoRA adapter merged into its base"
-    config = json.loads((adapter / "adapter_config.json").read_text())
-    if base is not None:
-        shutil.rmtree(own_base, ignore_errors=True)
-    config["base_model_name_or_path"] = base or str((out / "base").resolve())
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=1) + "\n")
-    (adapter / "adapter_model.safetensors").replace(folder / "adapter_model.safetensors")
-    shutil.rmtree(adapter)
-    return f"a LoRA adapter of rank {config['r']} for {config['base_model_name_or_path']}"
+def _name_base(base: str, adapter: Path, target: Path) -> str:
+    config = json.loads((adapter / "adapter_config.json").read_text()) | {"base_model_name_or_path": base}
+    (target / "adapter_config.json").write_text(json.dumps(config, indent=1) + "\n")
+    (adapter / "adapter_model.safetensors").replace(target / "adapter_model.safetensors")
+    return f"a LoRA adapter of rank {config['r']} for {base}"
 
 
-def _merge_adapter(base: str, adapter: Path, target: Path) -> None:
+def _add_to_base(base: str, adapter: Path, target: Path) -> str:
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     PeftModel.from_pretrained(model, adapter).merge_and_unload().to(torch.bfloat16).save_pretrained(target)
+    return "a model in Hugging Face format, the LoRA adapter merged into its base"

@@ -80,20 +80,12 @@ def test_an_exported_model_has_the_log_probs_of_the_trained_one(save, tmp_path):
     torch.testing.assert_close(log_probs(load(tmp_path / "out")), expected, rtol=0, atol=1e-5)
 
 
-def test_an_exported_adapter_loads_on_the_base_that_its_checkpoint_holds(save, base, tmp_path):
-    checkpoint, expected = save(lora=True)
-    shutil.rmtree(base)
-    assert main(["export", str(checkpoint), str(tmp_path / "out")]) == 0
-    torch.testing.assert_close(log_probs(load(tmp_path / "out")), expected, rtol=0, atol=2e-2)
-    assert (log_probs(load(tmp_path / "out/base")) - expected).abs().max() > 0.1
-
-
 def test_an_exported_adapter_names_the_model_that_the_run_was_started_with(save, base, tmp_path):
     checkpoint, expected = save(lora=True)
     (tmp_path / "run/settings.json").write_text(json.dumps({"actor_rollout_ref.model.path": str(base)}))
     assert main(["export", str(checkpoint), str(tmp_path / "out")]) == 0
     torch.testing.assert_close(log_probs(load(tmp_path / "out")), expected, rtol=0, atol=1e-5)
-    assert not (tmp_path / "out/base").exists()
+    assert not list((tmp_path / "out").glob("model*"))
 
 
 def test_a_merged_adapter_is_a_model_of_its_own(save, base, tmp_path):
@@ -124,12 +116,12 @@ print("shown", json.dumps(shown))
 @pytest.mark.nightly
 @pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="bash scripts/setup_cpu.sh vllm installs vLLM")
 @pytest.mark.parametrize("lora", [False, True])
-def test_vllm_loads_an_export_and_finds_the_log_probs_of_the_trained_model(save, tmp_path, lora):
+def test_vllm_loads_an_export_and_finds_the_log_probs_of_the_trained_model(save, base, tmp_path, lora):
     checkpoint, expected = save(lora=lora)
     out = tmp_path / "out"
-    assert main(["export", str(checkpoint), str(out)]) == 0
+    assert main(["export", str(checkpoint), str(out), *(["--base", str(base)] if lora else [])]) == 0
     tokens = torch.arange(3, 43).reshape(2, 20)
-    model, adapter = (out / "base", out) if lora else (out, "")
+    model, adapter = (base, out) if lora else (out, "")
     command = [sys.executable, "-c", IN_VLLM, model, adapter, json.dumps(tokens.tolist())]
     env = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
@@ -140,8 +132,9 @@ def test_vllm_loads_an_export_and_finds_the_log_probs_of_the_trained_model(save,
     torch.testing.assert_close(found, own, rtol=0, atol=2e-2 if lora else 1e-4)
 
 
-def test_a_checkpoint_of_the_adapter_alone_needs_its_base(save, base, tmp_path, capsys):
-    checkpoint, expected = save(lora=True, save_lora_only=True)
+@pytest.mark.parametrize("save_lora_only", [False, True])
+def test_an_adapter_whose_base_is_not_known_needs_it(save, base, tmp_path, capsys, save_lora_only):
+    checkpoint, expected = save(lora=True, save_lora_only=save_lora_only)
     assert main(["export", str(checkpoint), str(tmp_path / "out")]) == 2
     assert "give --base" in capsys.readouterr().err and not (tmp_path / "out").exists()
     assert main(["export", str(checkpoint), str(tmp_path / "out"), "--base", str(base)]) == 0
