@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--merge", action="store_true", help="with LoRA: a whole model, not an adapter")
     parser.add_argument(
-        "--base", help="with LoRA: the model that was trained (default: the one that the checkpoint names)"
+        "--base", help="with LoRA: the model that was trained (default: the one that the run was started with)"
     )
 
 
