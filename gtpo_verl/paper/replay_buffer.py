@@ -12,15 +12,17 @@ the name is `RewardMetricsReplayBufferAsync`. verl hands a buffer that is not it
 """
 
 from collections import defaultdict
+from contextlib import suppress
 from typing import Any
 
 import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
 from transfer_queue import KVBatchMeta
+from transformers import GenerationConfig
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
-
-from gtpo_verl.verl_plugin.end_of_sequence import eos_token_ids
+from verl.utils import hf_tokenizer
+from verl.utils.fs import copy_to_local
 
 # verl looks for finished completions every 2 s, which one prompt per step would wait for in each of 7,473 steps. A look
 # takes TransferQueue 2.5 µs per completion; more often than this it would have little time for anything else.
@@ -81,6 +83,22 @@ class RewardMetricsReplayBufferAsync(_RewardMetrics, ReplayBufferAsync):
     """verl's buffer of the async trainers, which drops stale groups or waits for them, with the metrics above."""
 
     serves_sync = False
+
+
+def eos_token_ids(model: DictConfig) -> torch.Tensor:
+    """The tokens that end a completion, (number of tokens,) int64; one that ends with none of them was cut off.
+
+    They are the tokenizer's EOS token and those of the model's generation config, at which rollout engines stop too.
+
+    Args:
+        model (DictConfig): verl's `actor_rollout_ref.model`.
+    """
+    tokenizer_path = copy_to_local(model.get("tokenizer_path") or model.path)
+    ids = {hf_tokenizer(tokenizer_path, trust_remote_code=model.get("trust_remote_code", False)).eos_token_id}
+    with suppress(OSError):  # a model need not have a generation config
+        more = GenerationConfig.from_pretrained(copy_to_local(model.path)).eos_token_id
+        ids.update(more if isinstance(more, list) else [more])
+    return torch.tensor(sorted(ids - {None}))
 
 
 def _poll_interval(config: Any) -> float:

@@ -4,9 +4,11 @@ import pytest
 import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf
+from transformers import GenerationConfig
 
+from gtpo_verl.cpu.tiny import build_tokenizer
 from gtpo_verl.paper import replay_buffer
-from gtpo_verl.paper.replay_buffer import RewardMetricsReplayBuffer, RewardMetricsReplayBufferAsync
+from gtpo_verl.paper.replay_buffer import RewardMetricsReplayBuffer, RewardMetricsReplayBufferAsync, eos_token_ids
 
 EOS = 2
 
@@ -140,3 +142,14 @@ def test_the_async_buffer_drops_stale_groups(store):
 def test_a_buffer_of_the_other_mode_is_an_error(store, buffer, mode, remedy):
     with pytest.raises(ValueError, match=f"trainer_mode={mode}.*{remedy}"):
         make(buffer, mode)
+
+
+def test_a_completion_ends_with_the_tokenizers_token_or_one_of_the_generation_config(tmp_path):
+    tokenizer = build_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    model = OmegaConf.create({"path": str(tmp_path)})
+    eos = tokenizer.eos_token_id
+    assert eos_token_ids(model).tolist() == [eos]
+    for more in ([eos + 5, eos + 9], eos + 5):
+        GenerationConfig(eos_token_id=more).save_pretrained(tmp_path)
+        assert eos_token_ids(model).tolist() == [eos, *(more if isinstance(more, list) else [more])]
