@@ -19,8 +19,8 @@ from uuid import UUID
 import torch
 import torch.distributed as dist
 from hydra import compose, initialize_config_dir
+from in_memory_queue import InMemoryQueue
 from omegaconf import OmegaConf
-from tensordict import NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
 from transformers import AttentionInterface, AutoTokenizer
 from transformers.integrations.flash_attention import flash_attention_forward
@@ -131,32 +131,6 @@ def rollouts(tokenizer):
     return rows
 
 
-class Queue:
-    """What a step asks of TransferQueue."""
-
-    def __init__(self, rows):
-        self.rows = {key: dict(fields) for key, fields in rows.items()}
-
-    def kv_batch_get(self, keys, partition_id, select_fields=None):
-        held = set.intersection(*(set(self.rows[key]) for key in keys))
-        columns = {name: [self.rows[key][name] for key in keys] for name in sorted(held & set(select_fields or held))}
-        fields = {
-            name: torch.nested.as_nested_tensor(values, layout=torch.jagged)
-            if torch.is_tensor(values[0])
-            else NonTensorStack(*values)
-            for name, values in columns.items()
-        }
-        return TensorDict(fields, batch_size=[len(keys)])
-
-    def kv_batch_put(self, keys, partition_id, fields, tags=None):
-        for name in fields.keys():
-            values = fields[name]
-            values = values.unbind() if torch.is_tensor(values) else list(values)
-            for key, value in zip(keys, values, strict=True):
-                self.rows.setdefault(key, {})[name] = value
-        return KVBatchMeta(partition_id=partition_id, keys=keys, tags=tags or [{}] * len(keys))
-
-
 class WorkerGroup:
     """One rank's part of what verl's worker group does for the trainer."""
 
@@ -214,13 +188,13 @@ def make_trainer(task, folder, overrides):
     trainer = PPOTrainerSync.__new__(PPOTrainerSync)
     trainer.config, trainer.global_steps, trainer.use_critic = config, 1, False
     trainer.tokenizer = AutoTokenizer.from_pretrained(task / "model")
-    trainer.actor_rollout_wg = WorkerGroup(worker, Queue({}))
+    trainer.actor_rollout_wg = WorkerGroup(worker, InMemoryQueue({}))
     return trainer
 
 
 def take(trainer, rows, seed):
     """The rows as the trainer's next batch, in another order by each seed."""
-    queue = padding_utils.tq = trainer_base.tq = trainer.actor_rollout_wg.queue = Queue(rows)
+    queue = padding_utils.tq = trainer_base.tq = trainer.actor_rollout_wg.queue = InMemoryQueue(rows)
     keys = random.Random(seed).sample(sorted(rows), len(rows))
     tags = [{"seq_len": len(rows[key]["input_ids"])} for key in keys]
     batch = KVBatchMeta(partition_id="train", keys=keys, tags=tags)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transfer_queue as tq
+from in_memory_queue import InMemoryQueue
 from omegaconf import OmegaConf
 from transformers import GenerationConfig
 
@@ -13,33 +14,21 @@ from gtpo_verl.paper.replay_buffer import RewardMetricsReplayBuffer, RewardMetri
 EOS = 2
 
 
-class Store:
+class Store(InMemoryQueue):
     """Prompts with their completions, as verl's agent loops leave them in TransferQueue."""
 
     def __init__(self):
-        self.tags, self.rows = {"train": {}, "val": {}}, {}
+        super().__init__({}, {"train": {}, "val": {}})
 
     def add(self, uid, scores, length=3, step=1, partition="train", last=EOS):
         self.tags[partition][uid] = {"is_prompt": True, "status": "finished", "global_steps": step}
         for session, score in enumerate(scores):
             key = f"{uid}_{session}_0"
             self.tags[partition][key] = {"seq_len": length}
-            self.rows[key] = (
-                [7] * (length - 1) + [last],
-                {"reward_extra_info": {"score": score, "strict": 1, "pred": "a text"}},
-            )
-
-    def kv_list(self):
-        return self.tags
-
-    def kv_clear(self, partition_id, keys):
-        for key in keys:
-            self.tags[partition_id].pop(key, None)
-
-    def kv_batch_get(self, keys, partition_id, select_fields):
-        rows, fields = zip(*(self.rows[key] for key in keys), strict=True)
-        responses = torch.nested.nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
-        return {"responses": responses, "extra_fields": list(fields)}
+            self.rows[key] = {
+                "responses": torch.tensor([7] * (length - 1) + [last]),
+                "extra_fields": {"reward_extra_info": {"score": score, "strict": 1, "pred": "a text"}},
+            }
 
 
 @pytest.fixture
