@@ -87,4 +87,4 @@ TRAINER=(
     --logger.tensorboard_dir "$OUT/tensorboard"
 )
 
-python3 -m gtpo_verl.openrlhf "${ALGORITHM[@]}" "${DATA[@]}" "${ACTOR[@]}" "${ROLLOUT[@]}" "${TRAINER[@]}" "$@"
+python3 -m gtpo_verl openrlhf "${ALGORITHM[@]}" "${DATA[@]}" "${ACTOR[@]}" "${ROLLOUT[@]}" "${TRAINER[@]}" "$@"

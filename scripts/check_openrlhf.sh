@@ -2,7 +2,7 @@
 # Train with GTPO (arXiv:2508.03772) in OpenRLHF's own trainer, on CPU and in an environment of its own, .venv-openrlhf.
 #
 #   bash scripts/check_openrlhf.sh                   OpenRLHF 0.11.2
-#   bash scripts/check_openrlhf.sh 0.9.10 0.11.2     these, of those that setup_openrlhf_cpu.sh knows
+#   bash scripts/check_openrlhf.sh 0.10.4 0.11.2     these, of those that setup_openrlhf_cpu.sh knows
 #
 # docs/openrlhf.md says what is compared, and what stands in for a GPU. Needs Python 3.11; PYTHON names it.
 set -euo pipefail

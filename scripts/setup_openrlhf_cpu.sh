@@ -2,7 +2,7 @@
 # Make the environment .venv-openrlhf, in which OpenRLHF trains without an accelerator, if it is not there yet.
 #
 #   bash scripts/setup_openrlhf_cpu.sh                   OpenRLHF 0.11.2: four to six minutes and 2.4 GB
-#   OPENRLHF=0.9.10 bash scripts/setup_openrlhf_cpu.sh   another OpenRLHF, in the same environment
+#   OPENRLHF=0.10.4 bash scripts/setup_openrlhf_cpu.sh   another OpenRLHF, in the same environment
 #
 # Needs Python 3.11, for which OpenRLHF's wheel is built; PYTHON names it. torch is as in setup_cpu.sh.
 set -euo pipefail
@@ -11,12 +11,10 @@ pip=.venv-openrlhf/bin/pip
 
 version=${OPENRLHF:-0.11.2}
 case $version in    # the wheel's SHA-256 on PyPI
-    0.9.10) wheel=73bcf728975c5dc87bd1fabefd8da1128bf612c3c05f407de984f3f2f7ac67d9 ;;
-    0.10.1) wheel=8674d49b746a7fed4b2ed57a45bf5771cde3372a6dbbf835260ccb98130c6c8a ;;
     0.10.4) wheel=5ccd1b1de42e11b5a8827efbf901381e2af9257e0898269abdc5ce1839c86685 ;;
     0.11.1) wheel=21dc11ecb666bfff7c296cbe77bd5f961b3cfe02b536c81bf9da018592f8aeee ;;
     0.11.2) wheel=c969d70db03a70724c3d8a5a01186c6e0728bce624fb3dff95e39b5396acefa6 ;;
-    *) echo "OPENRLHF=$version: give 0.9.10, 0.10.1, 0.10.4, 0.11.1 or 0.11.2" >&2; exit 1 ;;
+    *) echo "OPENRLHF=$version: give 0.10.4, 0.11.1 or 0.11.2" >&2; exit 1 ;;
 esac
 
 export PIP_DISABLE_PIP_VERSION_CHECK=1

@@ -9,7 +9,7 @@ import wrapt
 
 from gtpo_verl import GTPOConfig
 from gtpo_verl.initial_entropy import InitialEntropy
-from gtpo_verl.openrlhf import hooks, options
+from gtpo_verl.openrlhf import command, hooks, options
 
 ESTIMATORS = ["gae", "group_norm", "dr_grpo"]
 # As of OpenRLHF 0.11.2, with its defaults.
@@ -21,7 +21,6 @@ DEFAULTS = {
     "algo.kl.init_coef": 0.01,
     "ckpt.load_enable": False,
     "ckpt.path": "./ckpt/checkpoints_ppo_ray",
-    "ds.packing_samples": False,
     "ds.ring_attn_size": 1,
     "ds.tensor_parallel_size": 1,
     "rollout.batch_size": 1024,
@@ -30,7 +29,6 @@ DEFAULTS = {
     "rollout.top_p": 1.0,
     "train.async_enable": False,
     "train.batch_size": 128,
-    "train.dynamic_batch_enable": False,
     "train.max_epochs": 1,
 }
 PAPER = {
@@ -44,33 +42,31 @@ PAPER = {
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch):
-    """A version of OpenRLHF, and no hooks."""
+    """A version of OpenRLHF."""
     monkeypatch.setattr(options, "version", lambda name: "0.11.2")
-    monkeypatch.setattr(hooks, "install", lambda: None)
 
 
-def make_parser(old=False):
+def make_parser():
     parser = argparse.ArgumentParser()
-    names = options._OLD_NAMES if old else {}
-    parser.add_argument(f"--{names.get(options.ESTIMATOR, options.ESTIMATOR)}", choices=ESTIMATORS, default="gae")
+    parser.add_argument(f"--{options.ESTIMATOR}", choices=ESTIMATORS, default="gae")
     for name, default in DEFAULTS.items():
-        if old and name == "actor.loss_agg_mode":
-            continue
         kind = {"action": "store_true"} if default is False else {"type": type(default or 0.0), "default": default}
-        parser.add_argument(f"--{names.get(name, name)}", **kind)
+        parser.add_argument(f"--{name}", **kind)
     return parser
 
 
-def parse(estimator="gtpo", old=False, **changes):
+def parse(estimator="gtpo", **changes):
     """Parse as OpenRLHF does; `changes` have `__` for a dot."""
-    parser = make_parser(old)
+    parser = make_parser()
     parser.parse_args = wrapt.FunctionWrapper(parser.parse_args, options.parse_args)
-    names = options._OLD_NAMES if old else {}
-    words = [f"--{names.get(options.ESTIMATOR, options.ESTIMATOR)}", estimator]
+    words = [f"--{options.ESTIMATOR}", estimator]
     for name, value in (PAPER | {name.replace("__", "."): value for name, value in changes.items()}).items():
-        if not (old and name == "actor.loss_agg_mode"):
-            words += [f"--{names.get(name, name)}", *([] if value is True else [str(value)])]
+        words += [f"--{name}", *([] if value is True else [str(value)])]
     return parser.parse_args(words)
+
+
+def settings_of(args):
+    return getattr(args, options.SETTINGS)
 
 
 def refusal(capsys, **changes):
@@ -82,27 +78,35 @@ def refusal(capsys, **changes):
     return line
 
 
-@pytest.mark.parametrize("old", [False, True])
-def test_settings_travel_in_openrlhfs_arguments(old):
-    args = parse(old=old, algo__gtpo='{"entropy_coeff": 0.5}', ds__ring_attn_size=2, algo__advantage__no_std_norm=True)
-    assert getattr(args, "advantage_estimator" if old else options.ESTIMATOR) == "gtpo"
-    settings = options.settings_of(args)
+def test_settings_travel_in_openrlhfs_arguments():
+    args = parse(algo__gtpo='{"entropy_coeff": 0.5}', ds__ring_attn_size=2, algo__advantage__no_std_norm=True)
+    assert getattr(args, options.ESTIMATOR) == "gtpo"
+    settings = settings_of(args)
     assert settings.config == GTPOConfig(entropy_coeff=0.5)
     assert (settings.n_samples_per_prompt, settings.norm_by_std, settings.duplicates) == (12, False, 2)
 
 
 def test_defaults_are_the_papers_and_nothing_is_to_be_said(caplog):
-    assert options.settings_of(parse()).config == GTPOConfig()
+    assert settings_of(parse()).config == GTPOConfig()
     assert not caplog.records
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_other_estimators_are_left_alone(estimator, monkeypatch):
-    monkeypatch.setattr(hooks, "install", lambda: pytest.fail("nothing is to be changed"))
+def test_other_estimators_are_left_alone(estimator):
     plain = make_parser().parse_args([f"--{options.ESTIMATOR}", estimator, "--algo.kl.init_coef", "0.3"])
     parsed = parse(estimator, algo__kl__init_coef=0.3)
     changed = vars(plain) | {name: getattr(parsed, name) for name in PAPER if name != "algo.kl.init_coef"}
     assert vars(parsed) == changed
+
+
+@pytest.mark.parametrize("estimator", ["gtpo", "group_norm"])
+def test_the_hooks_are_for_gtpo_alone(estimator, monkeypatch):
+    installed = []
+    monkeypatch.setattr(hooks, "install", lambda: installed.append(True))
+    words = [f"--{options.ESTIMATOR}", estimator, "--algo.kl.init_coef", "0", "--rollout.n_samples_per_prompt", "8"]
+    parser = make_parser()
+    command._parse_args(parser.parse_args, parser, (words,), {})
+    assert bool(installed) == (estimator == "gtpo")
 
 
 def test_other_parsers_are_left_alone():
@@ -137,25 +141,21 @@ def test_wrong_setting_is_one_line_with_its_remedy(changes, said, capsys):
     assert said in line and "algorithm." not in line
 
 
-def test_refusal_has_the_name_that_this_openrlhf_knows(capsys):
-    assert "--init_kl_coef 0.01: " in refusal(capsys, old=True, algo__kl__init_coef=0.01)
-
-
-@pytest.mark.parametrize(
-    "packing", [("ds.packing_samples", True), ("ds.ring_attn_size", 2), ("train.dynamic_batch_enable", True)]
-)
-def test_packing_is_refused_only_where_its_entropy_would_be_wrong(packing, monkeypatch, capsys):
-    name, value = packing
-    parse(rollout__temperature=0.6, **{name: value})
+def test_a_temperature_is_refused_where_its_entropy_would_be_wrong(monkeypatch, capsys):
+    parse(rollout__temperature=0.6)
     monkeypatch.setattr(options, "version", lambda name: "0.11.0")
-    parse(**{name: value})
-    line = refusal(capsys, rollout__temperature=0.6, **{name: value})
-    assert f"--{name} {value} with --rollout.temperature 0.6: before" in line
+    parse()
+    assert "--rollout.temperature 0.6: OpenRLHF 0.11.0 gives the" in refusal(capsys, rollout__temperature=0.6)
 
 
-def test_older_openrlhf_is_refused_and_a_newer_one_named(monkeypatch, capsys, caplog):
-    monkeypatch.setattr(options, "version", lambda name: "0.9.9")
-    assert "GTPO needs OpenRLHF 0.9.10 or later; this is 0.9.9" in refusal(capsys)
+def test_an_older_openrlhf_is_refused_before_it_is_imported(monkeypatch):
+    monkeypatch.setattr(command, "find_spec", lambda name: object())
+    monkeypatch.setattr(command, "version", lambda name: "0.10.3")
+    with pytest.raises(SystemExit, match="needs OpenRLHF 0.10.4 or later; this is 0.10.3: upgrade openrlhf$"):
+        command.main()
+
+
+def test_a_newer_openrlhf_is_named(monkeypatch, caplog):
     monkeypatch.setattr(options, "version", lambda name: "0.12.0")
     parse()
     assert "this is 0.12.0" in caplog.text
@@ -173,13 +173,19 @@ def test_older_openrlhf_is_refused_and_a_newer_one_named(monkeypatch, capsys, ca
         ({"algo__advantage__no_std_norm": True}, "--algo.advantage.no_std_norm True"),
         ({"rollout__temperature": 0.9}, "--rollout.temperature 0.9: in the paper 1.0"),
         ({"rollout__top_p": 0.9}, "--rollout.top_p 0.9: in the paper 1.0"),
-        ({"old": True}, "which OpenRLHF has from 0.11.2 on"),
     ],
 )
 def test_departure_from_the_paper_is_told(changes, said, caplog):
     parse(**changes)
     (record,) = caplog.records
     assert said in record.getMessage()
+
+
+def test_a_loss_of_another_mean_is_told_where_there_is_no_option_for_it(caplog, monkeypatch):
+    monkeypatch.delitem(DEFAULTS, "actor.loss_agg_mode")
+    monkeypatch.delitem(PAPER, "actor.loss_agg_mode")
+    parse()
+    assert "for Eq. 11 upgrade openrlhf to 0.11.2" in caplog.text
 
 
 def resume(folder, **changes):
@@ -193,7 +199,7 @@ def test_resumed_run_needs_its_initial_entropy(tmp_path, capsys):
     assert "set algo.gtpo.initial_entropy (nats per token)" in capsys.readouterr().err
     resume(tmp_path, algo__gtpo='{"initial_entropy": 0.5}')
     InitialEntropy(0.5).save(tmp_path, GTPOConfig())
-    assert math.isclose(InitialEntropy.load(options.settings_of(resume(tmp_path)).checkpoints).value, 0.5)
+    assert math.isclose(InitialEntropy.load(settings_of(resume(tmp_path)).checkpoints).value, 0.5)
 
 
 def test_resumed_run_with_other_settings_is_told(tmp_path, caplog):

@@ -1,7 +1,7 @@
 """GTPO (arXiv:2508.03772) in OpenRLHF, as it is installed: its own trainer, with one more advantage estimator.
 
-    python -m gtpo_verl.openrlhf --algo.advantage.estimator gtpo --algo.kl.init_coef 0 <options of train_ppo_ray>
+    gtpo-verl openrlhf --algo.advantage.estimator gtpo --algo.kl.init_coef 0 <options of train_ppo_ray>
 
-`command` runs `openrlhf.cli.train_ppo_ray`, `options` reads and checks its command line, `hooks` is what changes in its
-classes once `gtpo` is chosen, `stage` computes the advantages. Nothing changes without `gtpo`.
+`command` runs `openrlhf.cli.train_ppo_ray`; `options` reads and checks its command line; `hooks` is what changes in its
+classes once `gtpo` is chosen; `stage` computes the advantages. Nothing changes without `gtpo`.
 """

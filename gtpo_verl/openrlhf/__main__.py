@@ -1,4 +1,4 @@
-"""`python -m gtpo_verl.openrlhf` is `openrlhf.cli.train_ppo_ray` with the estimator `gtpo`."""
+"""What `gtpo-verl openrlhf` becomes."""
 
 from gtpo_verl.openrlhf.command import main
 

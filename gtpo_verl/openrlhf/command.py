@@ -4,26 +4,32 @@ import argparse
 import os
 import runpy
 import sys
+from collections.abc import Callable
+from importlib.metadata import version
 from importlib.util import find_spec
 
 import wrapt
+from packaging.version import Version
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Everything behind `openrlhf` is OpenRLHF's, but `--help` alone."""
+    """Everything after `openrlhf` is OpenRLHF's, except a lone `--help`."""
     parser.usage = "gtpo-verl openrlhf OPTIONS"
     parser.description = (
         "OpenRLHF's own train_ppo_ray, with --algo.advantage.estimator gtpo and its settings as JSON in --algo.gtpo\n"
-        "(docs/keys.md). All options: python -m gtpo_verl.openrlhf --help. See docs/openrlhf.md."
+        "(docs/keys.md). See docs/openrlhf.md. All other options: python -m openrlhf.cli.train_ppo_ray --help"
     )
-    parser.epilog = "example: gtpo-verl openrlhf --algo.advantage.estimator gtpo --algo.kl.init_coef 0 OPTIONS"
+    parser.epilog = (
+        "example: gtpo-verl openrlhf YOUR_OPTIONS --algo.advantage.estimator gtpo --algo.kl.init_coef 0 \\\n"
+        "         --actor.loss_agg_mode seq-mean-token-mean --train.batch_size ROLLOUT_BATCH_SIZE_TIMES_SAMPLES"
+    )
     parser.prefix_chars = ""  # no word is an option of this parser
     parser.add_argument("options", nargs=argparse.REMAINDER, help="of OpenRLHF's train_ppo_ray")
     parser.set_defaults(parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Become `python -m gtpo_verl.openrlhf`, so that an error in training keeps its traceback."""
+    """Become a process of OpenRLHF's alone, in which an error in training keeps its traceback."""
     if args.options in (["-h"], ["--help"]):
         args.parser.print_help()
         args.parser.exit()
@@ -34,7 +40,19 @@ def main() -> None:
     """Run `openrlhf.cli.train_ppo_ray`, which has no function to call, with the arguments of this process."""
     if find_spec("openrlhf") is None:
         sys.exit("gtpo-verl openrlhf: there is no OpenRLHF in this environment; see docs/openrlhf.md")
-    from gtpo_verl.openrlhf import options
+    from gtpo_verl.openrlhf.options import SUPPORTED_OPENRLHF
 
-    wrapt.wrap_function_wrapper(argparse, "ArgumentParser.parse_args", options.parse_args)
+    first, installed = SUPPORTED_OPENRLHF[0], version("openrlhf")
+    if Version(installed) < Version(first):
+        sys.exit(f"gtpo-verl openrlhf: it needs OpenRLHF {first} or later; this is {installed}: upgrade openrlhf")
+    wrapt.wrap_function_wrapper(argparse, "ArgumentParser.parse_args", _parse_args)
     runpy.run_module("openrlhf.cli.train_ppo_ray", run_name="__main__", alter_sys=True)
+
+
+def _parse_args(wrapped: Callable, parser: argparse.ArgumentParser, args: tuple, kwargs: dict) -> argparse.Namespace:
+    from gtpo_verl.openrlhf import hooks, options
+
+    parsed = options.parse_args(wrapped, parser, args, kwargs)
+    if hasattr(parsed, options.SETTINGS):
+        hooks.install()
+    return parsed

@@ -51,13 +51,7 @@ def _keeping_entropy(forward: Callable) -> Callable:
 
         def keep(actor: Any, args: tuple, result: Any) -> Any:
             log_probs, output = result
-            entropy = output.entropy
-            if actor.temperature != 1 and not actor.packing_samples:
-                from openrlhf.models.utils import compute_entropy
-
-                # Before OpenRLHF 0.11.1 it was computed before the logits were divided by the temperature.
-                entropy = compute_entropy(output["logits"])[:, :-1]
-            kept.append(entropy.to("cpu"))
+            kept.append(output.entropy.to("cpu"))
             return log_probs
 
         with self.actor.register_forward_pre_hook(ask, with_kwargs=True), self.actor.register_forward_hook(keep):

@@ -4,7 +4,7 @@ import argparse
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -12,41 +12,16 @@ from packaging.version import Version
 
 from gtpo_verl.config import GTPOConfig
 from gtpo_verl.initial_entropy import InitialEntropy, changed_settings
-from gtpo_verl.openrlhf import hooks
 
-SUPPORTED_OPENRLHF = ("0.9.10", "0.11.2")
+SUPPORTED_OPENRLHF = ("0.10.4", "0.11.2")
 
 ESTIMATOR = "algo.advantage.estimator"
 SETTINGS = "algo.gtpo"
-# The names of options before OpenRLHF 0.10.2.
-_OLD_NAMES = {
-    ESTIMATOR: "advantage_estimator",
-    "algo.advantage.no_std_norm": "no_advantage_std_norm",
-    "algo.dynamic_filtering_enable": "dynamic_filtering",
-    "algo.kl.init_coef": "init_kl_coef",
-    "actor.entropy_coef": "entropy_loss_coef",
-    "ckpt.load_enable": "load_checkpoint",
-    "ckpt.path": "ckpt_path",
-    "ds.packing_samples": "packing_samples",
-    "ds.ring_attn_size": "ring_attn_size",
-    "ds.tensor_parallel_size": "ds_tensor_parallel_size",
-    "rollout.batch_size": "rollout_batch_size",
-    "rollout.n_samples_per_prompt": "n_samples_per_prompt",
-    "rollout.temperature": "temperature",
-    "rollout.top_p": "top_p",
-    "train.async_enable": "async_train",
-    "train.batch_size": "train_batch_size",
-    "train.dynamic_batch_enable": "use_dynamic_batch",
-    "train.max_epochs": "max_epochs",
-}
-# Each of them packs samples, unless it has this value.
-_PACKING = {"ds.packing_samples": False, "ds.ring_attn_size": 1, "train.dynamic_batch_enable": False}
-
 logger = logging.getLogger("gtpo_verl")
 
 
 class Settings(NamedTuple):
-    """What GTPO takes from the command line; it travels in OpenRLHF's own arguments, as `algo.gtpo`.
+    """What GTPO takes from the command line; it travels in OpenRLHF's own arguments, as `args.algo.gtpo`.
 
     Args:
         config (GTPOConfig): of `--algo.gtpo`.
@@ -63,14 +38,9 @@ class Settings(NamedTuple):
     checkpoints: str
 
 
-def settings_of(args: Any) -> Settings:
-    """The settings in OpenRLHF's arguments, nested or (before 0.10.2) flat."""
-    return args.algo.gtpo if hasattr(args, "algo") else getattr(args, SETTINGS)
-
-
 def parse_args(wrapped: Callable, parser: argparse.ArgumentParser, args: tuple, kwargs: dict) -> argparse.Namespace:
-    """Around `ArgumentParser.parse_args`: OpenRLHF's parser knows `gtpo`."""
-    estimator = next((x for x in parser._actions if x.dest in (ESTIMATOR, _OLD_NAMES[ESTIMATOR])), None)
+    """Around `ArgumentParser.parse_args`: OpenRLHF's parser knows `gtpo`, whose `Settings` are then `algo.gtpo`."""
+    estimator = next((x for x in parser._actions if x.dest == ESTIMATOR), None)
     if estimator is None or not estimator.choices or "gtpo" in estimator.choices:  # OpenRLHF may have GTPO of its own
         return wrapped(*args, **kwargs)
     estimator.choices = [*estimator.choices, "gtpo"]
@@ -79,12 +49,11 @@ def parse_args(wrapped: Callable, parser: argparse.ArgumentParser, args: tuple, 
     )
     parsed = wrapped(*args, **kwargs)
     text = vars(parsed).pop(SETTINGS)
-    if getattr(parsed, estimator.dest) == "gtpo":
+    if getattr(parsed, ESTIMATOR) == "gtpo":
         try:
-            setattr(parsed, SETTINGS, check(parsed, text))
+            setattr(parsed, SETTINGS, check(vars(parsed), text))
         except ValueError as error:
             parser.exit(2, f"gtpo-verl openrlhf: {in_openrlhf(error)}\n")
-        hooks.install()
     return parsed
 
 
@@ -93,69 +62,60 @@ def in_openrlhf(text: object) -> str:
     return str(text).replace("algorithm.gtpo", SETTINGS)
 
 
-def check(args: argparse.Namespace, text: str) -> Settings:
+def check(options: Mapping[str, Any], text: str) -> Settings:
     """The settings of a run with GTPO; warns where it is not the paper's.
 
     Args:
-        args (argparse.Namespace): OpenRLHF's arguments, flat.
-        text (str): the settings as JSON.
+        options: OpenRLHF's options by their names.
+        text (str): GTPO's settings as JSON.
 
     Raises:
         ValueError: GTPO cannot run so; the message names option, value and remedy.
     """
+    config = _config(text)
+    _check_options(options)
+    folder = options["ckpt.path"]
+    if options["ckpt.load_enable"] and os.path.exists(os.path.join(folder, "_actor")):
+        _check_resume(folder, config)
+    if found := _departures(options):
+        logger.warning("GTPO: with these options the run is not the paper's:\n  %s", "\n  ".join(found))
+    return Settings(
+        config,
+        options["rollout.n_samples_per_prompt"],
+        norm_by_std=not options["algo.advantage.no_std_norm"],
+        duplicates=options["ds.ring_attn_size"] * options["ds.tensor_parallel_size"],
+        checkpoints=folder,
+    )
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
     installed = Version(version("openrlhf"))
-    if installed < Version(SUPPORTED_OPENRLHF[0]):
-        raise ValueError(f"GTPO needs OpenRLHF {SUPPORTED_OPENRLHF[0]} or later; this is {installed}: upgrade openrlhf")
     if installed > Version(SUPPORTED_OPENRLHF[1]):
         logger.warning(
             "GTPO was tested with OpenRLHF %s to %s; this is %s: compare the first steps' gtpo/* metrics with what you "
             "expect",
             *(*SUPPORTED_OPENRLHF, installed),
         )
-    config = _config(text)
-    samples = option(args, "rollout.n_samples_per_prompt")
-    if samples < 2:
-        raise ValueError(
-            f"{_named(args, 'rollout.n_samples_per_prompt')}: GTPO compares the completions of one prompt; set it to "
-            "at least 2 (8 or 12 in the paper)"
+
+    def refuse(name: str, why: str) -> None:
+        raise ValueError(f"--{name} {options[name]}: {why}")
+
+    if options["rollout.n_samples_per_prompt"] < 2:
+        refuse(
+            "rollout.n_samples_per_prompt",
+            "GTPO compares the completions of one prompt; set it to at least 2 (8 or 12 in the paper)",
         )
-    if option(args, "algo.kl.init_coef") != 0:
-        raise ValueError(
-            f"{_named(args, 'algo.kl.init_coef')}: GTPO has no KL term, and OpenRLHF would load a reference model for "
-            "it; set it to 0"
+    if options["algo.kl.init_coef"] != 0:
+        refuse(
+            "algo.kl.init_coef",
+            "GTPO has no KL term, and OpenRLHF would load a reference model for it; set it to 0",
         )
-    packing = next((name for name, off in _PACKING.items() if option(args, name) != off), None)
-    if packing and option(args, "rollout.temperature") != 1 and installed < Version("0.11.1"):
-        raise ValueError(
-            f"{_named(args, packing)} with {_named(args, 'rollout.temperature')}: before OpenRLHF 0.11.1 the entropy "
-            "of packed samples is that of temperature 1; upgrade openrlhf, leave out packing or sample at 1"
+    if options["rollout.temperature"] != 1 and installed < Version("0.11.1"):
+        refuse(
+            "rollout.temperature",
+            f"OpenRLHF {installed} gives the entropy of temperature 1; set it to 1, as in the paper, or upgrade "
+            "openrlhf to 0.11.1 or later",
         )
-    folder = option(args, "ckpt.path")
-    if option(args, "ckpt.load_enable") and os.path.exists(os.path.join(folder, "_actor")):
-        _check_resume(folder, config)
-    found = _departures(args)
-    if found:
-        logger.warning("GTPO: with these options the run is not the paper's:\n  %s", "\n  ".join(found))
-    return Settings(
-        config,
-        samples,
-        norm_by_std=not option(args, "algo.advantage.no_std_norm"),
-        duplicates=option(args, "ds.ring_attn_size") * option(args, "ds.tensor_parallel_size"),
-        checkpoints=folder,
-    )
-
-
-def option(args: argparse.Namespace, name: str) -> Any:
-    """The value of one of OpenRLHF's options by its newest name; None where this OpenRLHF does not have it."""
-    return getattr(args, _name(args, name), None)
-
-
-def _name(args: argparse.Namespace, name: str) -> str:
-    return name if hasattr(args, name) else _OLD_NAMES.get(name, name)
-
-
-def _named(args: argparse.Namespace, name: str) -> str:
-    return f"--{_name(args, name)} {option(args, name)}"
 
 
 def _config(text: str) -> GTPOConfig:
@@ -175,33 +135,28 @@ def _check_resume(folder: str, config: GTPOConfig) -> None:
         logger.warning("GTPO goes on from %s with other settings: %s", folder, in_openrlhf("; ".join(changed)))
 
 
-def _departures(args: argparse.Namespace) -> list[str]:
+def _departures(options: Mapping[str, Any]) -> list[str]:
     """Options under which GTPO runs but is not the paper's GTPO, one line each."""
-    found = []
-
-    def expect(name: str, is_paper: bool, paper: str) -> None:
-        if not is_paper:
-            found.append(f"{_named(args, name)}: in the paper {paper}")
-
-    rollout = option(args, "rollout.batch_size") * option(args, "rollout.n_samples_per_prompt")
+    rollout = options["rollout.batch_size"] * options["rollout.n_samples_per_prompt"]
     one_update = "one update per rollout (Sec. 6)"
-    batch_size = option(args, "train.batch_size")
-    expect("train.batch_size", batch_size == rollout, f"{rollout}, batch_size * n_samples_per_prompt: {one_update}")
-    expect("train.max_epochs", option(args, "train.max_epochs") == 1, f"1: {one_update}")
-    expect("train.async_enable", not option(args, "train.async_enable"), "no rollouts of an earlier policy")
-    aggregation = option(args, "actor.loss_agg_mode")
-    if aggregation is None:
-        found.append("the loss is a mean over all tokens; Eq. 11 is --actor.loss_agg_mode seq-mean-token-mean, which "
-                     "OpenRLHF has from 0.11.2 on")  # fmt: skip
-    else:
-        expect("actor.loss_agg_mode", aggregation == "seq-mean-token-mean", "seq-mean-token-mean (Eq. 11)")
-    expect("algo.advantage.no_std_norm", not option(args, "algo.advantage.no_std_norm"), "A_i over the std (Sec. 3)")
-    expect(
-        "algo.dynamic_filtering_enable",
-        not option(args, "algo.dynamic_filtering_enable"),
-        "groups without signal stay; −γ⟨H⟩ acts on them",
-    )
-    expect("actor.entropy_coef", not option(args, "actor.entropy_coef"), f"none beside {SETTINGS}.entropy_coeff")
-    expect("rollout.temperature", option(args, "rollout.temperature") == 1, "1.0 (Sec. 6)")
-    expect("rollout.top_p", option(args, "rollout.top_p") == 1, "1.0 (completions of the policy itself)")
+    papers: dict[str, tuple[Any, str]] = {
+        "train.batch_size": (rollout, f"{rollout}, batch_size * n_samples_per_prompt: {one_update}"),
+        "train.max_epochs": (1, f"1: {one_update}"),
+        "train.async_enable": (False, "no rollouts of an earlier policy"),
+        "actor.loss_agg_mode": ("seq-mean-token-mean", "seq-mean-token-mean (Eq. 11)"),
+        "algo.advantage.no_std_norm": (False, "A_i over the std (Sec. 3)"),
+        "algo.dynamic_filtering_enable": (False, "groups without signal stay; −γ⟨H⟩ acts on them"),
+        "rollout.temperature": (1, "1.0 (Sec. 6)"),
+        "rollout.top_p": (1, "1.0 (completions of the policy itself)"),
+    }
+    found = [
+        f"--{name} {options[name]}: in the paper {paper}"
+        for name, (value, paper) in papers.items()
+        if name in options and options[name] != value
+    ]
+    if "actor.loss_agg_mode" not in options:
+        found.append("the loss is a mean over all tokens: for Eq. 11 upgrade openrlhf to 0.11.2, and set "
+                     "--actor.loss_agg_mode seq-mean-token-mean")  # fmt: skip
+    if options["actor.entropy_coef"]:
+        found.append(f"--actor.entropy_coef {options['actor.entropy_coef']}: none beside {SETTINGS}.entropy_coeff")
     return found

@@ -16,7 +16,7 @@ from gtpo_verl.advantage import compute_group_advantages, compute_gtpo_token_adv
 from gtpo_verl.completions import Completions
 from gtpo_verl.initial_entropy import InitialEntropy
 from gtpo_verl.metrics import compute_gtpo_metrics
-from gtpo_verl.openrlhf.options import in_openrlhf, settings_of
+from gtpo_verl.openrlhf.options import Settings, in_openrlhf
 
 logger = logging.getLogger("gtpo_verl")
 
@@ -37,7 +37,7 @@ class GTPOStage:
 
     def __init__(self, trainer: Any, resumed: bool):
         init_logger("gtpo_verl")
-        self.settings = settings_of(trainer.args)
+        self.settings: Settings = trainer.args.algo.gtpo
         self.metrics: dict[str, float] = {}
         self._actors = trainer.actor_model_group
         self._initial_entropy: InitialEntropy | None = None

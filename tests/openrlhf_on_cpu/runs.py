@@ -16,41 +16,7 @@ ROOT = HERE.parents[1]
 GROUP, PROMPTS = 12, 4
 """Completions of a prompt, and prompts of a rollout."""
 
-# Newest names of the options and those before OpenRLHF 0.10.2.
-OLD_NAMES = {
-    "actor.adam.lr": "actor_learning_rate",
-    "actor.lr_scheduler": "lr_scheduler",
-    "actor.lr_warmup_ratio": "lr_warmup_ratio",
-    "actor.model_name_or_path": "pretrain",
-    "actor.num_gpus_per_node": "actor_num_gpus_per_node",
-    "algo.advantage.estimator": "advantage_estimator",
-    "algo.kl.init_coef": "init_kl_coef",
-    "ckpt.load_enable": "load_checkpoint",
-    "ckpt.output_dir": "save_path",
-    "ckpt.path": "ckpt_path",
-    "ckpt.save_steps": "save_steps",
-    "data.input_key": "input_key",
-    "data.max_len": "max_len",
-    "data.max_samples": "max_samples",
-    "data.prompt_dataset": "prompt_data",
-    "ds.attn_implementation": "attn_implementation",
-    "logger.tensorboard_dir": "use_tensorboard",
-    "reward.remote_url": "remote_rm_url",
-    "rollout.batch_size": "rollout_batch_size",
-    "rollout.max_new_tokens": "max_new_tokens",
-    "rollout.micro_batch_size": "micro_rollout_batch_size",
-    "rollout.n_samples_per_prompt": "n_samples_per_prompt",
-    "rollout.temperature": "temperature",
-    "train.async_enable": "async_train",
-    "train.batch_size": "train_batch_size",
-    "train.micro_batch_size": "micro_train_batch_size",
-    "train.num_episodes": "num_episodes",
-    "vllm.enforce_eager": "enforce_eager",
-    "vllm.gpu_memory_utilization": "vllm_gpu_memory_utilization",
-    "vllm.num_engines": "vllm_num_engines",
-}
 OPENRLHF = Version(version("openrlhf"))
-HAS_DOTS = OPENRLHF >= Version("0.10.2")
 
 
 def command(task, out, estimator, steps=3, ranks=1, **changes):
@@ -88,10 +54,10 @@ def command(task, out, estimator, steps=3, ranks=1, **changes):
     if OPENRLHF >= Version("0.11.2"):
         log_probs = ["--algo.advantage.is_correction_level", "token"]
     else:
-        log_probs = ["--algo.advantage.is_correction_enable" if HAS_DOTS else "--enable_vllm_is_correction"]
+        log_probs = ["--algo.advantage.is_correction_enable"]
     words = [sys.executable, "-m", "openrlhf_cpu", "gtpo_verl.openrlhf", *log_probs]
     for name, value in options.items():
-        words.append(f"--{name if HAS_DOTS else OLD_NAMES.get(name, name)}")
+        words.append(f"--{name}")
         if value is not True:
             words.append(str(value))
     return words
