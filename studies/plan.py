@@ -1,9 +1,13 @@
 """What the study runs, as data: docs/study-design.md says why. A run's name is its log's, results/NAME.json.gz."""
 
+import gzip
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+
+import torch
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -19,6 +23,8 @@ _PAPER_BETAS = (
     "actor_rollout_ref.actor.optim.betas=[0.999999,0.999999]",
     "actor_rollout_ref.actor.optim.lr_warmup_steps=10",
 )
+_NO_STD = ("algorithm.norm_adv_by_std_in_grpo=false",)
+_FOUR_UPDATES = ("actor_rollout_ref.actor.ppo_mini_batch_size=2",)
 
 
 def _gtpo(**keys: object) -> tuple[str, ...]:
@@ -48,7 +54,14 @@ METHODS: dict[str, tuple[str, ...]] = {
     # Controls.
     "positive_only": GRPO,
     "random_skip": GRPO,
+    "confident_skip": GRPO,
     "grpo_strict": (*GRPO, *_reward("strict")),
+    "gtpo_strict": (*GTPO, *_reward("strict")),
+    # What others do, and what users have.
+    "dr_grpo": (*GRPO, *_NO_STD, "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"),  # arXiv:2503.20783
+    "gtpo_no_std": (*GTPO, *_NO_STD),  # as the authors' code has it
+    "grpo_4_updates": (*GRPO, *_FOUR_UPDATES),
+    "gtpo_4_updates": (*GTPO, *_FOUR_UPDATES, "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla"),
     # The paper's settings, and what it leaves open.
     "grpo_betas": (*GRPO, *_PAPER_BETAS),
     "gtpo_betas": (*GTPO, *_PAPER_BETAS),
@@ -63,43 +76,78 @@ METHODS: dict[str, tuple[str, ...]] = {
     "grpo_coin": (*GRPO, *_reward("coin")),
 }
 """What a method changes in recipes/config/gtpo_cpu.yaml, as one gives it to verl."""
-CONTROLS = {"positive_only": "drop_negative", "random_skip": "skip_at_random"}
+CONTROLS = {
+    "positive_only": "drop_negative",
+    "random_skip": "skip_at_random",
+    "confident_skip": "skip_confident",
+}
 """Methods that verl does not have: which function of `studies.fast` changes GRPO's advantages."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """A task and the model that all methods start from.
+    """A task, the model that all methods start from, and how long they train.
 
     Args:
-        task: one of `gtpo_verl.cpu.tiny.TASKS`.
+        task: one of `gtpo_verl.cpu.tiny.TASKS`, or `leg_counting`, which has a real language model.
         warm_steps: supervised steps of the warm start.
         temperature: of sampling, and of the probabilities that are trained.
+        prompts: of a step.
+        steps: of training.
+        animals: kinds of animals in a question of `leg_counting`.
     """
 
     task: str
     warm_steps: int = 250
     temperature: float = 1.0
+    prompts: int = 1
+    steps: int = 400
+    animals: int = 1
+
+    @property
+    def is_real(self) -> bool:
+        """Whether the model is SmolLM2-135M-Instruct."""
+        return self.task == "leg_counting"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which products are computed."""
+        return torch.bfloat16 if self.is_real else torch.float32
 
     @property
     def name(self) -> str:
         """Of its folder in results/."""
-        usual = (self.warm_steps, self.temperature) == (250, 1.0)
-        return self.task if usual else f"{self.task}-{self.warm_steps}-T{self.temperature:g}"
+        usual = (self.warm_steps, self.temperature) == (250, 1.0) or self.is_real
+        start = self.task if usual else f"{self.task}-{self.warm_steps}-T{self.temperature:g}"
+        several = f"-{self.animals}" if self.animals > 1 else ""
+        return start + several + (f"-{self.prompts}x{self.steps}" if self.prompts > 1 else "")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What a row of a table reports: the runs of all seeds with one start, method and learning rate."""
+    """What the seeds of a run share.
+
+    Args:
+        start: task and model.
+        method: one of `METHODS`.
+        lr: learning rate.
+    """
 
     start: Start
     method: str
     lr: float
 
     def log(self, seed: int) -> Path:
-        """Where a run's log lies once it is complete."""
+        """Where a run's log is once it is complete."""
         return HERE / "results" / self.start.name / f"{self.method}-lr{self.lr:g}-seed{seed}.json.gz"
 
+
+def cells(starts: Sequence[Start], methods: Sequence[str], rates: Sequence[float]) -> list[Cell]:
+    """Every combination."""
+    return [Cell(*combination) for combination in product(starts, methods, rates)]
+
+
+# ------------------------------------------------------------------ one prompt a step, complete: docs/study-design.md
 
 ADDITION, SPELLING, COUNTING = Start("arithmetic"), Start("spell_backward"), Start("letter_counting")
 WORDED = Start("worded_counting")
@@ -107,30 +155,100 @@ WORDED = Start("worded_counting")
 HOT_COUNTING, HOT_ADDITION = Start("letter_counting", 150, 1.2), Start("arithmetic", 125, 1.2)
 
 RATES = (5e-5, 1e-4, 2e-4, 4e-4)
-MIDDLE = 1e-4
-
-
-def cells(starts: Sequence[Start], methods: Sequence[str], rates: Sequence[float] = (MIDDLE,)) -> list[Cell]:
-    """Every combination."""
-    return [Cell(*combination) for combination in product(starts, methods, rates)]
-
-
+MIDDLE = (1e-4,)
 USUAL = (COUNTING, SPELLING, ADDITION)
 TABLES: dict[str, list[Cell]] = {
-    "main": cells(USUAL, ("grpo", "grpo_token_mean", "gtpo"), RATES) + cells(USUAL, ("grpo_kl",)),
-    "parts": cells(USUAL[:2], ("grpo", "gamma", "entropy", "forward", "backward", "skip", "double", "masks", "gtpo")),
-    "controls": cells(USUAL[:2], ("grpo", "positive_only", "random_skip", "skip", "grpo_strict", "gtpo")),
-    "long": cells((WORDED,), ("grpo", "grpo_token_mean", "gtpo")),
-    "collapse": cells((HOT_COUNTING, HOT_ADDITION), ("grpo", "filter", "only_negative", "gtpo_no_filter", "gtpo")),
+    "main": cells(USUAL, ("grpo", "grpo_token_mean", "gtpo"), RATES) + cells(USUAL, ("grpo_kl",), MIDDLE),
+    "parts": cells(
+        USUAL[:2], ("grpo", "gamma", "entropy", "forward", "backward", "skip", "double", "masks", "gtpo"), MIDDLE
+    ),
+    "controls": cells(USUAL[:2], ("grpo", "positive_only", "random_skip", "skip", "grpo_strict", "gtpo"), MIDDLE),
+    "long": cells((WORDED,), ("grpo", "grpo_token_mean", "gtpo"), MIDDLE),
+    "collapse": cells(
+        (HOT_COUNTING, HOT_ADDITION), ("grpo", "filter", "only_negative", "gtpo_no_filter", "gtpo"), MIDDLE
+    ),
     "paper": cells(
         (COUNTING,),
         ("grpo", "gtpo", "grpo_G12", "gtpo_G12", "grpo_betas", "gtpo_betas", "span_all", "threshold_0.2"),
+        MIDDLE,
     ),
 }
-"""The tables of docs/study.md. A cell may stand in several; its runs are made once."""
+"""Tables of docs/study.md. A cell may stand in several; its runs are made once."""
 
 
-def plan() -> list[tuple[Cell, int]]:
+def one_prompt() -> list[tuple[Cell, int]]:
     """Every (cell, seed): seed by seed, and within a seed the tables in their order, so that all prefixes compare."""
     unique = list(dict.fromkeys(cell for table in TABLES.values() for cell in table))
     return [(cell, seed) for seed in range(1, SEEDS + 1) for cell in unique]
+
+
+# ------------------------------------------------------------------ many prompts a step, and a real model
+
+LEGS, LONG_LEGS = Start("leg_counting", 5, 1.0, 4, 60), Start("leg_counting", 7, 1.0, 4, 60, animals=2)
+MANY = tuple(Start(task, prompts=8, steps=100) for task in ("letter_counting", "spell_backward", "arithmetic"))
+WORDY = tuple(Start(f"letter_counting_after_{n}", prompts=8, steps=100) for n in (20, 70, 240))
+REAL_RATES = (5e-6, 1e-5, 2e-5)
+MANY_RATES = (2.5e-5, 5e-5, 1e-4, 2e-4, 4e-4)
+REAL_METHODS = {  # and whose best rate each takes
+    "grpo": "grpo",
+    "gtpo": "gtpo",
+    "grpo_token_mean": "grpo",
+    "positive_only": "grpo",
+    "grpo_strict": "grpo",
+    "gtpo_strict": "gtpo",
+}
+MANY_METHODS = ("grpo", "grpo_token_mean", "gtpo", "positive_only")
+RIVALS = ("masks", "confident_skip", "dr_grpo", "gtpo_no_std", "grpo_kl", "grpo_4_updates", "gtpo_4_updates")
+
+
+def best_rate(start: Start, method: str, rates: Sequence[float], seeds: Sequence[int]) -> float | None:
+    """The rate with the highest held-out accuracy, of several the lowest; None while a run is missing."""
+    logs = {rate: [Cell(start, method, rate).log(seed) for seed in seeds] for rate in rates}
+    if not all(log.exists() for of_rate in logs.values() for log in of_rate):
+        return None
+    return max(rates, key=lambda rate: (sum(map(held_out_accuracy, logs[rate])), -rate))
+
+
+def held_out_accuracy(log: Path) -> float:
+    """Share of right completions on held-out questions after the last step."""
+    held_out = json.loads(gzip.decompress(log.read_bytes()))["held_out"]
+    return sum(held_out["right"]) / (held_out["samples"] * len(held_out["right"]))
+
+
+def real_rates(method: str) -> tuple[float, ...]:
+    """The grid, extended by a factor of 2 where its best rate lies at its edge; at most twice to a side."""
+    rates = REAL_RATES
+    for _ in range(4):
+        best = best_rate(LEGS, method, rates, (1,))
+        if best == max(rates) < 4 * max(REAL_RATES):
+            rates = (*rates, 2 * best)
+        elif best == min(rates) > min(REAL_RATES) / 4:
+            rates = (best / 2, *rates)
+    return rates
+
+
+def blocks() -> dict[str, list[tuple[Cell, int]]]:
+    """The runs of each block in their order. What follows from a choice of rates appears once that is made."""
+    chosen = {method: best_rate(LEGS, method, real_rates(method), (1,)) for method in ("grpo", "gtpo")}
+    if None in chosen.values():
+        chosen = {}
+    real = [Cell(LEGS, method, chosen[like]) for method, like in REAL_METHODS.items() if like in chosen]
+    of_many = {method: best_rate(MANY[0], method, MANY_RATES, range(1, 6)) for method in ("grpo", "gtpo")}
+    shares = [Cell(start, method, rate) for start in WORDY for method, rate in of_many.items() if rate]
+    return {
+        "1a. rates of the real model": [
+            (Cell(LEGS, method, rate), 1) for method in ("grpo", "gtpo") for rate in real_rates(method)
+        ],
+        "1b. the real model": [(cell, seed) for seed in range(2, 7) for cell in real],
+        "1c. its longer answers": [
+            (Cell(LONG_LEGS, method, rate), seed) for seed in range(2, 5) for method, rate in chosen.items() if rate
+        ],
+        "2. many prompts": [(cell, seed) for seed in range(1, 6) for cell in cells(MANY, MANY_METHODS, MANY_RATES)],
+        "3. rivals": [(cell, seed) for seed in range(1, 4) for cell in cells(MANY[:2], RIVALS, MANY_RATES[2:])],
+        "4. share of conflict tokens": [(cell, seed) for seed in range(1, 6) for cell in shares],
+    }
+
+
+def plan() -> list[tuple[Cell, int]]:
+    """Every run that is known."""
+    return one_prompt() + [run for block in blocks().values() for run in block]

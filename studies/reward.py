@@ -10,11 +10,15 @@ from typing import Any
 from gtpo_verl.paper.reward import compute_format_reward, extract_answer, is_strict
 
 
-def paper(data_source: str, solution_str: str, ground_truth: str, **kwargs: Any) -> dict[str, float]:
-    """10 for the four tags, wherever they stand, and 10 for the right answer."""
+def paper(
+    data_source: str, solution_str: str, ground_truth: str, least_reasoning: int = 0, **kwargs: Any
+) -> dict[str, float]:
+    """10 for the four tags, wherever they stand, and 10 for the right answer, after reasoning of some length."""
+    reasoning = solution_str.partition("<reasoning>")[2].partition("</reasoning>")[0]
+    right = extract_answer(solution_str) == ground_truth and len(reasoning) >= least_reasoning
     parts = {
         "format": compute_format_reward(solution_str),
-        "acc": float(extract_answer(solution_str) == ground_truth),
+        "acc": float(right),
         "strict": float(is_strict(solution_str)),
     }
     return {"score": parts["format"] + 10 * parts["acc"], **parts}
@@ -22,7 +26,7 @@ def paper(data_source: str, solution_str: str, ground_truth: str, **kwargs: Any)
 
 def strict(data_source: str, solution_str: str, ground_truth: str, **kwargs: Any) -> dict[str, float]:
     """10 for a completion that is the two blocks and nothing else, so that its end counts, and 10 for the answer."""
-    parts = paper(data_source, solution_str, ground_truth)
+    parts = paper(data_source, solution_str, ground_truth, **kwargs)
     return {**parts, "score": 10 * parts["strict"] + 10 * parts["acc"]}
 
 

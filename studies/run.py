@@ -1,38 +1,42 @@
 """Run what is missing of the study's plan, on one core, and keep its logs. Started by run.sh.
 
-Runs with one start and one seed train side by side (see `studies.fast`). A run that is complete has its log in results/
-and is not run again; what was interrupted begins anew.
+Runs with one start and one seed train side by side (see `studies.model.sample`), those of the real model one after
+another. A run that is complete has its log in results/ and is not run again; what was interrupted begins anew.
 """
 
+import argparse
 import functools
 import json
 import random
+import statistics
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
-from gtpo_verl.cpu.tiny import Question, WarmStartConfig, build_tokenizer, prepare, split_questions
 from studies.fast import Learner, build_config, hold_out, train
-from studies.missing import missing_runs, write_log
-from studies.plan import CONTROLS, METHODS, STEPS, Cell, Start, plan
+from studies.missing import read_log, write_log
+from studies.plan import CONTROLS, METHODS, ROOT, Cell, Start, blocks, one_prompt
+from studies.tasks import open_task
 
 AT_A_TIME = 12
 """Runs side by side; more gain little."""
-HELD_OUT = 32
-"""Questions of the final evaluation."""
 
 
-def config_of(cell: Cell) -> Any:
+def config_of(cell: Cell, initial_entropy: float) -> Any:
     """verl's config of a cell's runs."""
+    start = cell.start
     return build_config(
         [
+            f"data.train_batch_size={start.prompts}",
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={start.prompts}",
+            f"algorithm.gtpo.initial_entropy={initial_entropy}",
             *METHODS[cell.method],
             f"actor_rollout_ref.actor.optim.lr={cell.lr}",
-            f"actor_rollout_ref.rollout.temperature={cell.start.temperature}",
+            f"actor_rollout_ref.rollout.temperature={start.temperature}",
         ]
     )
 
@@ -49,40 +53,38 @@ def batches(runs: Sequence[tuple[Cell, int]]) -> Iterator[tuple[Start, int, list
     for cell, seed in runs:
         together.setdefault((cell.start, seed, group_size(cell.method)), []).append(cell)
     for (start, seed, _), cells in together.items():
-        number = -(-len(cells) // AT_A_TIME)
+        number = len(cells) if start.is_real else -(-len(cells) // AT_A_TIME)
         for i in range(number):
             yield start, seed, cells[i::number]
 
 
 def execute(start: Start, seed: int, cells: Sequence[Cell], outputs: Path) -> None:
     """Train and evaluate the runs, and write their logs."""
-    warm = WarmStartConfig(seed=seed, task=start.task, steps=start.warm_steps)
-    folder = outputs / f"{start.task}-{start.warm_steps}-seed{seed}"
-    report = prepare(folder, warm)
+    task = open_task(start, seed, outputs)
     began = time.monotonic()
-    questions, held_out = _split(warm)
-    questions = random.Random(seed).sample(questions, len(questions))
-    tokenizer = build_tokenizer()
-    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
-    weights = {
-        name: values.detach().expand(len(cells), *values.shape).contiguous()
-        for name, values in model.state_dict().items()
-    }
+    order = random.Random(seed).sample(task.train, len(task.train))
     learners = [
-        Learner({name: v[i : i + 1] for name, v in weights.items()}, config_of(cell), CONTROLS.get(cell.method), seed)
-        for i, cell in enumerate(cells)
+        Learner(
+            *(task.shape, task.weights, config_of(cell, task.initial_entropy)),
+            *(CONTROLS.get(cell.method), seed, start.dtype),
+        )
+        for cell in cells
     ]
-    logs = train(learners, weights, questions, tokenizer, start.task, STEPS)
-    results = hold_out(learners, weights, held_out[:HELD_OUT], tokenizer, start.task)
+    logs = train(learners, task, order, start.steps)
+    samples, prompts = (8, 8) if start.is_real else (16, 8)
+    results = hold_out(learners, task, task.held_out, samples, prompts)
     seconds = (time.monotonic() - began) / len(cells)
+    common = {"commit": commit(), "initial_entropy": task.initial_entropy, "seconds": seconds}
     for cell, log, result in zip(cells, logs, results, strict=True):
-        keep({"start": report["statistics"], "steps": log, "held_out": result, "seconds": seconds}, cell.log(seed))
+        keep({**common, "steps": log, "held_out": result}, cell.log(seed))
     print(f"{time.strftime('%H:%M:%S')} {start.name} seed {seed}: {len(cells)} runs, {seconds:.0f} s each", flush=True)
 
 
 @functools.cache
-def _split(warm: WarmStartConfig) -> tuple[list[Question], list[Question]]:
-    return split_questions(warm)
+def commit() -> str:
+    """Of the code that runs."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def keep(record: dict[str, Any], path: Path) -> None:
@@ -98,12 +100,28 @@ def keep(record: dict[str, Any], path: Path) -> None:
     write_log(json.dumps(short(record), separators=(",", ":")), path)
 
 
+def list_runs() -> None:
+    """Each block's runs, how many are done, the hours that they took and those that are left."""
+    for name, runs in {"one prompt a step": one_prompt(), **blocks()}.items():
+        done = [cell.log(seed) for cell, seed in runs if cell.log(seed).exists()]
+        seconds = [json.loads(read_log(log))["seconds"] for log in done]
+        left = f", about {statistics.median(seconds) * (len(runs) - len(done)) / 3600:.1f} h left" if seconds else ""
+        print(f"{name}: {len(done)} of {len(runs)} runs, {sum(seconds) / 3600:.1f} h{left}")
+
+
 def main() -> int:
-    """Run what is missing."""
+    """Run what is missing, a batch at a time: a choice of rates adds runs to the plan."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="what there is, and what is done")
+    parser.add_argument("--outputs", type=Path, default=ROOT / "outputs/study", help="folder of the warm starts")
+    args = parser.parse_args()
+    if args.list:
+        list_runs()
+        return 0
     torch.set_num_threads(1)
-    missing, outputs = missing_runs(__doc__, plan(), Cell.log)
-    for start, seed, cells in batches(missing):
-        execute(start, seed, cells, outputs)
+    while missing := [run for block in blocks().values() for run in block if not run[0].log(run[1]).exists()]:
+        start, seed, cells = next(batches(missing))
+        execute(start, seed, cells, args.outputs)
     return 0
 
 

@@ -2,21 +2,22 @@
 tests/e2e/test_fast_study_on_cpu.py.
 
     VERL_PLATFORM=cpu python tests/fast_step.py TASK OUT    writes OUT/steps.pt
+
+TASK is a folder of `gtpo-verl task`, with the tiny model or with SmolLM2.
 """
 
 import os
-import random
 import sys
 from pathlib import Path
 
 import one_step
 import torch
 import torch.distributed as dist
+from datasets import load_dataset
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
-from gtpo_verl.cpu import tiny
-from studies import fast, reward
+from studies import fast, model, reward
 from studies.plan import METHODS
 
 SGD = ["actor_rollout_ref.actor.optim.optimizer=SGD", "actor_rollout_ref.actor.optim.lr=0.5"]
@@ -30,31 +31,39 @@ HOT = ["actor_rollout_ref.rollout.temperature=1.2", "++algorithm.gtpo.entropy_th
 # name -> (method, further overrides)
 CASES = {
     **{
-        name: (name, SGD) for name in ("grpo", "grpo_token_mean", "grpo_kl", "gtpo", "double", "entropy", "grpo_strict")
+        name: (name, SGD)
+        for name in ("grpo", "grpo_token_mean", "grpo_kl", "gtpo", "double", "entropy", "grpo_strict", "gtpo_no_std")
     },
     "grpo with AdamW": ("grpo", ADAMW),
     "gtpo with AdamW, hot, filtered": ("gtpo", [*ADAMW, *HOT]),
 }
+REAL_CASES = {name: CASES[name] for name in ("grpo", "gtpo")}
+PROMPTS = 2
 
 
-def completions(tokenizer, question):
-    """Eight, of which one is cut off and one goes on behind its answer."""
-    rng, config = random.Random(3), tiny.WarmStartConfig()
-    texts = [tiny.completion_text(question, rng, config) for _ in range(8)]
-    texts[1] = texts[1].removesuffix(tiny.EOS) + "1,2" + tiny.EOS
-    ids = [tokenizer.encode(text) for text in texts]
-    return [ids[0][:9], *ids[1:]]
+def completions(tokenizer, answer):
+    """Eight: right ones and wrong ones, one cut off, one that goes on behind its answer, one without its last tag."""
+
+    def written(reasoning, answer, behind=""):
+        text = f"<reasoning>{reasoning}</reasoning><answer>{answer}</answer>{behind}"
+        return [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+
+    rows = [written(f"{i}+{i}={2 * i}", answer if i % 2 else f"{answer}0") for i in range(6)]
+    rows.append(written("1", answer, "1,2"))
+    rows.append([*written("7;8", answer)[:-3], tokenizer.eos_token_id])
+    rows[0] = rows[0][:9]
+    return rows
 
 
-def verl_rows(prompt, responses, scores, ref_log_probs):
+def verl_rows(uid, prompt, responses, scores, ref_log_probs):
     """{key: fields} as verl's agent loop and its reference worker put them."""
     rows = {}
     for i, (ids, score, ref) in enumerate(zip(responses, scores, ref_log_probs, strict=True)):
         ones = torch.ones(len(ids), dtype=torch.long)
         rewards = torch.zeros(len(ids))
         rewards[-1] = score
-        rows[f"question_{i}_0"] = {
-            "uid": "question",
+        rows[f"{uid}_{i}_0"] = {
+            "uid": uid,
             "prompts": prompt,
             "responses": torch.tensor(ids),
             "input_ids": torch.cat([prompt, torch.tensor(ids)]),
@@ -70,34 +79,51 @@ def verl_rows(prompt, responses, scores, ref_log_probs):
 def main(task, out):
     one_step.be_rank(0, 1, out / "store")
     tokenizer = AutoTokenizer.from_pretrained(task / "model")
-    question = tiny.TASKS["arithmetic"]()[3456]
-    prompt = torch.tensor(tiny.encode_prompt(tokenizer, question.text))
-    responses = completions(tokenizer, question)
-    mask = pad_sequence([torch.ones(len(ids), dtype=torch.long) for ids in responses], batch_first=True)
-    padded = pad_sequence([torch.tensor(ids) for ids in responses], True, tokenizer.eos_token_id)
-    rollout = fast.Rollout(prompt, padded, mask)
-    model = AutoModelForCausalLM.from_pretrained(task / "model", dtype=torch.float32)
-    start = {name: values.detach().unsqueeze(0) for name, values in model.state_dict().items()}
+    questions = load_dataset("parquet", data_files=str(task / "train.parquet"), split="train")
+    prompts = [
+        tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=True, return_dict=False)
+        for row in questions
+    ]
+    # Of several lengths: the fast loop pads them.
+    chosen = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))[:: len(prompts) - 1][:PROMPTS]
+    answers = [questions[i]["reward_model"]["ground_truth"] for i in chosen]
+    responses = [completions(tokenizer, answer) for answer in answers]
+    rollouts = []
+    for i, ids in zip(chosen, responses, strict=True):
+        tensors = [torch.tensor(row) for row in ids]
+        mask = pad_sequence([torch.ones(len(row), dtype=torch.long) for row in ids], batch_first=True)
+        padded = pad_sequence(tensors, True, tokenizer.eos_token_id)
+        rollouts.append(model.Rollout(torch.tensor(prompts[i]), padded, mask))
+    shape, start = model.load(task / "model")
     torch.manual_seed(0)
     elsewhere = {name: values + 0.02 * torch.randn_like(values) for name, values in start.items()}
     results = {"start": {name: values[0] for name, values in start.items()}}
-    for name, (method, overrides) in CASES.items():
-        settings = ["data.train_batch_size=1", *METHODS[method], *overrides]
-        learner = fast.Learner(
-            {key: values.clone() for key, values in start.items()}, fast.build_config([*one_step.OVERRIDES, *settings])
-        )
+    for name, (method, overrides) in (REAL_CASES if len(start) > 100 else CASES).items():
+        settings = [
+            *(f"{key}={PROMPTS}" for key in ("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size")),
+            f"data.max_prompt_length={max(map(len, prompts))}",
+            *METHODS[method],
+            *overrides,
+        ]
+        learner = fast.Learner(shape, start, fast.build_config([*one_step.OVERRIDES, *settings]))
         if learner.reference:
             learner.reference = elsewhere
         with torch.no_grad():
-            reference = learner.log_distribution(elsewhere, rollout).gather(-1, padded.unsqueeze(-1)).squeeze(-1)
+            reference, _ = learner.log_probs(elsewhere, rollouts)
         rule = getattr(reward, learner.config.reward.custom_reward_function.name)
-        texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
-        scores = [rule("", text, question.answer)["score"] for text in texts]
-        logged = learner.step(rollout, scores)
-        step = one_step.step(task, out, settings, 0, verl_rows(prompt, responses, scores, reference))
+        rows, scores = {}, []
+        for i, (answer, ids) in enumerate(zip(answers, responses, strict=True)):
+            texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+            own = [rule("", text, answer)["score"] for text in texts]
+            rows |= verl_rows(
+                f"question{i}", rollouts[i].prompt, ids, own, reference[i * len(ids) : (i + 1) * len(ids)]
+            )
+            scores += own
+        logged = learner.step(rollouts, scores)
+        step = one_step.step(task, out, settings, 0, rows)
         results[name] = {
             "fast": {key: values[0].detach() for key, values in learner.weights.items()},
-            "verl": step["parameters"],
+            "verl": {key: values for key, values in step["parameters"].items() if key in learner.weights},
             "logged": logged,
             "metrics": step["metrics"],
         }

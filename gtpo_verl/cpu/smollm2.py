@@ -9,7 +9,8 @@
 - `DIR/sft_train.parquet`, `DIR/sft_test.parquet`: the same questions with a worked solution, for recipes/run_sft.sh.
   The task has right answers but no solutions; `solve` writes them.
 
-A question is about one kind of animal: it needs a fact and a product. The packages are those of
+A question is about one kind of animal: it needs a fact and a product. With `animals=2` it needs two of each, and a sum.
+The packages are those of
 scripts/requirements-smollm2-cpu.txt.
 """
 
@@ -35,7 +36,8 @@ class Config:
         train_size: questions to train on.
         test_size: questions held out.
         sft_size: questions with a solution, all of them from the training set.
-        max_instances: most animals in a question. There are 37 kinds.
+        max_instances: most animals of a kind in a question. There are 37 kinds.
+        animals: kinds of animals in a question.
     """
 
     seed: int = 0
@@ -43,6 +45,7 @@ class Config:
     test_size: int = 64
     sft_size: int = 64
     max_instances: int = 20
+    animals: int = 1
 
 
 def prepare(out: str | Path, config: Config) -> dict[str, Any]:
@@ -121,8 +124,8 @@ def make_questions(config: Config) -> dict[str, list[Row]]:
         "leg_counting",
         seed=config.seed * 2 * size,  # item i is drawn from seed + i
         size=2 * size,
-        min_animals=1,
-        max_animals=1,
+        min_animals=config.animals,
+        max_animals=config.animals,
         max_instances=config.max_instances,
     )
     rows = list({row["question"]: row for row in generated}.values())[:size]
@@ -130,12 +133,14 @@ def make_questions(config: Config) -> dict[str, list[Row]]:
 
 
 def solve(animals: dict[str, int]) -> str:
-    """A worked solution for one kind of animal: `one ant has 6 legs. 3*6=18.`"""
+    """A worked solution: `one ant has 6 legs. 3*6=18.`, and for several kinds of animals their sum."""
     from reasoning_gym.arithmetic.leg_counting import ANIMALS
 
-    ((animal, count),) = animals.items()
-    legs = ANIMALS[animal]
-    return f"one {animal} has {legs} legs. {count}*{legs}={count * legs}."
+    products = {animal: count * ANIMALS[animal] for animal, count in animals.items()}
+    steps = [f"one {a} has {ANIMALS[a]} legs. {animals[a]}*{ANIMALS[a]}={legs}." for a, legs in products.items()]
+    if len(steps) > 1:
+        steps.append(f"{'+'.join(map(str, products.values()))}={sum(products.values())}.")
+    return " ".join(steps)
 
 
 def _parse(row: Row) -> tuple[str, str, Row]:

@@ -16,6 +16,7 @@ system prompt, because this model knows nothing but this task. To math-verify `c
 answers are words, the reward must compare them as such.
 """
 
+import functools
 import importlib.util
 import random
 import re
@@ -117,7 +118,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
         num_hidden_layers=2,
         num_attention_heads=4,  # vLLM on CPU takes heads of 32, not of 16
         num_key_value_heads=4,
-        max_position_embeddings=256,
+        max_position_embeddings=1024,
         initializer_range=0.06,  # at this width the usual 0.02 takes twice as many steps
         tie_word_embeddings=False,
         bos_token_id=None,
@@ -198,9 +199,26 @@ def worded_counting() -> list[Question]:
     return [question._replace(reasonings=told(question)) for question in letter_counting()]
 
 
+FURTHER_CHARACTERS = {f"letter_counting_after_{n}": n for n in (20, 70, 240)}
+"""Tasks whose reasoning begins with so many characters that say nothing and differ from completion to completion."""
+
+
+def counting_after(characters: int) -> list[Question]:
+    """The questions of `letter_counting`, answered after further characters: the share of shared tokens falls."""
+    rng = random.Random(0)
+
+    def after(reasoning: str) -> str:
+        return "".join(rng.choices("ab", (0.8, 0.2), k=characters)) + reasoning
+
+    return [
+        question._replace(reasonings=tuple(after(question.reasonings[i % 2]) for i in range(8)))
+        for question in letter_counting()
+    ]
+
+
 def max_response_length(task: str) -> int:
     """Limit of a task's completions in tokens, for `data.max_response_length`."""
-    return 192 if task == "worded_counting" else 64
+    return 192 if task == "worded_counting" else 64 + 2 * FURTHER_CHARACTERS.get(task, 0)
 
 
 def _reasoning_gym(name: str, **settings: Any) -> Any:
@@ -217,6 +235,7 @@ TASKS: Mapping[str, Callable[[], list[Question]]] = {
     "spell_backward": spell_backward,
     "letter_counting": letter_counting,
     "worded_counting": worded_counting,
+    **{name: functools.partial(counting_after, number) for name, number in FURTHER_CHARACTERS.items()},
 }
 
 

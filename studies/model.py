@@ -1,0 +1,329 @@
+"""The forward pass of the study's models, and sampling from several runs at once: a tiny Qwen2 and SmolLM2, a Llama.
+
+Both are the same blocks: rotary attention, whose key heads may be fewer, and a gated MLP. Written anew so that runs of
+several methods sample together, each from its own weights, so that the completions of a prompt share its keys and
+values, and so that what has ended costs nothing. `tests/test_fast_on_cpu.py` compares it with transformers.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM
+from verl.utils.torch_functional import get_response_mask
+
+Weights = Mapping[str, torch.Tensor]
+"""The parameters of a model by their names, of several runs: (runs, …)."""
+POSITIONS = 1024
+"""Most tokens of a prompt and its completion."""
+
+
+class Rollout(NamedTuple):
+    """The completions of one prompt.
+
+    Args:
+        prompt (torch.Tensor): (prompt_length,) int64 token ids.
+        responses (torch.Tensor): (n, response_length) int64 token ids, padded after the end.
+        response_mask (torch.Tensor): (n, response_length), 1 up to and with the end.
+    """
+
+    prompt: torch.Tensor
+    responses: torch.Tensor
+    response_mask: torch.Tensor
+
+
+class Shape(NamedTuple):
+    """What the names of the parameters do not tell about a model."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    theta: float
+
+    @classmethod
+    def of(cls, config: Any) -> "Shape":
+        """From the configuration that transformers has of a Qwen2 or a Llama."""
+        return cls(
+            config.num_hidden_layers,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.hidden_size // config.num_attention_heads,
+            config.rms_norm_eps,
+            config.rope_parameters["rope_theta"],
+        )
+
+
+class Fused(NamedTuple):
+    """The weights as the forward pass multiplies by them."""
+
+    shape: Shape
+    embeddings: torch.Tensor
+    layers: list[tuple[torch.Tensor, ...]]
+    norm: torch.Tensor
+    head: torch.Tensor
+
+
+def load(folder: str | Path) -> tuple[Shape, dict[str, torch.Tensor]]:
+    """A model in Hugging Face format, as one run: (1, …) float32 parameters."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return Shape.of(model.config), {name: values.detach().unsqueeze(0) for name, values in model.named_parameters()}
+
+
+def fuse(shape: Shape, weights: Weights, dtype: torch.dtype = torch.float32) -> Fused:
+    """Few large products in place of many small ones, computed in `dtype`; autograd passes through."""
+
+    def turned(matrices: torch.Tensor) -> torch.Tensor:
+        matrices = matrices.to(dtype).mT
+        return matrices if torch.is_grad_enabled() else matrices.contiguous()  # faster with few rows
+
+    def layer(name: str) -> tuple[torch.Tensor, ...]:
+        def joined(kind: str, *names: str) -> torch.Tensor | None:
+            parts = [f"{name}.{part}_proj.{kind}" for part in names]
+            return torch.cat([weights[part] for part in parts], 1) if parts[0] in weights else None
+
+        attention = [f"self_attn.{part}" for part in "qkv"]
+        bias = joined("bias", *attention)
+        return (
+            weights[f"{name}.input_layernorm.weight"].to(dtype).unsqueeze(1),
+            turned(joined("weight", *attention)),
+            torch.zeros((), dtype=dtype) if bias is None else bias.to(dtype).unsqueeze(1),
+            turned(weights[f"{name}.self_attn.o_proj.weight"]),
+            weights[f"{name}.post_attention_layernorm.weight"].to(dtype).unsqueeze(1),
+            turned(joined("weight", "mlp.gate", "mlp.up")),
+            turned(weights[f"{name}.mlp.down_proj.weight"]),
+        )
+
+    embeddings = weights["model.embed_tokens.weight"]
+    head = turned(weights.get("lm_head.weight", embeddings))
+    layers = [layer(f"model.layers.{i}") for i in range(shape.layers)]
+    return Fused(shape, embeddings.to(dtype), layers, weights["model.norm.weight"].to(dtype).unsqueeze(1), head)
+
+
+class Cache:
+    """Keys and values of the tokens so far, for each layer (2, runs * rows, kv_heads, positions, head_dim)."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, torch.Tensor] = {}
+
+    def extend(self, layer: int, kv: torch.Tensor) -> torch.Tensor:
+        """With these behind what there is."""
+        before = self.layers.get(layer)
+        self.layers[layer] = kv if before is None else torch.cat([before, kv], -2)
+        return self.layers[layer]
+
+
+class Room(Cache):
+    """A cache with room for `limit` more tokens, which are written in place."""
+
+    def __init__(self, prefix: Cache, limit: int):
+        super().__init__()
+        self.layers = {i: F.pad(kv, (0, 0, 0, limit)) for i, kv in prefix.layers.items()}
+        self.lengths = {i: kv.shape[-2] for i, kv in prefix.layers.items()}
+
+    def extend(self, layer: int, kv: torch.Tensor) -> torch.Tensor:
+        start = self.lengths[layer]
+        self.lengths[layer] = end = start + kv.shape[-2]
+        self.layers[layer][..., start:end, :] = kv
+        return self.layers[layer][..., :end, :]
+
+
+def hidden(
+    fused: Fused, ids: torch.Tensor, cache: Cache | None = None, start: int = 0, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The last layer's states, (runs, rows, length, width), for ids (runs, rows, length), each run under its weights.
+
+    Args:
+        fused: the weights.
+        ids: token ids, of which the first stands at position `start`.
+        cache: keys and values of what precedes the ids, and from now on theirs.
+        start: rotary attention knows differences of positions alone: padding on the left changes nothing.
+        mask: broadcasts to (runs * rows, 1, length, positions), added before the softmax; None: causal.
+    """
+    runs, rows, length = ids.shape
+    shape = fused.shape
+    if mask is None:
+        mask = _causal(length)
+    cos, sin = (part[start : start + length] for part in _rotation(shape.head_dim, shape.theta, fused.embeddings.dtype))
+    x = fused.embeddings[torch.arange(runs).view(-1, 1), ids.reshape(runs, -1)]
+    for i, (norm, qkv, bias, out, mlp_norm, gate_up, down) in enumerate(fused.layers):
+        h = torch.bmm(_normed(x, norm, shape.eps), qkv) + bias
+        h = h.view(runs * rows, length, -1, shape.head_dim).transpose(1, 2)
+        qk, v = h[:, : -shape.kv_heads], h[:, -shape.kv_heads :]
+        qk = qk * cos + qk.roll(shape.head_dim // 2, -1) * sin
+        q, kv = qk[:, : shape.heads], torch.stack([qk[:, shape.heads :], v])
+        k, v = cache.extend(i, kv) if cache else kv
+        h = _attend(q, k, v, mask)
+        x = x + torch.bmm(h.transpose(1, 2).reshape(runs, rows * length, -1), out)
+        gate, up = torch.bmm(_normed(x, mlp_norm, shape.eps), gate_up).chunk(2, -1)
+        x = x + torch.bmm(F.silu(gate) * up, down)
+    return _normed(x, fused.norm, shape.eps).view(runs, rows, length, -1)
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Attention of (rows, heads, length, dim) to fewer heads of keys: the queries that share one are queries of it."""
+    rows, heads, length, dim = q.shape
+    q = q.reshape(rows, k.shape[1], -1, dim)
+    if length == 1:
+        return F.scaled_dot_product_attention(q, k, v, mask).view(rows, heads, 1, dim)
+    scores = (q @ k.mT).view(rows, heads, length, -1).float() * dim**-0.5  # several times faster than torch's backward
+    weights = (scores + mask).softmax(-1).to(q.dtype)
+    return (weights.view(rows, k.shape[1], -1, k.shape[2]) @ v).view(rows, heads, length, dim)
+
+
+def _causal(length: int) -> torch.Tensor:
+    return torch.full((length, length), -torch.inf).triu(1)
+
+
+def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.float()
+    return (wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()).to(x.dtype) * weight
+
+
+@functools.cache
+def _rotation(dim: int, theta: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    frequencies = theta ** (-torch.arange(0, dim, 2) / dim)
+    angles = torch.arange(POSITIONS).unsqueeze(-1) * frequencies.repeat(2)
+    sign = torch.ones(dim)
+    sign[: dim // 2] = -1
+    return angles.cos().to(dtype), (angles.sin() * sign).to(dtype)
+
+
+def logits_of(fused: Fused, states: torch.Tensor) -> torch.Tensor:
+    """(runs, …, vocabulary) float32, of states (runs, …, width)."""
+    flat = torch.bmm(states.reshape(len(states), -1, states.shape[-1]), fused.head)
+    return flat.view(*states.shape[:-1], -1).float()
+
+
+def read_prompts(fused: Fused, prompts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Cache, torch.Tensor]:
+    """The prompts under each run's weights.
+
+    Returns:
+        The states at their last tokens, (runs, prompts, width); their keys and values, padded on the left; and what to
+        add to attention for that padding, (prompts, longest).
+    """
+    runs, longest = len(fused.embeddings), max(map(len, prompts))
+    ids = pad_sequence([prompt.flip(0) for prompt in prompts], batch_first=True).flip(1)
+    padding = torch.arange(longest) < longest - torch.tensor([len(prompt) for prompt in prompts]).unsqueeze(-1)
+    added = torch.zeros(padding.shape, dtype=fused.embeddings.dtype).masked_fill(padding, -torch.inf)
+    # A padding token sees itself: a row of -inf alone would be nan.
+    own = torch.eye(longest, dtype=torch.bool)
+    mask = torch.where(own, 0, added.unsqueeze(1) + _causal(longest)).unsqueeze(1).repeat(runs, 1, 1, 1)
+    cache = Cache()
+    states = hidden(fused, ids.expand(runs, -1, -1), cache, mask=mask)
+    return states[:, :, -1], cache, added
+
+
+def log_probs(
+    shape: Shape,
+    weights: Weights,
+    rollouts: Sequence[Rollout],
+    temperature: float,
+    dtype: torch.dtype,
+    rows_at_once: int = 64,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """log π of the completions' own tokens under one run's weights, and the entropy there, in nats, without gradient.
+
+    Rows of similar length go through the model together, `rows_at_once` of them.
+
+    Returns:
+        Two tensors (rows, response_length) with the completions of all rollouts, 0 after their ends.
+    """
+    fused = fuse(shape, weights, dtype)
+    responses = pad_rows([rollout.responses for rollout in rollouts])
+    own = pad_rows([rollout.response_mask for rollout in rollouts]).bool()
+    prompt_of = torch.arange(len(rollouts)).repeat_interleave(len(responses) // len(rollouts))
+    first, prefix, added = read_prompts(fused, [rollout.prompt for rollout in rollouts])
+    log_prob, entropy = torch.zeros(own.shape), torch.zeros(own.shape)
+    for rows in own.sum(-1).argsort().split(rows_at_once):
+        prompts, longest = prompt_of[rows], int(own[rows].sum(-1).max())
+        ids, mine = responses[rows, :longest], own[rows, :longest]
+        states = first[:, prompts].unsqueeze(2)
+        if longest > 1:
+            cache = Cache()
+            cache.layers = {i: kv[:, prompts] for i, kv in prefix.layers.items()}
+            before = added[prompts][:, None, None, :].expand(-1, -1, longest - 1, -1)
+            mask = torch.cat([before, _causal(longest - 1).to(dtype).expand(len(rows), 1, -1, -1)], -1)
+            behind = hidden(fused, ids[:, :-1].unsqueeze(0), cache, added.shape[1], mask)
+            states = torch.cat([states, behind], 2)
+        distribution = (logits_of(fused, states[:, mine]).squeeze(0) / temperature).log_softmax(-1)
+        places = rows[mine.nonzero()[:, 0]], mine.nonzero()[:, 1]
+        log_prob = log_prob.index_put(places, distribution.gather(-1, ids[mine].unsqueeze(-1)).squeeze(-1))
+        entropy[places] = -(distribution.exp() * distribution).sum(-1).detach()
+    return log_prob, entropy
+
+
+def pad_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """(rows, length) tensors of several lengths, one above the other, with 0 behind the shorter ones."""
+    longest = max(tensor.shape[1] for tensor in tensors)
+    return torch.cat([F.pad(tensor, (0, longest - tensor.shape[1])) for tensor in tensors])
+
+
+@torch.no_grad()
+def sample(
+    shape: Shape,
+    weights: Sequence[Weights],
+    prompts: Sequence[torch.Tensor],
+    n: int,
+    limit: int,
+    temperature: float,
+    eos: int,
+    generators: Sequence[torch.Generator],
+    dtype: torch.dtype = torch.float32,
+) -> list[list[Rollout]]:
+    """n completions of each prompt from each run, of at most `limit` tokens, drawn from the whole distribution.
+
+    A run draws from its own generator, so its completions do not depend on the runs beside it.
+
+    Returns:
+        For each run, a rollout for each prompt.
+    """
+    runs, rows = len(weights), len(prompts) * n
+    fused = fuse(shape, {name: torch.cat([own[name] for own in weights]) for name in weights[0]}, dtype)
+    states, prefix, added = read_prompts(fused, prompts)
+    logits = logits_of(fused, states).repeat_interleave(n, 1)
+    prefix.layers = {i: kv.repeat_interleave(n, 1) for i, kv in prefix.layers.items()}
+    cache, start = Room(prefix, limit), added.shape[1]
+    mask = F.pad(added.repeat_interleave(n, 0), (0, limit)).expand(runs, rows, -1)
+    responses, ended = torch.full((runs, rows, limit), eos), torch.zeros(runs, rows, dtype=torch.bool)
+    active, places = torch.arange(runs), torch.arange(rows).repeat(runs, 1)
+    for i in range(limit):
+        drawn = torch.stack([torch.rand(rows, generator=generators[k], dtype=torch.float64) for k in active])
+        cumulated = (logits.double() / temperature).softmax(-1).cumsum(-1)
+        drawn = drawn.gather(1, places).unsqueeze(-1) * cumulated[..., -1:]
+        tokens = torch.searchsorted(cumulated, drawn, right=True).squeeze(-1)
+        responses[active.unsqueeze(-1), places, i] = tokens
+        ended[active.unsqueeze(-1), places] |= tokens == eos
+        left = (~ended[active]).sum(-1)
+        most = int(left.max())
+        if most == 0 or i + 1 == limit:
+            break
+        if int((left > 0).sum()) * most <= 0.8 * places.numel():  # what has ended costs nothing further
+            going_on = left > 0
+            kept = ended[active.unsqueeze(-1), places][going_on].int().argsort(dim=1, stable=True)[:, :most]
+            chosen = (going_on.nonzero() * places.shape[1] + kept).flatten()
+            cache.layers = {layer: kv[:, chosen] for layer, kv in cache.layers.items()}
+            active, places, tokens, mask = (
+                active[going_on],
+                places[going_on].gather(1, kept),
+                tokens[going_on].gather(1, kept),
+                mask.flatten(0, 1)[chosen].view(len(kept), most, -1),
+            )
+            if len(kept) < len(going_on):
+                fused = fuse(shape, {name: torch.cat([weights[k][name] for k in active]) for name in weights[0]}, dtype)
+        end = start + i + 1
+        states = hidden(fused, tokens.unsqueeze(-1), cache, start + i, mask.flatten(0, 1)[:, None, None, :end])
+        logits = logits_of(fused, states[:, :, -1])
+    masks = get_response_mask(responses.view(-1, limit), eos).view(runs, len(prompts), n, limit)
+    responses = responses.view(masks.shape).masked_fill(masks == 0, eos)
+    results = []
+    for of_run, own_masks in zip(responses, masks, strict=True):
+        lengths = own_masks.sum(-1).amax(-1).tolist()
+        groups = zip(prompts, of_run, own_masks, lengths, strict=True)
+        results.append([Rollout(prompt, r[:, :k], m[:, :k]) for prompt, r, m, k in groups])
+    return results
