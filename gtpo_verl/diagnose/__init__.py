@@ -82,8 +82,8 @@ def read_log(path: Path) -> tuple[Path, str, Steps]:
         patterns = ("metrics.jsonl", "trainer_state.json", "*.jsonl", "*.jsonl.gz", "*tfevents*")
         found = next(filter(None, (sorted(path.glob(pattern)) for pattern in patterns)), [])
         if len(found) != 1:
-            names = ", ".join(file.name for file in found[:3])
-            logs = f"{len(found)} logs ({names}, …)" if found else "no log"
+            names = ", ".join([*(file.name for file in found[:3]), *["…"] * (len(found) > 3)])
+            logs = f"{len(found)} logs ({names})" if found else "no log"
             raise ValueError(f"{path} has {logs}: name the file of one run")
         path = found[0]
     if "tfevents" in path.name:

@@ -21,7 +21,7 @@ NUMBERS = {
     "ended": ("completions that end", True),
     "repetition": ("repetition", False),
     "equal": ("groups with equal rewards", None),
-    "unearned": ("other groups, none right", False),
+    "unearned": ("unequal groups, none right", False),
     "strict": ("strict format", True),
     "format": ("format reward", True),
     "accuracy": ("accuracy", True),
