@@ -1,6 +1,6 @@
 """How early each sign of `gtpo_verl.diagnose` speaks, and how often it is wrong, on the runs stored here.
 
-    python -m studies.calibration
+    python -m studies.calibration        writes the table in docs/diagnose.md
 
 A run has failed once clean endings, strict format or accuracy are below half of their best. Each task is held out in
 turn: a sign gets a limit from the runs of the other tasks, which 19 of 20 of those that did not fail stay below, and is
@@ -10,6 +10,7 @@ there are several models, each is held out in turn as well. Runs that do not fil
 
 import functools
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from studies.logs import runs_of
 from studies.plan import HERE, ROOT, TABLES
 
 MODEL = "a model of 0.4 M parameters"
+PAGE, TABLES_OF_PAGE = ROOT / "docs/diagnose.md", re.compile(r"^\| sign \| limit (?:.+\n)+", re.MULTILINE)
 _SOUND = 0.95
 _FAST = {"ended": "eos", "accuracy": "acc"} | {
     name: name for name in ("strict", "format", "entropy", "length", "grad_norm")
@@ -160,16 +162,21 @@ def table(runs: Sequence[Run], by: str) -> str:
     steps = {run.name: [run.first_above(sign, sign.limit) for sign in calibrated] for run in runs}
     firsts = {name: min(filter(None, found), default=None) for name, found in steps.items()}
     lines.append(["any calibrated sign", *[""] * 5, *counts(runs, firsts)])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def tables() -> str:
+    """By task, and by model if there are several."""
+    runs = stored_runs()
+    return "\n".join(table(runs, by) for by in ("task", "model") if len({getattr(run, by) for run in runs}) > 1)
 
 
 def main() -> None:
-    """Print the tables."""
+    """Write the tables into the page, and print them and the runs with a false alarm."""
     runs = stored_runs()
     print(f"{len(runs)} runs, {sum(run.failed is not None for run in runs)} failed")
-    for by in ("task", "model"):
-        if len({getattr(run, by) for run in runs}) > 1:
-            print(table(runs, by))
+    PAGE.write_text(TABLES_OF_PAGE.sub(lambda _: tables(), PAGE.read_text()))
+    print(f"{PAGE}: {tables()}")
     print("named, though they did not fail:")
     for run in runs:
         named = [sign.meaning for sign in SIGNS if sign.calibrated and run.first_above(sign, sign.limit)]

@@ -15,7 +15,7 @@ import numpy as np
 
 from gtpo_verl.records import atomic_write
 from studies.calibration import MODEL, stored_runs
-from studies.logs import TASKS, Run, interval, runs_of
+from studies.logs import TASKS, Run, interval, lost, runs_of
 from studies.plan import ROOT, TABLES
 
 EVIDENCE = ROOT / "gtpo_verl/diagnose/evidence.json"
@@ -53,6 +53,13 @@ def _range(low: float, high: float, pairs: Sequence[tuple[float, Run, Run]]) -> 
     }
 
 
+def half_rate() -> dict[str, int]:
+    """Of the runs that lost their clean endings and a twin at half of their rate, how many twins kept them."""
+    runs = {(run.cell, run.seed): run for run in runs_of(TABLES["main"])}
+    twins = [runs.get((replace(cell, lr=cell.lr / 2), seed)) for (cell, seed), run in runs.items() if lost(run)]
+    return {"lost": sum(twin is not None for twin in twins), "kept": sum(not lost(twin) for twin in twins if twin)}
+
+
 def calibration() -> dict[str, Any]:
     """On how many runs, of which tasks and models, the signs were tried."""
     runs = list(stored_runs())
@@ -63,7 +70,7 @@ def calibration() -> dict[str, Any]:
 
 def write() -> None:
     """Write `EVIDENCE`."""
-    evidence = {"early": EARLY, "shares": shares(), "calibration": calibration()}
+    evidence = {"early": EARLY, "shares": shares(), "half_rate": half_rate(), "calibration": calibration()}
     atomic_write(EVIDENCE, json.dumps(evidence, indent=1) + "\n")
 
 

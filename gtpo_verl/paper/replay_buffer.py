@@ -6,9 +6,9 @@ verl keeps the dict that a reward function returns, but logs it in validation on
     trainer.v1.sampler.custom_sampler.name=RewardMetricsReplayBuffer
 
 every training step logs the mean of each number in it as `reward/<key>/mean` (with `gtpo_verl.paper.reward`: score,
-format, acc, strict), `completion/eos_rate`, `completion/repetition/mean` and `completion/length/mean`; for GRPO as for GTPO. In verl's async modes
-the name is `RewardMetricsReplayBufferAsync`. verl hands a buffer that is not its own nothing of
-`algorithm.filter_groups`; these read it themselves.
+format, acc, strict), `completion/eos_rate`, `completion/repetition/mean` and `completion/length/mean`; for GRPO as for
+GTPO. In verl's async modes the name is `RewardMetricsReplayBufferAsync`. verl hands a buffer that is not its own
+nothing of `algorithm.filter_groups`; these read it themselves.
 """
 
 from collections import defaultdict

@@ -121,7 +121,7 @@ def test_the_demos_rollouts_show_repetition_and_three_completions(capsys):
     assert status == 3 and "CANNOT TELL: a verdict needs 160 steps" in said  # 11 steps of one prompt
     assert "completions no longer end" in said and "completions repeat themselves (uncalibrated)" in said
     assert said.count("   step 400: '<reasoning>") == 6
-    assert "forward mask 42%, backward mask 37%, either 73%; groups with a\nconflict: 100%." in said
+    assert "forward mask 42%, backward mask 37%, either 73%; groups with a conflict: 100%." in " ".join(said.split())
     assert max(map(len, said.splitlines())) <= 80 and len(said.splitlines()) <= 40
     assert "Would GTPO change it? Perhaps: where 71% to 87% of tokens were in conflict" in said
 
