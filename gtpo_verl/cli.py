@@ -2,7 +2,7 @@
 
 A module with a subcommand has `add_arguments(parser)`, which also sets the parser's description and epilog, and
 `run(args)`, which returns the exit status: 0, or 1 if the task itself failed. Wrong input raises, and becomes one line
-and exit status 2. Only the module of the chosen subcommand is imported.
+and exit status 2, or the module's `BAD_INPUT`. Only the module of the chosen subcommand is imported.
 """
 
 import argparse
@@ -17,6 +17,7 @@ COMMANDS = {
         "gtpo_verl.paper.measure_initial_entropy",
         "measure a model's entropy before training",
     ),
+    "diagnose": ("gtpo_verl.diagnose", "say what is wrong with a run, and whether GTPO would change it"),
     "run": ("gtpo_verl.runs.launch", "start one of verl's trainers in a folder of its own, and watch it"),
     "export": ("gtpo_verl.runs.export", "write a checkpoint as a model or adapter for transformers and vLLM"),
     "smoke": ("gtpo_verl.runs.smoke", "try a recipe on this machine: a few steps with a small model"),
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    chosen = arguments[0]
+    chosen, bad_input = arguments[0], 2
     try:
         for name, (module, summary) in COMMANDS.items():
             command = subparsers.add_parser(
@@ -59,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if name == chosen:
                 loaded = import_module(module)
                 loaded.add_arguments(command)
+                bad_input = getattr(loaded, "BAD_INPUT", bad_input)
                 command.set_defaults(run=loaded.run)
         args = parser.parse_args(arguments)
         return args.run(args)
@@ -67,6 +69,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         # What a file holds must not steer the terminal.
         said = "".join(x if x.isprintable() else ascii(x)[1:-1] for x in said)
         print(f"gtpo-verl {chosen}: {said}", file=sys.stderr)
-        return 2
+        return bad_input
     except KeyboardInterrupt:
         return 130

@@ -6,13 +6,14 @@ verl keeps the dict that a reward function returns, but logs it in validation on
     trainer.v1.sampler.custom_sampler.name=RewardMetricsReplayBuffer
 
 every training step logs the mean of each number in it as `reward/<key>/mean` (with `gtpo_verl.paper.reward`: score,
-format, acc, strict), `completion/eos_rate` and `completion/length/mean`; for GRPO as for GTPO. In verl's async modes
-the name is `RewardMetricsReplayBufferAsync`. verl hands a buffer that is not its own nothing of
-`algorithm.filter_groups`; these read it themselves.
+format, acc, strict), `completion/eos_rate`, `completion/repetition/mean` and `completion/length/mean`; for GRPO as for
+GTPO. In verl's async modes the name is `RewardMetricsReplayBufferAsync`. verl hands a buffer that is not its own
+nothing of `algorithm.filter_groups`; these read it themselves.
 """
 
 from collections import defaultdict
 from contextlib import suppress
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -24,9 +25,13 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils import hf_tokenizer
 from verl.utils.fs import copy_to_local
 
+from gtpo_verl.repetition import repetition
+
 # verl looks for finished completions every 2 s, which one prompt per step would wait for in each of 7,473 steps. A look
 # takes TransferQueue 2.5 µs per completion; more often than this it would have little time for anything else.
 _SHORTEST_POLL_S, _POLL_S_PER_COMPLETION = 0.02, 5e-5
+# Completions, evenly chosen, whose repetition is measured: a quarter of a second for 2,000 tokens each.
+_REPETITION_OF = 256
 
 
 class _RewardMetrics:
@@ -58,9 +63,9 @@ class _RewardMetrics:
         data = tq.kv_batch_get(
             keys=batch.keys, partition_id=batch.partition_id, select_fields=["responses", "extra_fields"]
         )
-        offsets = data["responses"].offsets()
+        offsets, tokens = data["responses"].offsets(), data["responses"].values()
         lengths = offsets.diff()
-        ended = torch.isin(data["responses"].values()[offsets[1:] - 1], self._eos_token_ids)
+        ended = torch.isin(tokens[offsets[1:] - 1], self._eos_token_ids)
         values: dict[str, list[float]] = defaultdict(list)
         for fields, has_ended in zip(data["extra_fields"], ended.tolist(), strict=True):
             for key, value in getattr(fields, "data", fields).get("reward_extra_info", {}).items():
@@ -69,6 +74,8 @@ class _RewardMetrics:
                     values[key].append(float(value) * (has_ended or key != "strict"))
         metrics = {f"reward/{key}/mean": sum(numbers) / len(numbers) for key, numbers in values.items()}
         metrics["completion/eos_rate"] = ended.float().mean().item()
+        completions = tokens.tensor_split(offsets[1:-1])[:: 1 + len(lengths) // _REPETITION_OF]
+        metrics["completion/repetition/mean"] = fmean(repetition(completion.numpy()) for completion in completions)
         metrics["completion/length/mean"] = lengths.float().mean().item()
         return metrics
 

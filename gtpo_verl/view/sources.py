@@ -187,6 +187,10 @@ def read_rollouts(path: Path, tokenizer: Any, config: GTPOConfig) -> list[dict[s
         raise ValueError(f"{path} has one completion per prompt, so no groups: is it of a validation?")
     prompts = _encode(tokenizer, [row["input"] for row in rows])
     outputs = _encode(tokenizer, [row["output"] for row in rows])
+    if not any(_bare(tokenizer.decode(ids)) == _bare(row["output"]) for row, ids in zip(rows, outputs, strict=True)):
+        raise ValueError(
+            f"{path} is not text of the tokenizer {tokenizer.name_or_path}: name the run's with --tokenizer"
+        )
     responses = pad_sequence([torch.tensor(ids, dtype=torch.int64) for ids in outputs], batch_first=True)
     response_len = torch.tensor([len(ids) for ids in outputs])
     mask = torch.arange(responses.shape[1]) < response_len.unsqueeze(-1)
@@ -200,6 +204,7 @@ def read_rollouts(path: Path, tokenizer: Any, config: GTPOConfig) -> list[dict[s
             "step": int(path.stem),
             "uid": row["uid"],
             "reward": row["score"],
+            "scores": {key: row[key] for key in ("acc", "format", "strict") if isinstance(row.get(key), int | float)},
             "group_advantage": advantages[i].item(),
             "trajectory_entropy": None,
             "keep": True,
@@ -220,6 +225,10 @@ def read_rollouts(path: Path, tokenizer: Any, config: GTPOConfig) -> list[dict[s
 
 def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     return tokenizer(texts, add_special_tokens=False)["input_ids"]
+
+
+def _bare(text: str) -> str:
+    return "".join(text.split())
 
 
 def _checked_rollout(row: dict[str, Any]) -> dict[str, Any]:

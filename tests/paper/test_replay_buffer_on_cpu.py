@@ -69,6 +69,7 @@ def test_the_numbers_of_the_reward_are_averaged_over_the_batch(store):
         "reward/score/mean": 8.0,
         "reward/strict/mean": 1.0,
         "completion/eos_rate": 1.0,
+        "completion/repetition/mean": 0.0,
         "completion/length/mean": 3.0,
     }
 

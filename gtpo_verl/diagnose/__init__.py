@@ -1,0 +1,334 @@
+"""`gtpo-verl diagnose`: what is wrong with a run, and would GTPO (arXiv:2508.03772) change it, from its files.
+
+It reads what a trainer logged (`frameworks`), looks for the signs that the watch in training looks for (`signs`), and
+reads completions if there are any (`rollouts`). `evidence.json` is what the stored runs say; `python -m studies.shares`
+writes it.
+"""
+
+import argparse
+import json
+import math
+import sys
+import textwrap
+from collections.abc import Mapping
+from fractions import Fraction
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gtpo_verl.diagnose.frameworks import FRAMEWORKS, translate
+from gtpo_verl.diagnose.signs import NUMBERS, SIGNS, Sign, Watch, label, outcomes, window
+from gtpo_verl.records import read_metrics, read_record
+
+BAD_INPUT = 4
+STATUS = {"healthy": 0, "degraded": 1, "failed": 2, "cannot tell": 3}
+EVIDENCE = json.loads((files(__package__) / "evidence.json").read_text())
+_WIDTH = 80
+
+Steps = dict[int, dict[str, float]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    parser.description = "Say what is wrong with a run, from files that it left, and whether GTPO would change it."
+    parser.epilog = (
+        "example: gtpo-verl diagnose outputs/run/metrics.jsonl                       verl's file logger\n"
+        "         gtpo-verl diagnose metrics.jsonl --rollouts rollouts --tokenizer MODEL\n"
+        "         gtpo-verl diagnose checkpoint-500/trainer_state.json               TRL\n"
+        "         gtpo-verl diagnose tensorboard/run                                 OpenRLHF\n"
+        "status:  0 healthy, 1 degraded, 2 failed, 3 cannot tell, 4 bad input"
+    )
+    parser.add_argument(
+        "log",
+        metavar="LOG",
+        type=Path,
+        help="verl's JSONL (trainer.logger=file), TRL's trainer_state.json, OpenRLHF's TensorBoard events, a folder "
+        "with one of these, or a folder of rollouts alone",
+    )
+    parser.add_argument("--rollouts", type=Path, help="the run's completions: trainer.rollout_data_dir, or a dump_dir")
+    parser.add_argument("--tokenizer", help="folder or Hub name of the run's tokenizer, for verl's rollouts")
+    parser.add_argument("--limit", type=int, help="tokens at which completions are cut: data.max_response_length")
+    parser.add_argument("--completions", type=int, help="completions per step, where the log does not show how many")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def error(message: str) -> NoReturn:  # argparse's own status means failed here
+        parser.print_usage(sys.stderr)
+        parser.exit(BAD_INPUT, f"{parser.prog}: {message}\n")
+
+    parser.error = error  # type: ignore[method-assign]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report."""
+    report = diagnose(args.log, args.rollouts, args.tokenizer, args.limit, args.completions)
+    print(json.dumps(report, indent=1) if args.json else screen(report))
+    return STATUS[report["verdict"]]
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_log(path: Path) -> tuple[Path, str, Steps]:
+    """What a trainer logged at each step, and which trainer.
+
+    Raises:
+        ValueError: there is no log, or more than one.
+    """
+    if not path.exists():
+        raise ValueError(
+            f"{path} does not exist: name the run's metrics.jsonl, trainer_state.json or TensorBoard folder"
+        )
+    if path.is_dir():
+        patterns = ("metrics.jsonl", "trainer_state.json", "*.jsonl", "*.jsonl.gz", "*tfevents*")
+        found = next(filter(None, (sorted(path.glob(pattern)) for pattern in patterns)), [])
+        if len(found) != 1:
+            names = ", ".join([*(file.name for file in found[:3]), *["…"] * (len(found) > 3)])
+            logs = f"{len(found)} logs ({names})" if found else "no log"
+            raise ValueError(f"{path} has {logs}: name the file of one run")
+        path = found[0]
+    if "tfevents" in path.name:
+        return path, "OpenRLHF", _read_events(path)
+    if path.suffix == ".json":
+        steps: Steps = {}
+        for entry in read_record(path, "log_history")["log_history"]:
+            steps.setdefault(entry["step"], {}).update(entry)
+        return path, "TRL", steps
+    return path, "verl", read_metrics(path)
+
+
+def _read_events(path: Path) -> Steps:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()
+    steps: Steps = {}
+    for tag in events.Tags()["scalars"]:
+        for event in events.Scalars(tag):
+            steps.setdefault(event.step, {})[tag.removeprefix("train/")] = event.value
+    return steps
+
+
+def completions_per_step(steps: Steps) -> int:
+    """Of how many completions the shares in a log are, at least: their least common denominator."""
+    shares = (numbers[name] for numbers in steps.values() for name in ("ended", "cut", "strict") if name in numbers)
+    return math.lcm(*{Fraction(share).limit_denominator(2000).denominator for share in shares})
+
+
+# ---------------------------------------------------------------- judging
+
+
+def diagnose(
+    log: Path,
+    rollouts: Path | None = None,
+    tokenizer: str | None = None,
+    limit: float | None = None,
+    completions: int | None = None,
+) -> dict[str, Any]:
+    """The report on a run, as `--json` prints it.
+
+    Args:
+        log: what the trainer logged, or a folder of rollouts alone.
+        rollouts: a token dump or verl's rollouts.
+        tokenizer: of the run, for verl's rollouts.
+        limit: tokens at which completions are cut off; None: what the log shows.
+        completions: per step; None: what the log shows.
+
+    Raises:
+        ValueError: nothing can be made of these files; the message names the file and a remedy.
+    """
+    framework, steps, seen = "verl", {}, None
+    if rollouts is None and log.is_dir() and any(log.glob("gtpo_dump.json")) | any(log.glob("[0-9]*.jsonl")):
+        rollouts = log
+    else:
+        log, framework, logged = read_log(log)
+        steps = {step: translate(metrics, framework, limit) for step, metrics in logged.items()}
+        steps = {step: numbers for step, numbers in steps.items() if numbers.keys() & NUMBERS.keys()}
+        if not steps:
+            raise ValueError(f"{log} has none of the metrics of {framework} that diagnose reads (docs/diagnose.md)")
+        cut = [x["longest"] for x in steps.values() if "longest" in x and x.get("ended", 1) < 1]
+        limit = limit or max(cut, default=None)
+    if rollouts is not None:
+        from gtpo_verl.diagnose.rollouts import read_rollouts
+
+        seen = read_rollouts(rollouts, tokenizer, limit)
+        for step, numbers in seen.steps.items():
+            length = steps.get(step, {}).get("length", numbers["length"])
+            if not 0.8 * length <= numbers["length"] + 1 <= 1.25 * length + 2:
+                raise ValueError(
+                    f"{rollouts} has {numbers['length']:.0f} tokens a completion at step {step}, {log} {length:.0f}: "
+                    "give --tokenizer of the run, and rollouts of the same run"
+                )
+            steps[step] = numbers | steps.get(step, {})
+    _check(log, steps)
+
+    size = window(completions or completions_per_step(steps))
+    counts = {name: sum(name in numbers for numbers in steps.values()) for name in NUMBERS}
+    windows = {name: min(size, count // 2) for name, count in counts.items() if count > 1}
+    watch = Watch(windows | ({"limit": 1} if limit else {}), framework)
+    for step in sorted(steps):
+        watch.observe(step, steps[step] | ({"limit": limit} if limit else {}))
+    signs = [sign for sign in SIGNS if sign in watch.showing]
+    verdict, why = judge(watch, signs, {name for name in windows if counts[name] >= 2 * size}, 2 * size)
+    ordered = sorted(steps)
+    before = [ordered.index(watch.showing[sign]) - windows[sign.numbers[0]] for sign in signs]
+    return {
+        "log": str(log),
+        "framework": framework,
+        "steps": [min(steps), max(steps)],
+        "means_over": max(windows.values()),
+        "limit": limit,
+        "verdict": verdict,
+        "why": why,
+        "sound_until": ordered[min(before)] if signs and min(before) >= 0 else None,
+        "numbers": {name: _number(name, watch) for name in NUMBERS if name in windows},
+        "signs": [_describe(sign, watch, seen.completions if seen else []) for sign in signs],
+        "gtpo": would_gtpo_change_it(seen, watch, signs),
+        "not_logged": {name: FRAMEWORKS[framework].to_log.get(name) for name in NUMBERS if name not in windows},
+        "calibration": EVIDENCE["calibration"],
+    }
+
+
+def _check(log: Path, steps: Steps) -> None:
+    if len(steps) < 2:
+        raise ValueError(f"{log} has one step, and nothing to compare it with: diagnose the run when it has gone on")
+    for step in sorted(steps):
+        for name, value in steps[step].items():
+            if name in NUMBERS and not math.isfinite(value):
+                raise ValueError(
+                    f"{log}: {label(name)} is {value} at step {step}: look at that step's batch, and go on from a "
+                    "checkpoint before it; to diagnose the steps before, cut the log there"
+                )
+
+
+def judge(watch: Watch, signs: list[Sign], enough: set[str], needed: int) -> tuple[str, str]:
+    """The verdict and its reason; `enough` are the numbers with the steps that are `needed` against chance."""
+    if not enough & set(outcomes(watch.trends)):
+        return "cannot tell", f"a verdict needs {needed} steps of so many completions; what follows may be chance"
+    if lost := watch.lost():
+        ends = [(label(name), _number(name, watch)) for name in lost]
+        return "failed", "; ".join(f"{name} {x['now']:.2f} at the end, best {x['best']:.2f}" for name, x in ends)
+    if signs:
+        return "degraded", "something goes wrong, but nothing is lost yet"
+    missing = [] if {"ended", "strict"} & enough else ["how completions end"]
+    missing += [] if {"accuracy", "reward"} & enough else ["accuracy or reward"]
+    if missing:
+        return "cannot tell", f"nothing bad shows, but {' and '.join(missing)} is not known"
+    return "healthy", "no sign of a fault"
+
+
+def _number(name: str, watch: Watch) -> dict[str, Any]:
+    trend, floor, higher = watch.trends[name], watch.floor * (name == "reward"), NUMBERS[name][1]
+    best = {True: trend.best, False: trend.lowest, None: None}[higher]
+    since = [step for sign, step in watch.showing.items() if sign.numbers[0] == name]
+    return {"start": trend.first + floor, "best": None if best is None else best + floor, "now": trend.now + floor} | {
+        "since": min(since, default=None)
+    }
+
+
+def _describe(sign: Sign, watch: Watch, completions: list[dict[str, Any]]) -> dict[str, Any]:
+    """A sign, with the three completions of the last steps that show it best."""
+    name = sign.numbers[0]
+    direction = 1 if NUMBERS[name][1] else -1
+    having = sorted((x for x in completions if name in x), key=lambda x: (direction * x[name], -x["step"]))
+    worst = [x for x in having if x[name] != 1 or direction < 0][:3]
+    return {
+        "number": name,
+        "meaning": sign.meaning,
+        "since": watch.showing[sign],
+        "calibrated": sign.calibrated,
+        "try": watch.remedy(sign.remedy),
+        "tried": ""
+        if sign.remedy != "lr"
+        else " from the start (it kept clean endings in {kept} of {lost} runs)".format(**EVIDENCE["half_rate"]),
+        "completions": [{"step": x["step"], name: x[name], "text": x["text"]} for x in worst],
+    }
+
+
+def would_gtpo_change_it(seen: Any, watch: Watch, signs: list[Sign]) -> dict[str, Any]:
+    """What the study found where as many tokens were in conflict, with the shares of these rollouts."""
+    if seen is None:
+        return {"answer": "cannot tell", "why": "that needs the run's completions: --rollouts"}
+    early = [numbers for step, numbers in seen.steps.items() if step <= EVIDENCE["early"]] or [*seen.steps.values()][:1]
+    shares = {name: sum(x[name] for x in early) / len(early) for name in ("forward", "backward", "either", "groups")}
+    found = next((x for x in EVIDENCE["shares"] if x["from"] <= shares["either"] <= x["to"]), None)
+    instead = f"; what may help: {watch.remedy(signs[0].remedy)}" if signs else ""
+    if seen.applied:
+        answer, why = "no", "it is GTPO's own run" + instead
+    elif not shares["either"]:
+        answer, why = "no", "good and bad completions share no token at their ends" + instead
+    elif seen.unpunished and sum(seen.unpunished) < 0.05 * len(seen.unpunished):
+        answer, why = "no", "the reward already sees whether a completion ends" + instead
+    elif min(seen.steps) > EVIDENCE["early"]:
+        answer, why = "no evidence", f"the study measured the share in steps 1 to {EVIDENCE['early']}"
+    elif found is None:
+        studied = EVIDENCE["shares"]
+        answer, why = (
+            "no evidence",
+            f"the study had {studied[0]['from']:.0%} to {studied[-1]['to']:.0%} of tokens in conflict",
+        )
+    else:
+        changes = (
+            f"{name} by {_signed(x[0])} [{_signed(x[1])}, {_signed(x[2])}]" for name, x in found["effects"].items()
+        )
+        where = f"where {found['from']:.0%} to {found['to']:.0%} of tokens were in conflict"
+        scale = f"{found['pairs']} pairs of runs, {len(found['tasks'])} tasks, {found['model']}"
+        answer, why = "perhaps", f"{where}, GTPO changed {' and '.join(changes)} ({scale})"
+    return {"answer": answer, "why": why} | shares
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−")
+
+
+# ---------------------------------------------------------------- printing
+
+
+def screen(report: Mapping[str, Any]) -> str:
+    """The report in at most one screen of 80 columns."""
+    limit = f", completions of at most {report['limit']:.0f} tokens" if report["limit"] else ""
+    lines = [_cut(report["log"]), "{}, steps {} to {}{}".format(report["framework"], *report["steps"], limit), ""]
+    over = f"means over {report['means_over']} steps"
+    lines += [f"{over:28}{'start':>10}{'best':>10}{'now':>10}   bad since"]
+    for name, x in report["numbers"].items():
+        values = "".join(f"{_short(x[key]):>10}" for key in ("start", "best", "now"))
+        since = f"   step {x['since']}" if x["since"] else ""
+        lines.append(f"{label(name):28}{values}{since}")
+    lines += ["", *_wrap(f"{report['verdict'].upper()}: {report['why']}.")]
+    signs = report["signs"]
+    if report["sound_until"]:
+        lines += _wrap(f"Sound until about step {report['sound_until']}: keep the last checkpoint before it.")
+    for number, sign in enumerate(signs, start=1):
+        note = "" if sign["calibrated"] else " (uncalibrated)"
+        lines += _wrap(f"{number}. since step {sign['since']}: {sign['meaning']}{note}", "   ")
+        lines += [_cut(f"   step {x['step']}: {x['text']!r}") for x in sign["completions"] if number <= 2]
+        if number == len(signs) or signs[number]["try"] != sign["try"]:
+            lines += _wrap(f"   Try: {sign['try']}{sign['tried']}", "   ")
+    gtpo = report["gtpo"]
+    lines += ["", *_wrap(f"Would GTPO change it? {gtpo['answer'].capitalize()}: {gtpo['why']}.")]
+    if "either" in gtpo:
+        masks = "forward mask {forward:.0%}, backward mask {backward:.0%}, either {either:.0%}".format(**gtpo)
+        lines += _wrap(f"Tokens in conflict at the start: {masks}; groups with a conflict: {gtpo['groups']:.0%}.")
+    missing: dict[str | None, list[str]] = {}
+    for name, override in report["not_logged"].items():
+        missing.setdefault(override, []).append(label(name))
+    for override, names in missing.items():
+        lines += _wrap(f"Not logged: {'; '.join(names)}." + (f" To log: {override}" if override else ""))
+    calibrated = report["calibration"]
+    tasks, models = "; ".join(calibrated["tasks"]), "; ".join(calibrated["models"])
+    runs = f"{calibrated['runs']} runs, {calibrated['failed']} of them failed"
+    return "\n".join([*lines, *_wrap(f"Calibrated on {runs}. Tasks: {tasks}. Models: {models}. No run on a GPU.")])
+
+
+def _short(value: float | None) -> str:
+    if value is None:
+        return ""
+    return (
+        f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}" if abs(value) >= 0.001 or not value else f"{value:.0e}"
+    )
+
+
+def _wrap(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, _WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH // 2 - 1]} … {text[2 - _WIDTH // 2 :]}"

@@ -1,0 +1,188 @@
+"""How early each sign of `gtpo_verl.diagnose` speaks, and how often it is wrong, on the runs stored here.
+
+    python -m studies.calibration        writes the table in docs/diagnose.md
+
+A run has failed once clean endings, strict format or accuracy are below half of their best. Each task is held out in
+turn: a sign gets a limit from the runs of the other tasks, which 19 of 20 of those that did not fail stay below, and is
+tried on the runs of this task; the columns add up all turns. The last columns are with the limit of the package. If
+there are several models, each is held out in turn as well. Runs that do not fill two windows are left out.
+"""
+
+import functools
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from gtpo_verl.cpu.tiny import max_response_length
+from gtpo_verl.diagnose.frameworks import translate
+from gtpo_verl.diagnose.signs import NUMBERS, SIGNS, Sign, Trend, Watch, outcomes, window
+from gtpo_verl.records import read_metrics
+from studies.logs import runs_of
+from studies.plan import HERE, ROOT, TABLES
+
+MODEL = "a model of 0.4 M parameters"
+PAGE, TABLES_OF_PAGE = ROOT / "docs/diagnose.md", re.compile(r"^\| sign \| limit (?:.+\n)+", re.MULTILINE)
+_SOUND = 0.95
+_FAST = {"ended": "eos", "accuracy": "acc"} | {
+    name: name for name in ("strict", "format", "entropy", "length", "grad_norm")
+}
+_UNDER_VERL = {"grad_norm": "actor/grad_norm", "dropped": "gtpo/filter/dropped_frac"}
+
+Steps = dict[int, dict[str, float]]
+
+
+def candidate(number: str, measure: Callable[[Trend], float], meaning: str) -> Sign:
+    """A sign that the package does not have."""
+    return Sign((number,), measure, math.inf, meaning)
+
+
+ALL_SIGNS = (
+    *SIGNS,
+    candidate("grad_norm", lambda norm: norm.now / norm.first, "gradient norm rises"),
+    candidate("grad_norm", lambda norm: norm.first / max(norm.now, 1e-3), "gradient norm falls"),
+    candidate("dropped", lambda dropped: dropped.now, "GTPO filters completions out"),
+)
+
+
+class Run(NamedTuple):
+    """A stored run: when it failed if it did, and each sign's measure at each step."""
+
+    name: str
+    task: str
+    model: str
+    failed: int | None
+    steps: list[int]
+    values: dict[Sign, np.ndarray]
+
+    def first_above(self, sign: Sign, limit: float) -> int | None:
+        """The step at which a sign first exceeds a limit; None also for a run that does not log it."""
+        above = np.flatnonzero(self.values.get(sign, np.empty(0)) > limit)
+        return self.steps[above[0]] if len(above) else None
+
+
+def observe(path: Path, task: str, completions: int, steps: Steps) -> Run | None:
+    """A run from our numbers at each step, unless it is too short."""
+    size = window(completions)
+    if len(steps) < 2 * size:
+        return None
+    logged = set[str]().union(*steps.values())
+    signs = tuple(sign for sign in ALL_SIGNS if logged >= set(sign.numbers))
+    watch = Watch(dict.fromkeys(logged & {*NUMBERS, "limit", *_UNDER_VERL}, size), "verl", signs)
+    values: dict[Sign, list[float]] = {sign: [] for sign in signs}
+    failed = None
+    for step, numbers in steps.items():
+        watch.observe(step, numbers)
+        failed = failed or (step if halved(watch) else None)
+        for sign in signs:
+            values[sign].append(watch.value(sign))
+    name = str(path.relative_to(ROOT)).partition(".json")[0]
+    return Run(name, task, MODEL, failed, list(steps), {sign: np.array(x) for sign, x in values.items()})
+
+
+def halved(watch: Watch) -> bool:
+    """Whether a run has failed."""
+    trends = [watch.trends[name] for name in outcomes(watch.trends)]
+    return any(trend.now < min(trend.best / 2, trend.best - 0.1) for trend in trends)
+
+
+@functools.cache
+def stored_runs() -> list[Run]:
+    """All that are long enough."""
+    found = []
+    for run in runs_of(dict.fromkeys(cell for cells in TABLES.values() for cell in cells)):
+        curves = {ours: run.curves[theirs] for ours, theirs in _FAST.items()}
+        curves |= {"dropped": run.curves["dropped"]} if "dropped" in run.curves else {}
+        curves["reward"] = curves["format"] + 10 * curves["accuracy"]
+        curves["limit"] = np.full(len(curves["reward"]), max_response_length(run.cell.start.task))
+        steps = {i + 1: {name: float(x[i]) for name, x in curves.items()} for i in range(len(curves["reward"]))}
+        completions = 12 if run.cell.method.endswith("G12") else 8
+        found.append(observe(run.cell.log(run.seed), run.cell.start.task, completions, steps))
+    for path in sorted((HERE / "results/verl").rglob("*.jsonl.gz")):
+        found.append(observe(path, path.parent.name.partition("-")[0], 8, _under_verl(path)))
+    for path in sorted((ROOT / "docs/results/cpu").glob("*.jsonl")):
+        found.append(observe(path, "arithmetic", 64, _under_verl(path)))
+    return [run for run in found if run]
+
+
+def _under_verl(path: Path) -> Steps:
+    return {
+        step: translate(metrics, "verl", 64)
+        | {ours: metrics[name] for ours, name in _UNDER_VERL.items() if name in metrics}
+        for step, metrics in read_metrics(path).items()
+    }
+
+
+def held_out(runs: Sequence[Run], by: str) -> Iterator[tuple[list[Run], list[Run]]]:
+    """The runs of each task (or model), and all others."""
+    for name in sorted({getattr(run, by) for run in runs}):
+        own = [run for run in runs if getattr(run, by) == name]
+        yield own, [run for run in runs if run not in own]
+
+
+def row(sign: Sign, runs: Sequence[Run], by: str) -> list[str]:
+    """Cells of a sign's line."""
+    runs = [run for run in runs if sign in run.values]
+    name = sign.meaning + ("" if sign.calibrated else " (uncalibrated)")
+    if not any(run.failed for run in runs):
+        return [name, "no failed run logs it", *[""] * 7]
+    firsts: dict[str, int | None] = {}
+    limits = []
+    for own, others in held_out(runs, by):
+        sound = [run.values[sign].max() for run in others if not run.failed]
+        if sound:
+            limits.append(float(np.quantile(sound, _SOUND)))
+            firsts |= {run.name: run.first_above(sign, limits[-1]) for run in own}
+    spread = f"{min(limits):.2f} to {max(limits):.2f}"
+    cells = [name, spread, *counts([run for run in runs if run.name in firsts], firsts)]
+    if math.isinf(sign.limit):
+        return [*cells, "not in it", "", "", ""]
+    return [*cells, f"{sign.limit:g}", *counts(runs, {run.name: run.first_above(sign, sign.limit) for run in runs})]
+
+
+def counts(runs: Sequence[Run], firsts: Mapping[str, int | None]) -> list[str]:
+    """How many failed runs are named, how many of the others, and how many steps before the failure."""
+    failed = [(run.failed, firsts[run.name]) for run in runs if run.failed]
+    warnings = [at - step for at, step in failed if step]
+    wrong = sum(bool(firsts[run.name]) for run in runs if not run.failed)
+    steps = f"{statistics.median(warnings):.0f} ({min(warnings)} to {max(warnings)})" if warnings else ""
+    return [f"{len(warnings)} of {len(failed)}", f"{wrong} of {len(runs) - len(failed)}", steps]
+
+
+def table(runs: Sequence[Run], by: str) -> str:
+    """A row per sign, and one for all signs of the package that are calibrated."""
+    head = ["failed runs seen", "false alarms", "steps of warning"]
+    head = ["sign", f"limit from other {by}s", *head, "the package's limit", *head]
+    lines = [head, ["---"] * len(head), *(row(sign, runs, by) for sign in ALL_SIGNS)]
+    calibrated = [sign for sign in SIGNS if sign.calibrated]
+    steps = {run.name: [run.first_above(sign, sign.limit) for sign in calibrated] for run in runs}
+    firsts = {name: min(filter(None, found), default=None) for name, found in steps.items()}
+    lines.append(["any calibrated sign", *[""] * 5, *counts(runs, firsts)])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def tables() -> str:
+    """By task, and by model if there are several."""
+    runs = stored_runs()
+    return "\n".join(table(runs, by) for by in ("task", "model") if len({getattr(run, by) for run in runs}) > 1)
+
+
+def main() -> None:
+    """Write the tables into the page, and print them and the runs with a false alarm."""
+    runs = stored_runs()
+    print(f"{len(runs)} runs, {sum(run.failed is not None for run in runs)} failed")
+    PAGE.write_text(TABLES_OF_PAGE.sub(lambda _: tables(), PAGE.read_text()))
+    print(f"{PAGE}: {tables()}")
+    print("named, though they did not fail:")
+    for run in runs:
+        named = [sign.meaning for sign in SIGNS if sign.calibrated and run.first_above(sign, sign.limit)]
+        if named and not run.failed:
+            print(f"  {run.name}: {'; '.join(named)}")
+
+
+if __name__ == "__main__":
+    main()
