@@ -11,7 +11,8 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,7 +58,8 @@ def build_config(overrides: Sequence[str]) -> DictConfig:
     return config
 
 
-class Batch(NamedTuple):
+@dataclass(frozen=True)
+class Batch:
     """What a step trains on, and what of it does not change within the step: (rows, response_length) each.
 
     Args:

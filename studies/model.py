@@ -83,16 +83,15 @@ def fuse(shape: Shape, weights: Weights, dtype: torch.dtype = torch.float32) -> 
         return matrices if torch.is_grad_enabled() else matrices.contiguous()  # faster with few rows
 
     def layer(name: str) -> tuple[torch.Tensor, ...]:
-        def joined(kind: str, *names: str) -> torch.Tensor | None:
-            parts = [f"{name}.{part}_proj.{kind}" for part in names]
-            return torch.cat([weights[part] for part in parts], 1) if parts[0] in weights else None
+        def joined(kind: str, *names: str) -> torch.Tensor:
+            return torch.cat([weights[f"{name}.{part}_proj.{kind}"] for part in names], 1)
 
         attention = [f"self_attn.{part}" for part in "qkv"]
-        bias = joined("bias", *attention)
+        has_bias = f"{name}.self_attn.q_proj.bias" in weights
         return (
             weights[f"{name}.input_layernorm.weight"].to(dtype).unsqueeze(1),
             turned(joined("weight", *attention)),
-            torch.zeros((), dtype=dtype) if bias is None else bias.to(dtype).unsqueeze(1),
+            joined("bias", *attention).to(dtype).unsqueeze(1) if has_bias else torch.zeros((), dtype=dtype),
             turned(weights[f"{name}.self_attn.o_proj.weight"]),
             weights[f"{name}.post_attention_layernorm.weight"].to(dtype).unsqueeze(1),
             turned(joined("weight", "mlp.gate", "mlp.up")),

@@ -142,7 +142,11 @@ class Cell:
         return HERE / "results" / self.start.name / f"{self.method}-lr{self.lr:g}-seed{seed}.json.gz"
 
 
-def cells(starts: Sequence[Start], methods: Sequence[str], rates: Sequence[float]) -> list[Cell]:
+RATES = (5e-5, 1e-4, 2e-4, 4e-4)
+MIDDLE = 1e-4
+
+
+def cells(starts: Sequence[Start], methods: Sequence[str], rates: Sequence[float] = (MIDDLE,)) -> list[Cell]:
     """Every combination."""
     return [Cell(*combination) for combination in product(starts, methods, rates)]
 
@@ -154,23 +158,16 @@ WORDED = Start("worded_counting")
 # Where the mean entropy lies just below ln 2 and up to a quarter of the completions above it.
 HOT_COUNTING, HOT_ADDITION = Start("letter_counting", 150, 1.2), Start("arithmetic", 125, 1.2)
 
-RATES = (5e-5, 1e-4, 2e-4, 4e-4)
-MIDDLE = (1e-4,)
 USUAL = (COUNTING, SPELLING, ADDITION)
 TABLES: dict[str, list[Cell]] = {
-    "main": cells(USUAL, ("grpo", "grpo_token_mean", "gtpo"), RATES) + cells(USUAL, ("grpo_kl",), MIDDLE),
-    "parts": cells(
-        USUAL[:2], ("grpo", "gamma", "entropy", "forward", "backward", "skip", "double", "masks", "gtpo"), MIDDLE
-    ),
-    "controls": cells(USUAL[:2], ("grpo", "positive_only", "random_skip", "skip", "grpo_strict", "gtpo"), MIDDLE),
-    "long": cells((WORDED,), ("grpo", "grpo_token_mean", "gtpo"), MIDDLE),
-    "collapse": cells(
-        (HOT_COUNTING, HOT_ADDITION), ("grpo", "filter", "only_negative", "gtpo_no_filter", "gtpo"), MIDDLE
-    ),
+    "main": cells(USUAL, ("grpo", "grpo_token_mean", "gtpo"), RATES) + cells(USUAL, ("grpo_kl",)),
+    "parts": cells(USUAL[:2], ("grpo", "gamma", "entropy", "forward", "backward", "skip", "double", "masks", "gtpo")),
+    "controls": cells(USUAL[:2], ("grpo", "positive_only", "random_skip", "skip", "grpo_strict", "gtpo")),
+    "long": cells((WORDED,), ("grpo", "grpo_token_mean", "gtpo")),
+    "collapse": cells((HOT_COUNTING, HOT_ADDITION), ("grpo", "filter", "only_negative", "gtpo_no_filter", "gtpo")),
     "paper": cells(
         (COUNTING,),
         ("grpo", "gtpo", "grpo_G12", "gtpo_G12", "grpo_betas", "gtpo_betas", "span_all", "threshold_0.2"),
-        MIDDLE,
     ),
 }
 """Tables of docs/study.md. A cell may stand in several; its runs are made once."""
@@ -215,40 +212,39 @@ def held_out_accuracy(log: Path) -> float:
     return sum(held_out["right"]) / (held_out["samples"] * len(held_out["right"]))
 
 
-def real_rates(method: str) -> tuple[float, ...]:
-    """The grid, extended by a factor of 2 where its best rate lies at its edge; at most twice to a side."""
-    rates = REAL_RATES
-    for _ in range(4):
-        best = best_rate(LEGS, method, rates, (1,))
-        if best == max(rates) < 4 * max(REAL_RATES):
-            rates = (*rates, 2 * best)
-        elif best == min(rates) > min(REAL_RATES) / 4:
-            rates = (best / 2, *rates)
-    return rates
+def extended(start: Start, methods: Sequence[str], rates: Sequence[float], seeds: Sequence[int]) -> list[float]:
+    """The grid, extended by a factor of 2 where the best rate of a method lies at its edge; at most twice to a side."""
+    grid = sorted(rates)
+    for _ in range(2):
+        best = [best_rate(start, method, grid, seeds) for method in methods]
+        low, high = grid[0], grid[-1]
+        grid = [*([low / 2] if low in best else []), *grid, *([2 * high] if high in best else [])]
+    return grid
 
 
 def blocks() -> dict[str, list[tuple[Cell, int]]]:
     """The runs of each block in their order. What follows from a choice of rates appears once that is made."""
-    chosen = {method: best_rate(LEGS, method, real_rates(method), (1,)) for method in ("grpo", "gtpo")}
-    if None in chosen.values():
-        chosen = {}
-    real = [Cell(LEGS, method, chosen[like]) for method, like in REAL_METHODS.items() if like in chosen]
-    of_many = {method: best_rate(MANY[0], method, MANY_RATES, range(1, 6)) for method in ("grpo", "gtpo")}
-    shares = [Cell(start, method, rate) for start in WORDY for method, rate in of_many.items() if rate]
+    first, all_seeds = (1,), range(1, 6)
+    real_rates = {method: extended(LEGS, [method], REAL_RATES, first) for method in ("grpo", "gtpo")}
+    chosen = {method: best_rate(LEGS, method, grid, first) for method, grid in real_rates.items()}
+    known = {method: rate for method, rate in chosen.items() if rate and None not in chosen.values()}
+    of_counting = {method: best_rate(MANY[0], method, MANY_RATES, all_seeds) for method in ("grpo", "gtpo")}
+    real = [Cell(LEGS, method, known[like]) for method, like in REAL_METHODS.items() if like in known]
+    many = [
+        cell
+        for start in MANY
+        for cell in cells([start], MANY_METHODS, extended(start, MANY_METHODS, MANY_RATES, all_seeds))
+    ]
+    shares = [Cell(start, method, rate) for start in WORDY for method, rate in of_counting.items() if rate]
     return {
         "1a. rates of the real model": [
-            (Cell(LEGS, method, rate), 1) for method in ("grpo", "gtpo") for rate in real_rates(method)
+            (Cell(LEGS, method, rate), 1) for method, grid in real_rates.items() for rate in grid
         ],
         "1b. the real model": [(cell, seed) for seed in range(2, 7) for cell in real],
         "1c. its longer answers": [
-            (Cell(LONG_LEGS, method, rate), seed) for seed in range(2, 5) for method, rate in chosen.items() if rate
+            (Cell(LONG_LEGS, method, rate), seed) for seed in range(2, 5) for method, rate in known.items()
         ],
-        "2. many prompts": [(cell, seed) for seed in range(1, 6) for cell in cells(MANY, MANY_METHODS, MANY_RATES)],
+        "2. many prompts": [(cell, seed) for seed in all_seeds for cell in many],
         "3. rivals": [(cell, seed) for seed in range(1, 4) for cell in cells(MANY[:2], RIVALS, MANY_RATES[2:])],
-        "4. share of conflict tokens": [(cell, seed) for seed in range(1, 6) for cell in shares],
+        "4. share of conflict tokens": [(cell, seed) for seed in all_seeds for cell in shares],
     }
-
-
-def plan() -> list[tuple[Cell, int]]:
-    """Every run that is known."""
-    return one_prompt() + [run for block in blocks().values() for run in block]

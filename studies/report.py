@@ -34,7 +34,7 @@ from studies.logs import (
     runs_of,
     stretches,
 )
-from studies.plan import HERE, MIDDLE, RATES, ROOT, TABLES, USUAL, Cell, Start, plan
+from studies.plan import HERE, MIDDLE, RATES, ROOT, TABLES, USUAL, Cell, Start, one_prompt
 
 OUT = ROOT / "docs/results/study"
 PAGE = ROOT / "docs/study.md"
@@ -148,7 +148,7 @@ def facts() -> dict[str, object]:
     found: dict[str, object] = {"ln2": f"{LN2:.3f}"}
     all_cells = list(dict.fromkeys(cell for cells in TABLES.values() for cell in cells))
     everything = runs_of(all_cells)
-    planned = plan()
+    planned = one_prompt()
     found["runs"] = f"{len(everything)} of {len(planned)}"
     found["hours"] = f"{sum(run.seconds for run in everything) / 3600:.1f}"
     found["seconds"] = f"{np.median([run.seconds for run in everything]):.0f}"
@@ -264,7 +264,7 @@ def _wrap(block: re.Match[str]) -> str:
 
 def main() -> int:
     """Write everything."""
-    if not any(cell.log(seed).exists() for cell, seed in plan()):
+    if not any(cell.log(seed).exists() for cell, seed in one_prompt()):
         print("no run is complete: bash studies/run.sh", file=sys.stderr)
         return 1
     numbers = facts()

@@ -66,13 +66,13 @@ def _tiny(start: Start, seed: int, folder: Path) -> Task:
     warm = tiny.WarmStartConfig(seed=seed, task=start.task, steps=start.warm_steps)
     tiny.prepare(folder / "task", warm)
     tokenizer = tiny.build_tokenizer()
-    splits = [
+    train, held_out = (
         [Asked(torch.tensor(tiny.encode_prompt(tokenizer, question.text)), question.answer) for question in split]
         for split in tiny.split_questions(warm)
-    ]
+    )
     limit = tiny.max_response_length(start.task)
     least_reasoning = tiny.FURTHER_CHARACTERS.get(start.task, 0)
-    return Task(*splits, tokenizer, limit, *load(folder / "task/model"), 0.0, least_reasoning)
+    return Task(train, held_out, tokenizer, limit, *load(folder / "task/model"), 0.0, least_reasoning)
 
 
 def _smollm2(start: Start, seed: int, folder: Path) -> Task:
@@ -81,15 +81,14 @@ def _smollm2(start: Start, seed: int, folder: Path) -> Task:
     tokenizer = AutoTokenizer.from_pretrained(folder / "task/model")
     if not (folder / "warm/config.json").exists():
         _warm_start(folder, tokenizer, start.warm_steps)
-    splits = []
-    for split in ("train", "test"):
-        rows = load_dataset("parquet", data_files=str(folder / f"task/{split}.parquet"), split="train")
-        splits.append([Asked(_encode(tokenizer, row["prompt"], True), _answer(row)) for row in rows])
-    return Task(*splits, tokenizer, 96 if start.animals == 1 else 128, *load(folder / "warm"), 0.0, 0)
-
-
-def _answer(row: dict[str, Any]) -> str:
-    return row["reward_model"]["ground_truth"]
+    train, held_out = (
+        [
+            Asked(_encode(tokenizer, row["prompt"], True), row["reward_model"]["ground_truth"])
+            for row in load_dataset("parquet", data_files=str(folder / f"task/{split}.parquet"), split="train")
+        ]
+        for split in ("train", "test")
+    )
+    return Task(train, held_out, tokenizer, 96 if start.animals == 1 else 128, *load(folder / "warm"), 0.0, 0)
 
 
 def _encode(tokenizer: Any, messages: list[dict[str, str]], add_generation_prompt: bool) -> torch.Tensor:

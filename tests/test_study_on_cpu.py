@@ -10,8 +10,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 from verl.utils.config import omega_conf_to_dataclass
 
-from gtpo_verl import GTPOConfig
+from gtpo_verl.verl_plugin.config import VerlGTPOConfig
 from studies import confirm, logs, plan, report, reward, run
+from studies.missing import write_log
 from studies.plan import CONTROLS, COUNTING, METHODS, TABLES, Cell
 
 GOOD = "<reasoning>t,a,c</reasoning><answer>tac</answer>"
@@ -29,6 +30,12 @@ def test_only_the_strict_reward_sees_the_end():
     assert reward.strict("x", GOOD, "tac")["score"] == 20
 
 
+def test_an_answer_after_too_little_reasoning_is_not_right():
+    assert reward.paper("x", GOOD, "tac", least_reasoning=5)["acc"] == 1
+    assert reward.paper("x", GOOD, "tac", least_reasoning=6) == {"score": 10, "format": 10, "acc": 0, "strict": 1}
+    assert reward.strict("x", GOOD, "tac", least_reasoning=6)["score"] == 10
+
+
 def test_the_coin_knows_nothing_of_the_completion():
     scores = {text: [reward.coin("x", text, "tac")["score"] for _ in range(400)] for text in (GOOD, "")}
     for drawn in scores.values():
@@ -39,19 +46,63 @@ def test_the_coin_knows_nothing_of_the_completion():
 
 def test_every_seed_of_the_plan_runs_every_cell_once():
     cells = {cell for table in TABLES.values() for cell in table}
-    assert {cell.method for cell in cells} | set(CONTROLS) <= set(METHODS)
-    runs = plan.plan()
+    assert {cell.method for cell in cells} <= set(METHODS)
+    runs = plan.one_prompt()
     assert len(runs) == len(set(runs)) == len({cell.log(seed) for cell, seed in runs})
     for seed in range(1, plan.SEEDS + 1):
         assert {cell for cell, other in runs if other == seed} == cells
 
 
 def test_runs_side_by_side_share_start_and_seed_and_none_is_left_out():
-    runs = plan.plan()
+    runs = plan.one_prompt()
     side_by_side = list(run.batches(runs))
     assert sorted(map(str, runs)) == sorted(str((cell, seed)) for _, seed, cells in side_by_side for cell in cells)
     for start, _, cells in side_by_side:
         assert {cell.start for cell in cells} == {start} and len(cells) <= run.AT_A_TIME
+
+
+@pytest.fixture
+def accuracies(tmp_path, monkeypatch):
+    """Write logs of runs of letter counting with these held-out accuracies, by rate."""
+    monkeypatch.setattr(plan, "HERE", tmp_path)
+
+    def write(method, by_rate, seed=1):
+        for rate, accuracy in by_rate.items():
+            held_out = {"samples": 10, "right": [round(10 * accuracy)] * 3}
+            write_log(json.dumps({"held_out": held_out}), Cell(COUNTING, method, rate).log(seed))
+
+    return write
+
+
+def test_the_best_rate_is_that_of_the_highest_accuracy_once_all_its_runs_are_there(accuracies):
+    rates = (1e-5, 2e-5, 4e-5)
+    accuracies("grpo", {1e-5: 0.5, 2e-5: 0.7})
+    assert plan.best_rate(COUNTING, "grpo", rates, (1,)) is None
+    accuracies("grpo", {4e-5: 0.7})
+    assert plan.best_rate(COUNTING, "grpo", rates, (1,)) == 2e-5
+    accuracies("grpo", {1e-5: 0.9, 2e-5: 0.6, 4e-5: 0.1}, seed=2)
+    assert plan.best_rate(COUNTING, "grpo", rates, (1, 2)) == 1e-5
+
+
+def test_a_grid_grows_where_a_best_rate_is_at_its_edge_at_most_twice(accuracies):
+    grid = (1e-5, 2e-5, 4e-5)
+    assert plan.extended(COUNTING, ["grpo"], grid, (1,)) == list(grid)
+    accuracies("grpo", {1e-5: 0.5, 2e-5: 0.7, 4e-5: 0.6})
+    assert plan.extended(COUNTING, ["grpo"], grid, (1,)) == list(grid)
+    accuracies("gtpo", {1e-5: 0.5, 2e-5: 0.6, 4e-5: 0.7})
+    assert plan.extended(COUNTING, ["grpo", "gtpo"], grid, (1,)) == [*grid, 8e-5]
+    for method in ("grpo", "gtpo"):
+        accuracies(method, {8e-5: 0.8, 16e-5: 0.9, 32e-5: 1})
+    assert plan.extended(COUNTING, ["grpo", "gtpo"], grid, (1,)) == [*grid, 8e-5, 16e-5]
+
+
+def test_every_block_runs_each_of_its_cells_with_every_seed_once():
+    for runs in plan.blocks().values():
+        assert len(runs) == len(set(runs)) == len({cell.log(seed) for cell, seed in runs})
+        assert {cell.method for cell, _ in runs} <= set(METHODS)
+        seeds = {seed for _, seed in runs}
+        assert {(cell, seed) for cell, _ in runs for seed in seeds} == set(runs)
+    assert set(CONTROLS) <= set(METHODS)
 
 
 @pytest.fixture
@@ -70,8 +121,8 @@ def test_a_method_changes_what_it_says_and_nothing_else(command, method):
     with initialize_config_dir(str(plan.ROOT / "recipes/config"), version_base=None):
         config = compose("gtpo_cpu", overrides=command(Cell(COUNTING, method, 1e-4)))
         twin = compose("gtpo_cpu", overrides=command(Cell(COUNTING, "grpo", 1e-4)))
-    assert (config.algorithm.adv_estimator == "gtpo") == (not method.startswith("grpo"))
-    settings = GTPOConfig.from_config(config.algorithm)
+    assert (config.algorithm.adv_estimator == "gtpo") == ("grpo" not in method)
+    settings = VerlGTPOConfig.from_config(config.algorithm)
     no_entropy = {"entropy_coeff": 0, "completion_filter": "never"}
     expected = {
         "gtpo": {},
@@ -85,12 +136,14 @@ def test_a_method_changes_what_it_says_and_nothing_else(command, method):
         "gtpo_no_filter": {"completion_filter": "never"},
     }
     if method in expected:
-        assert settings == replace(GTPOConfig(), **expected[method])
+        assert settings == replace(VerlGTPOConfig(), **expected[method])
     for key in ("algorithm.adv_estimator", "algorithm.gtpo", "actor_rollout_ref.actor.policy_loss.loss_mode"):
         _set(config, key, _get(twin, key))
     changed = {
-        "grpo_strict": ["reward.custom_reward_function.name"],
-        "grpo_coin": ["reward.custom_reward_function.name"],
+        **dict.fromkeys(["grpo_strict", "gtpo_strict", "grpo_coin"], ["reward.custom_reward_function.name"]),
+        "gtpo_no_std": ["algorithm.norm_adv_by_std_in_grpo"],
+        "dr_grpo": ["algorithm.norm_adv_by_std_in_grpo", "actor_rollout_ref.actor.loss_agg_mode"],
+        **dict.fromkeys(["grpo_4_updates", "gtpo_4_updates"], ["actor_rollout_ref.actor.ppo_mini_batch_size"]),
         "grpo_token_mean": ["actor_rollout_ref.actor.loss_agg_mode"],
         "grpo_kl": ["actor_rollout_ref.actor.use_kl_loss", "actor_rollout_ref.actor.kl_loss_coef"],
         **dict.fromkeys(["grpo_G12", "gtpo_G12"], ["actor_rollout_ref.rollout.n"]),
