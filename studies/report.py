@@ -16,7 +16,7 @@ import numpy as np
 
 from gtpo_verl.config import LN2
 from gtpo_verl.paper.plots import read_run, save
-from studies import confirm, figures
+from studies import confirm, figures, part_two
 from studies.logs import (
     LAST,
     METRICS,
@@ -34,7 +34,7 @@ from studies.logs import (
     runs_of,
     stretches,
 )
-from studies.plan import HERE, MIDDLE, RATES, ROOT, TABLES, USUAL, Cell, Start, one_prompt
+from studies.plan import HERE, MIDDLE, RATES, ROOT, TABLES, USUAL, Cell, Start, blocks, one_prompt
 
 OUT = ROOT / "docs/results/study"
 PAGE = ROOT / "docs/study.md"
@@ -182,6 +182,7 @@ def facts() -> dict[str, object]:
     found["prediction runs"] = f"{sum(map(lost, plain))} of {len(plain)}"
     for start in USUAL:
         found[f"prediction {TASKS[start]}"] = f"{prediction([run for run in plain if run.cell.start == start]):.2f}"
+    found["table progress"] = markdown(["block", "runs"], part_two.progress())
     return found | _confirmed()
 
 
@@ -270,6 +271,10 @@ def main() -> int:
     numbers = facts()
     OUT.mkdir(parents=True, exist_ok=True)
     sections = [f"## {name}\n\n{cell_table(cells)}" for name, cells in TABLES.items()]
+    for name, runs in blocks().items():
+        own = part_two.results(runs)
+        if len(own):
+            sections.append(f"## Part two, block {name}\n\n{markdown(*part_two.block_table(own))}")
     sections.append(f"## Under verl and in the fast loop\n\n{numbers['table agreement']}")
     head = f"# Tables of the study\n\n{numbers['runs']} runs. Mean of a cell's runs (smallest–largest)."
     head += " Made by `python -m studies.report`."

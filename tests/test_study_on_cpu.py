@@ -6,14 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hydra import compose, initialize_config_dir
 from verl.utils.config import omega_conf_to_dataclass
 
 from gtpo_verl.verl_plugin.config import VerlGTPOConfig
-from studies import confirm, logs, plan, report, reward, run
+from studies import confirm, logs, part_two, plan, report, reward, run
 from studies.missing import write_log
-from studies.plan import CONTROLS, COUNTING, METHODS, TABLES, Cell
+from studies.plan import CONTROLS, COUNTING, MANY, METHODS, TABLES, Cell
 
 GOOD = "<reasoning>t,a,c</reasoning><answer>tac</answer>"
 
@@ -281,3 +282,45 @@ def test_what_is_cited_of_the_study_is_what_the_logs_give(page):
         *("main: gtpo - grpo_token_mean accuracy", "main: gtpo - grpo pass8"),
     ):
         assert str(numbers[name]) in text, name
+
+
+def table(method, by_seed, clean=1.0):
+    """Runs of one start: {seed: {rate: accuracy}}."""
+    return pd.DataFrame(
+        [
+            {"start": "task", "method": method, "lr": lr, "seed": seed, "accuracy": accuracy, "clean": clean}
+            for seed, by_rate in by_seed.items()
+            for lr, accuracy in by_rate.items()
+        ]
+    )
+
+
+def test_a_run_is_judged_at_the_rate_that_the_other_seeds_chose():
+    grpo = {1: {1e-4: 0.9, 2e-4: 0.1}, 2: {1e-4: 0.5, 2e-4: 0.6}, 3: {1e-4: 0.5, 2e-4: 0.8}, 4: {1e-4: 1.0}}
+    chosen = part_two.at_own_best_rate(table("grpo", grpo))
+    # Seed 1 alone likes the low rate, and it is the one that does not get it; seed 4 is incomplete.
+    assert dict(zip(chosen["seed"], chosen["lr"], strict=True)) == {1: 2e-4, 2: 1e-4, 3: 1e-4}
+    both = pd.concat([chosen, table("gtpo", {seed: {1e-4: 0.7} for seed in (1, 2, 3)})])
+    assert part_two.compare(both, "gtpo", "grpo", "accuracy").differences == pytest.approx([0.6, 0.2, 0.2])
+
+
+def test_a_method_bears_the_rates_at_which_it_is_as_accurate_as_at_its_best_and_ends_cleanly():
+    clean = table("gtpo", {1: {1e-4: 0.76, 2e-4: 0.8, 8e-4: 0.7}})
+    runs = pd.concat([clean, table("gtpo", {1: {4e-4: 0.79}}, clean=0.85)])
+    assert part_two.rates_borne(runs, "task", "gtpo") == [1e-4, 2e-4]
+
+
+def test_a_run_of_part_two_is_summed_up_by_its_endpoints(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "HERE", tmp_path)
+    strict = [1.0] * 30 + [0.2] * 25 + [1.0] * 45
+    columns = ("entropy", "length", "template", "change")
+    steps = {name: [0.1] * 100 for name in columns} | {"strict": strict}
+    steps |= {f"conflict_{side}": [0.4] * 20 + [0.0] * 80 for side in ("first", "last")}
+    held_out = {"samples": 16, "right": [16, 0, 2, 0], "strict": [16, 8, 16, 8]}
+    cell = Cell(MANY[0], "gtpo", 1e-4)
+    run.keep({"steps": steps, "held_out": held_out}, cell.log(1))
+    (summary,) = part_two.results([(cell, 1), (cell, 2)]).to_dict("records")
+    assert summary["accuracy"] == 18 / 64 and summary["clean"] == 0.75
+    assert summary["pass8"] == pytest.approx((1 + 1 - 8 * 7 / (16 * 15)) / 4, abs=1e-9)
+    assert summary["worst"] == pytest.approx(0.2) and summary["first"] == pytest.approx(0.4)
+    assert summary["change"] == pytest.approx(-1)
