@@ -1,8 +1,8 @@
 """⟨H⟩_ini, the policy's mean entropy before training (arXiv:2508.03772, Sec. 5.2), and what it decides.
 
-It is one number for a whole run: measured once, written beside the checkpoints, read back on resume. A run measures it
-on its first rollouts. This command follows the paper's stricter procedure; give its value to the run as
-`algorithm.gtpo.initial_entropy`:
+It is one number for a whole run: measured once, written beside the checkpoints, read back on resume. By default a run
+measures it on its first rollouts. The paper's procedure is stricter; pass the value that this command measures to the
+run as `algorithm.gtpo.initial_entropy`:
 
     gtpo-verl initial-entropy --model Qwen/Qwen2.5-3B-Instruct --data data/gsm8k/train.parquet --samples 100
 """
@@ -66,7 +66,7 @@ class InitialEntropy:
         if self.completions:
             basis = f"{self.completions} completions of {self.prompts} prompts"
             if self.prompts < PAPER_SAMPLES:
-                basis += f", which are few: the paper takes {PAPER_SAMPLES} prompts"
+                basis += f", fewer than the paper's {PAPER_SAMPLES}"
         threshold = f"{config.entropy_threshold:.3f} nats per token"
         meaning = f"a completion above {threshold} is left out of the update"
         if not active:
@@ -126,7 +126,7 @@ class InitialEntropy:
             if not (math.isfinite(record.value) and record.value >= 0):
                 raise ValueError(f"value={record.value}")
         except (TypeError, ValueError) as error:
-            raise ValueError(f"this run is resumed, but {path} is not a record of it ({error}); {remedy}") from error
+            raise ValueError(f"this run is resumed, but {path} is not a valid record ({error}); {remedy}") from error
         return record
 
 

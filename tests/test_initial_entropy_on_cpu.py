@@ -29,8 +29,8 @@ def test_no_completion_is_an_error():
         (
             InitialEntropy(0.412, 0.1, 16, 2),
             GTPOConfig(),
-            "completion filter on: 0.412 < 0.693 nats, 16 completions of 2 prompts, which are few: the paper takes 100 "
-            "prompts; a completion above 0.693 nats per token is left out of the update",
+            "completion filter on: 0.412 < 0.693 nats, 16 completions of 2 prompts, fewer than the paper's "
+            "100; a completion above 0.693 nats per token is left out of the update",
         ),
         (
             InitialEntropy(0.8, 0.1, 800, 100),
@@ -90,7 +90,7 @@ def test_a_truncated_or_edited_record_names_its_file_and_the_key_to_set(tmp_path
     path = InitialEntropy.path(tmp_path)
     path.write_text(text)
     with pytest.raises(
-        ValueError, match=rf"{path.name} is not a record of it \(.*{why}.*algorithm\.gtpo\.initial_entropy"
+        ValueError, match=rf"{path.name} is not a valid record \(.*{why}.*algorithm\.gtpo\.initial_entropy"
     ):
         InitialEntropy.load(tmp_path)
 
