@@ -106,8 +106,6 @@ case $strategy-$finetune in
             # A reference model of its own, which GRPO's KL term needs without LoRA, has work once a step.
             actor_rollout_ref.ref.fsdp_config.param_offload="$([ "$finetune" = full ] && echo True || echo False)"
             actor_rollout_ref.actor.optim.lr_scheduler_type=cosine
-            # verl 0.7.1 reads the norm here, unless trainer.use_legacy_worker_impl=disable; later ones do not.
-            'actor_rollout_ref.actor.grad_clip=${actor_rollout_ref.actor.optim.clip_grad}'
             ++actor_rollout_ref.actor.checkpoint.save_lora_only="$save_lora_only"
             ++actor_rollout_ref.model.override_config.attn_implementation="$attn_implementation"
         )

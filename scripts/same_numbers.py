@@ -1,11 +1,11 @@
 """Do several verls compute the same GTPO (arXiv:2508.03772), bit for bit?
 
-    python scripts/same_numbers.py compute OUT.pt v1|legacy|legacy_with_engine_workers [OUT.pt TRAINER …]
+    python scripts/same_numbers.py compute OUT.pt v1|legacy [OUT.pt TRAINER …]
     python scripts/same_numbers.py compare A.pt B.pt …
 
 `compute` sends random batches through that trainer's own functions, with TransferQueue or the workers replaced by what
 they would return, and through the policy loss, all of the verl that is first on sys.path. Nothing here knows which verl
-or which GTPO it calls. The third trainer is the legacy one of verl 0.7.1 with the workers of later versions.
+or which GTPO it calls.
 """
 
 import itertools
@@ -83,7 +83,6 @@ def advantages(trainer: str, gtpo: dict[str, Any], seed: int) -> list[torch.Tens
     generator = torch.Generator().manual_seed(seed)
     with tempfile.TemporaryDirectory() as checkpoints:
         run = SimpleNamespace(config=trainer_config(gtpo, checkpoints), global_steps=1)
-        run.use_legacy_worker_impl = "disable" if trainer == "legacy_with_engine_workers" else "auto"
         return [step(run, random_batch(generator, number)) for number in range(BATCHES)]
 
 
@@ -133,11 +132,7 @@ def legacy_step(trainer: Any, rows: dict[str, Any]) -> torch.Tensor:
     # An engine returns its value for a token at the position before it.
     entropy = _nested([torch.nn.functional.pad(row, (0, 1)) for row in rows["entropy"]])
     output = get_tensordict({"entropy": entropy, "log_probs": -entropy}, {"metrics": {"mfu": 0.0}})
-    # The older workers of verl 0.7.1 take and return padded batches.
-    output_0_7 = DataProto.from_dict({"entropys": padded["entropy"], "old_log_probs": -padded["entropy"]})
-    trainer.actor_rollout_wg = SimpleNamespace(
-        compute_log_prob=lambda batch: output_0_7 if isinstance(batch, DataProto) else output
-    )
+    trainer.actor_rollout_wg = SimpleNamespace(compute_log_prob=lambda batch: output)
     old_log_prob, _ = ray_trainer.RayPPOTrainer._compute_old_log_prob.__get__(trainer)(data)
     entropys = old_log_prob.batch.pop("entropys")
     data = data.union(old_log_prob)
@@ -178,13 +173,13 @@ def losses(loss_mode: str, spread: float, seed: int) -> list[torch.Tensor]:
 def compute(path: str, trainer: str) -> None:
     """Write all numbers, and whose they are, to `path`."""
     import verl
-    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_adv_estimator_fn
+    from verl.trainer.ppo.core_algos import AdvantageEstimator, get_adv_estimator_fn
 
     numbers: dict[str, Any] = {
         f"advantages {gtpo}": advantages(trainer, gtpo, seed) for seed, gtpo in enumerate(SETTINGS)
     }
     # A patched verl trains with vanilla, which is the same at ratio 1, before the first update of a rollout.
-    loss_mode = "gtpo" if "gtpo" in POLICY_LOSS_REGISTRY else "vanilla"
+    loss_mode = "vanilla" if "GTPO" in AdvantageEstimator.__members__ else "gtpo"
     numbers["loss at ratio 1"] = losses(loss_mode, spread=0.0, seed=0)
     if loss_mode == "gtpo":
         numbers["loss"] = losses(loss_mode, spread=0.5, seed=0)

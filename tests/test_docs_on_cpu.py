@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gtpo_verl import cli
-from gtpo_verl.verl_plugin.registration import SUPPORTED_VERL
+from gtpo_verl.verl_plugin.names_and_versions import SUPPORTED_VERL
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("patches/*/*.md")])

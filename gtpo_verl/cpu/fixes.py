@@ -4,7 +4,6 @@ import functools
 import sys
 from collections.abc import Iterable
 from importlib.metadata import Distribution, DistributionFinder, distributions
-from importlib.util import find_spec
 from typing import Any
 
 import wrapt
@@ -18,8 +17,7 @@ def install() -> None:
     wrapt.register_post_import_hook(offload_without_pinning, "verl.workers.engine.fsdp.transformer_impl")
     wrapt.register_post_import_hook(copy_saved_weights, "verl.utils.fsdp_utils")
     wrapt.register_post_import_hook(pad_in_plain_torch, "verl.utils.attention_utils")
-    if find_spec("verl.plugin"):
-        wrapt.register_post_import_hook(refuse_accelerators_engines, "verl.utils.config")
+    wrapt.register_post_import_hook(refuse_accelerators_engines, "verl.utils.config")
     wrapt.register_post_import_hook(keep_linear_weights, "vllm._custom_ops")
     sys.meta_path.append(VLLMCPUFinder())
 

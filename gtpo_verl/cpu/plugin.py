@@ -2,14 +2,12 @@
 
 verl loads this at the end of `import verl`, in the driver and in every Ray worker, and resolves its platform
 later, on first use. Without `VERL_PLATFORM=cpu` nothing is imported and nothing is changed. A Ray cluster that was
-started before the run needs the variable in its own environment. verl 0.7.1 and 0.8.0 read no entry points: name this
-module in `VERL_USE_EXTERNAL_MODULES`, and set `trainer.device=cuda`.
+started before the run needs the variable in its own environment.
 """
 
 import os
 import sys
 import traceback
-from importlib.util import find_spec
 from typing import Any
 
 
@@ -19,16 +17,11 @@ def _install() -> None:
 
     import wrapt
 
-    from gtpo_verl.cpu import device, fixes
+    from gtpo_verl.cpu import fixes, platform  # noqa: F401  (importing the platform registers it)
 
     fixes.install()
-    if find_spec("verl.plugin"):
-        from gtpo_verl.cpu import platform  # noqa: F401  (importing it registers it)
-
-        # verl registers its FSDP2 engine for cuda and npu; it is the same engine on gloo.
-        os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
-    else:
-        device.install()
+    # verl registers its FSDP2 engine for cuda and npu; it is the same engine on gloo.
+    os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
     wrapt.register_post_import_hook(_register_adapter, "verl.workers.rollout.base")
     wrapt.register_post_import_hook(_register_replica, "verl.workers.rollout.replica")
 
@@ -55,7 +48,7 @@ if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
         traceback.print_exc()
         print(
             "gtpo_verl: VERL_PLATFORM=cpu, but verl could not be prepared for a machine without an accelerator "
-            "(the error is above). Remedy: install verl>=0.7.1 and wrapt in this environment, or unset VERL_PLATFORM.",
+            "(the error is above). Remedy: install verl>=0.9.0 and wrapt in this environment, or unset VERL_PLATFORM.",
             file=sys.stderr,
             flush=True,
         )

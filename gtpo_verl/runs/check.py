@@ -96,23 +96,25 @@ def _plugin() -> Iterator[Finding]:
     from verl.trainer.ppo import core_algos
 
     from gtpo_verl import verl_plugin
-    from gtpo_verl.verl_plugin import registration, trainer_hooks
+    from gtpo_verl.verl_plugin import names_and_versions, trainer_hooks
 
     yield Finding("gtpo_verl", f"{version('gtpo-verl')} at {verl_plugin.__file__}")
-    yield Finding("verl", f"{verl.__version__} at {verl.__file__} (tested: {', '.join(registration.SUPPORTED_VERL)})")
+    tested = ", ".join(names_and_versions.SUPPORTED_VERL)
+    yield Finding("verl", f"{verl.__version__} at {verl.__file__} (tested: {tested})")
     yield Finding("loaded by verl", "yes" if loaded else "no", "" if loaded else _how_to_load())
-    for kind, registry in (
-        ("advantage estimator gtpo", core_algos.ADV_ESTIMATOR_REGISTRY),
-        ("policy loss gtpo", core_algos.POLICY_LOSS_REGISTRY),
+    for kind, look_up in (
+        ("advantage estimator gtpo", core_algos.get_adv_estimator_fn),
+        ("policy loss gtpo", core_algos.get_policy_loss_fn),
     ):
-        function = registry.get("gtpo")
-        yield Finding(kind, f"{function.__module__}.{function.__qualname__}" if function else "not registered")
+        with suppress(ValueError):  # the plugin is not loaded
+            function = look_up("gtpo")
+            yield Finding(kind, f"{function.__module__}.{function.__qualname__}")
     for subject, module, path, _ in trainer_hooks.HOOKS:
         hooked = _hooked(module, path)
         yield Finding(f"hook on {subject}", hooked, f"{module}.{path} is not hooked" if hooked == "no" else "")
-    if registration.verl_has_gtpo():
+    if "GTPO" in core_algos.AdvantageEstimator.__members__:
         yield Finding("gtpo", "this verl has GTPO of its own", advice="it serves gtpo, the plugin gtpo_trajectory")
-    for problem in registration.load_errors():
+    for problem in names_and_versions.load_errors():
         yield Finding("registration", "failed", problem)
 
 
@@ -194,23 +196,13 @@ def _meant(key: str, config: Any) -> str:
 def _settings(config: Any) -> Iterator[Finding]:
     """Settings with which GTPO or verl cannot run, or which are not the paper's GTPO."""
     from omegaconf import OmegaConf
-    from verl.trainer.ppo import core_algos
     from verl.trainer.ppo.utils import need_reference_policy
     from verl.utils.config import validate_config
 
-    from gtpo_verl.verl_plugin import preflight, registration
+    from gtpo_verl.verl_plugin import names_and_versions, preflight
 
     if OmegaConf.select(config, "actor_rollout_ref") is None:  # verl's SFT trainer
         return
-    for key, registry in (
-        (registration.ADV_ESTIMATOR, core_algos.ADV_ESTIMATOR_REGISTRY),
-        (registration.LOSS_MODE, core_algos.POLICY_LOSS_REGISTRY),
-    ):
-        name, known = str(OmegaConf.select(config, key)), sorted({*registry, *registration.NAMES})
-        if name not in known:
-            close = get_close_matches(name, known, n=1)
-            remedy = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
-            yield Finding(f"{key}={name}", "unknown", remedy)
     if OmegaConf.is_missing(config.actor_rollout_ref.rollout, "name"):
         yield Finding("actor_rollout_ref.rollout.name", "not given", "set it to vllm or sglang")
     verls = config.copy()
@@ -219,24 +211,14 @@ def _settings(config: Any) -> Iterator[Finding]:
         inspect.unwrap(validate_config)(verls, need_reference_policy(config), use_critic=False)
     except Exception as error:  # assertions and errors of many classes
         yield Finding("verl", "refuses these settings", " ".join(str(error).split()))
-    for problem in _problems(config):
+    for problem in preflight.problems(config):
         setting, _, why = problem.partition(": ")
         yield Finding(setting, "", why)
     with suppress(ValueError):  # of algorithm.gtpo, which is among the problems
-        if registration.serves(config) and (departures := preflight.departures(config)):
+        if names_and_versions.serves(config) and (departures := preflight.departures(config)):
             yield Finding("GTPO", "this is not the paper's", advice=f"\n{preflight.as_table(departures)}")
     if unclipped := preflight.unclipped_updates(config):
         paper = {"trainer.v1.trainer_mode": "sync", "actor_rollout_ref.actor.ppo_epochs": 1}
         one = " ".join(f"{x.setting}={paper.get(x.setting, config.data.train_batch_size)}" for x in unclipped)
         says = "several per rollout with the gtpo loss, which does not clip"
-        yield Finding("updates", says, advice=f"make one ({one}), or clip ({registration.LOSS_MODE}=vanilla)")
-
-
-def _problems(config: Any) -> list[str]:
-    from gtpo_verl.verl_plugin import preflight
-
-    try:
-        preflight.validate(config)
-    except (RuntimeError, ValueError) as error:
-        return [str(error)]
-    return []
+        yield Finding("updates", says, advice=f"make one ({one}), or clip ({names_and_versions.LOSS_MODE}=vanilla)")

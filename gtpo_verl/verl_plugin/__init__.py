@@ -24,81 +24,76 @@ not fit, a name that is taken, a verl that is too old. `gtpo-verl check` shows t
 asks for GTPO. An untested verl gets a warning and the same checks.
 """
 
+import functools
 import inspect
 import logging
 import os
 import sys
 import traceback
 from collections.abc import Callable
-from functools import partial
-from operator import attrgetter
-from types import MethodType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import verl
 import wrapt
 from packaging.version import Version
 
-from gtpo_verl.verl_plugin import registration
+from gtpo_verl.verl_plugin import names_and_versions
 
 logger = logging.getLogger("gtpo_verl")
 
 
-class _Hook(wrapt.FunctionWrapper):
-    """A hook that is pickled by name, and so is one in every process of Ray.
+def _hook_into(path: str, hook: Callable, module: ModuleType) -> None:
+    """Call `hook` in place of `path` in a module of verl.
 
-    Ray pickles what the trainer of fully_async, an actor, inherits; up to verl 0.8.0 the TaskRunner of `main_ppo`, too.
+    What is called there stays a plain function of that name: it can be copied, and pickled to another process of Ray.
+
+    Raises:
+        AttributeError, TypeError: there is no such function, or it does not take the arguments that the hook reads.
     """
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        # As of a function: what is pickled by name must be what the name gives.
-        return self if instance is None else super().__get__(instance, owner)
-
-    def __reduce_ex__(self, protocol: Any) -> str:
-        return self.__qualname__
-
-
-def _wrap(path: str, hook: Callable, module: ModuleType) -> None:
-    """Call `hook` in place of `path` in a module of verl, if it exists and takes the arguments that the hook reads."""
-    name = f"{module.__name__}.{path}"
-    try:
-        signature = inspect.signature(attrgetter(path)(module))
-    except AttributeError as error:
-        registration.add_load_error(f"verl {verl.__version__} has no {name}: {error}")
+    *classes, name = path.split(".")
+    owner = functools.reduce(getattr, classes, module)
+    function = getattr(owner, name)
+    if hasattr(function, "hooked_by_gtpo"):  # by way of another module, in which verl defines it
         return
-    _, _, *read = inspect.signature(hook).parameters
+    signature = inspect.signature(function)
+    read = [x.name for x in inspect.signature(hook).parameters.values() if x.kind is x.KEYWORD_ONLY]
     if missing := [parameter for parameter in read if parameter not in signature.parameters]:
-        registration.add_load_error(
-            f"in verl {verl.__version__} {name} takes no {', '.join(missing)}: ({', '.join(signature.parameters)})"
-        )
-        return
-    is_method = "." in path
-    if is_method:
-        signature = signature.replace(parameters=[*signature.parameters.values()][1:])
+        raise TypeError(f"{path} takes no {', '.join(missing)}: ({', '.join(signature.parameters)})")
 
-    def call_hook(wrapped: Callable, instance: Any, args: Any, kwargs: dict) -> Any:
-        if is_method and instance is None:  # Ray calls an actor's methods as functions
-            instance, *args = args
-            wrapped = MethodType(wrapped, instance)
+    @functools.wraps(function)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
         call = signature.bind(*args, **kwargs)
         call.apply_defaults()
+        instance = list(call.arguments.values())[:1] if classes else []
+        proceed = functools.partial(function, *args, **kwargs)
+        return hook(proceed, *instance, **{name: call.arguments[name] for name in read})
 
-        def proceed(**changed: Any) -> Any:
-            call.arguments.update(changed)
-            return wrapped(*call.args, **call.kwargs)
+    hooked.hooked_by_gtpo = True  # type: ignore[attr-defined]
+    setattr(owner, name, hooked)
+    home = sys.modules.get(function.__module__)
+    if getattr(home, name, None) is function:
+        setattr(home, name, hooked)
 
-        return hook(proceed, instance, **{name: call.arguments[name] for name in read})
 
-    wrapt.wrap_object(module, path, _Hook, (call_hook,))
+def _when_imported(module: str, change: Callable[[ModuleType], None]) -> None:
+    """Change a module of verl when it is imported, which must not fail because of that, whatever happens."""
+
+    def change_safely(imported: ModuleType) -> None:
+        try:
+            change(imported)
+        except Exception as error:
+            names_and_versions.add_load_error(
+                f"this plugin does not fit {module} of verl {verl.__version__} ({type(error).__name__}: {error})"
+            )
+
+    wrapt.register_post_import_hook(change_safely, module)
 
 
 def _register(core_algos: ModuleType) -> None:
-    """Register estimator and loss, unless another package, or verl itself, has taken the name."""
-    for name in registration.NAMES:
-        if name not in core_algos.ADV_ESTIMATOR_REGISTRY:
-            core_algos.register_adv_est(name)(estimate_gtpo_advantage)
-        if name not in core_algos.POLICY_LOSS_REGISTRY:
-            core_algos.register_policy_loss(name)(compute_policy_loss_gtpo)
+    """Register what is ours alone; `trainer_hooks` serves `gtpo` where it is asked for and nobody else has the name."""
+    core_algos.register_adv_est(names_and_versions.ALIAS)(estimate_gtpo_advantage)
+    core_algos.register_policy_loss(names_and_versions.ALIAS)(compute_policy_loss_gtpo)
 
 
 def _configure_logging() -> None:
@@ -111,12 +106,12 @@ def _configure_logging() -> None:
 
 
 def _install() -> None:
-    found, first = registration.verl_version(), registration.SUPPORTED_VERL[0]
+    found, first = names_and_versions.verl_version(), names_and_versions.SUPPORTED_VERL[0]
     if found is not None and found < Version(first):
-        registration.add_load_error(f"GTPO needs verl {first} or later; this is {verl.__version__}: upgrade verl")
-    wrapt.register_post_import_hook(_register, "verl.trainer.ppo.core_algos")
+        names_and_versions.add_load_error(f"GTPO needs verl {first} or later; this is {verl.__version__}: upgrade verl")
+    _when_imported("verl.trainer.ppo.core_algos", _register)
     for _, module, path, hook in (*HOOKS, *WORKER_HOOKS):
-        wrapt.register_post_import_hook(partial(_wrap, path, hook), module)
+        _when_imported(module, functools.partial(_hook_into, path, hook))
 
 
 try:

@@ -21,7 +21,7 @@ from gtpo_verl.advantage import GTPOAdvantage, apply_gtpo, check_finite, compute
 from gtpo_verl.completions import Completions
 from gtpo_verl.initial_entropy import InitialEntropy
 from gtpo_verl.metrics import compute_gtpo_metrics
-from gtpo_verl.verl_plugin import preflight, registration, update_pass
+from gtpo_verl.verl_plugin import names_and_versions, preflight, update_pass
 from gtpo_verl.verl_plugin.batch_fields import BatchFields
 from gtpo_verl.verl_plugin.config import VerlGTPOConfig
 from gtpo_verl.verl_plugin.token_dump import TokenDump
@@ -44,7 +44,7 @@ class GTPOEstimator:
     """
 
     def __init__(self, config: Any, folder: str | Path, resumed_from: str | Path | None):
-        self.applied = registration.serves(config)
+        self.applied = names_and_versions.serves(config)
         self.config = VerlGTPOConfig.from_config(config.algorithm)
         self.entropy_from_update = self.applied and self.config.entropy_from == "update"
         self.initial_entropy: InitialEntropy | None = None
@@ -62,13 +62,13 @@ class GTPOEstimator:
         """The estimator of a trainer of verl, made at its first batch.
 
         Raises:
-            RuntimeError: GTPO cannot run in this process, see `registration.load_errors`.
+            RuntimeError: GTPO cannot run in this process, see `names_and_versions.load_errors`.
             ValueError: a setting with which it cannot run, or a resumed run without its initial entropy.
         """
         if not hasattr(trainer, "_gtpo_estimator"):
             config = trainer.config
             preflight.validate(config)
-            if registration.serves(config):
+            if names_and_versions.serves(config):
                 folder, resumed_from = config.trainer.default_local_dir, preflight.resume_folder(config)
                 resumes = trainer.global_steps > 1
             else:
@@ -224,7 +224,7 @@ class Step:
         """The next step of a trainer, from now on that of this process; None where it has nothing to do with GTPO."""
         dump = TokenDump.if_due(trainer)
         step = None
-        if dump or registration.serves(trainer.config):
+        if dump or names_and_versions.serves(trainer.config):
             step = cls(GTPOEstimator.of(trainer), dump, trainer.global_steps)
         current_step.set(step)
         return step
@@ -256,7 +256,7 @@ def estimate_gtpo_advantage(
     """
     step = current_step.get()
     if step is None or not step.estimator.applied or step.fields is None:
-        registration.raise_load_errors()
+        names_and_versions.raise_load_errors()
         raise RuntimeError(
             "algorithm.adv_estimator=gtpo was called without token ids and entropy, by a trainer that gtpo_verl does "
             "not know; use verl's own trainers, through verl.trainer.main_ppo"

@@ -8,30 +8,30 @@ from collections.abc import Callable
 from textwrap import shorten
 from typing import Any
 
+from gtpo_verl.verl_plugin.names_and_versions import select
+
 CONTROLLER, NAMESPACE = "TransferQueueController", "transfer_queue"
 
 
 def other_run() -> str:
-    """Describe the run that holds the TransferQueue of this process's Ray cluster.
-
-    Returns:
-        "" if no other run holds it.
-    """
+    """Describe the run that holds the TransferQueue of this process's Ray cluster; empty if there is none."""
     import ray
-    from ray._private.state import jobs
 
     try:
         job = ray.get_actor(CONTROLLER, namespace=NAMESPACE)._actor_id.job_id.hex()
     except ValueError:
         return ""
-    if job == ray.get_runtime_context().get_job_id():
+    return f"Ray job {job}{_driver(job)}"
+
+
+def _driver(job: str) -> str:
+    try:
+        from ray._private.state import jobs
+
+        (known,) = (known for known in jobs() if known["JobID"] == job)
+        return f", process {known['DriverPid']} on {known['DriverIPAddress']}: {shorten(known['Entrypoint'], 200)}"
+    except Exception:  # another Ray says it otherwise
         return ""
-    drivers = [
-        f", process {known['DriverPid']} on {known['DriverIPAddress']}: {shorten(known['Entrypoint'], 200)}"
-        for known in jobs()
-        if known["JobID"] == job
-    ]
-    return f"Ray job {job}{''.join(drivers)}"
 
 
 def refusal(other: str) -> str:
@@ -43,18 +43,18 @@ def refusal(other: str) -> str:
     )
 
 
-def refuse_second_run(proceed: Callable, instance: None) -> Any:
-    """`transfer_queue.init`, which verl's task runner calls before it starts any worker.
+def refuse_second_run(proceed: Callable, *, conf: Any) -> Any:
+    """`transfer_queue.init`: verl's V1 task runner calls it with a config, who merely attaches to a queue without.
 
     Raises:
         ValueError: another run holds the TransferQueue; the message names it.
     """
-    _refuse()
-    result = proceed()
-    _refuse()  # of two runs that start at once, one made the queue
-    return result
-
-
-def _refuse() -> None:
+    if conf is None:
+        return proceed()
     if other := other_run():
         raise ValueError(refusal(other))
+    merged = proceed()
+    # Of two runs that start at once, one made the queue, and has the address of it.
+    if merged is not None and select(merged, "controller.zmq_info") is None:
+        raise ValueError(refusal(other_run()))
+    return merged

@@ -1,26 +1,33 @@
 """Checks, before workers start, that a verl config can run GTPO (arXiv:2508.03772), and whether it is the paper's."""
 
+import io
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stdout
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import verl
 from omegaconf import DictConfig, OmegaConf
 from packaging.version import Version
 
-from gtpo_verl.initial_entropy import InitialEntropy, changed_settings
+from gtpo_verl.initial_entropy import PAPER_SAMPLES, InitialEntropy, changed_settings
 from gtpo_verl.records import read_record
-from gtpo_verl.verl_plugin import collapse, registration
+from gtpo_verl.verl_plugin import collapse, names_and_versions
 from gtpo_verl.verl_plugin.config import VerlGTPOConfig
-from gtpo_verl.verl_plugin.registration import LOSS_MODE, NAMES
+from gtpo_verl.verl_plugin.names_and_versions import ADV_ESTIMATOR, ALIAS, LOSS_MODE, NAMES, foreign, select
 from gtpo_verl.verl_plugin.token_dump import HEADER_NAME, STEP_FILES
 
 logger = logging.getLogger("gtpo_verl")
 
 _BYPASS = "algorithm.rollout_correction.bypass_mode"
 _ENTROPY_FROM = "algorithm.gtpo.entropy_from"
+_REJECTS = "algorithm.rollout_correction.rollout_rs"
+_FEW_PROMPTS = 16
+"""Below this the prompts of one batch say little: of one prompt each, Llama-3.1-8B on MATH starts at 0.90 or 0.48."""
+
+_POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
 _CALCULATE = "actor_rollout_ref.actor.calculate_entropy"
 
 # Losses of verl under which a conflict token's gradient is not λ times what it would be (docs/compose.md).
@@ -40,94 +47,152 @@ class Departure(NamedTuple):
     paper: str
 
 
+def problems(config: DictConfig) -> list[str]:
+    """Why a run with this config cannot start, or would not do what it says: all reasons, with key, value and remedy.
+
+    Args:
+        config (DictConfig): verl's whole config, under any estimator.
+    """
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+
+    found = [*_problems(config)]
+    for key, registry in ((ADV_ESTIMATOR, ADV_ESTIMATOR_REGISTRY), (LOSS_MODE, POLICY_LOSS_REGISTRY)):
+        found += [problem for problem in _unknown(config, key, registry) if problem not in found]
+    return found + (names_and_versions.load_errors() if names_and_versions.serves(config) else [])
+
+
 def validate(config: DictConfig) -> None:
-    """Raise on settings with which GTPO, its token dump or the watch for collapse cannot run.
+    """Raise on settings with which GTPO, its token dump or the watch for collapse cannot run, if a config asks for one.
 
     Args:
         config (DictConfig): verl's whole config.
 
     Raises:
-        ValueError: naming key, value and remedy.
         RuntimeError: GTPO cannot run in this process.
+        ValueError: naming key, value and remedy of each.
     """
-    collapse.read_mode(config)
-    if OmegaConf.select(config, "algorithm.gtpo.dump_dir") is not None:
-        _check_gtpo(config)
-        _check_dump(config)
-    if registration.serves(config):
-        registration.raise_load_errors(config)
-        _check_trainer(config)
-        _check_gtpo(config)
+    if names_and_versions.serves(config):
+        names_and_versions.raise_load_errors()
+    if found := list(_problems(config)):
+        raise ValueError("; ".join(found))
 
 
-def _check_trainer(config: DictConfig) -> None:
-    if "use_v1" not in config.trainer and OmegaConf.select(config, "transfer_queue.enable"):
-        raise ValueError(
-            f"transfer_queue.enable=True: GTPO does not hook the TransferQueue trainer of verl {verl.__version__} "
-            "(main_ppo_sync); set it to False and start verl.trainer.main_ppo, or use verl 0.9.0 or later"
-        )
-
-
-def _check_gtpo(config: DictConfig) -> None:
-    gtpo = VerlGTPOConfig.from_config(config.algorithm)
+def _problems(config: DictConfig) -> Iterator[str]:
+    yield from _said_by(collapse.read_mode, config)
+    dumps = select(config, "algorithm.gtpo.dump_dir") is not None
+    serves = names_and_versions.serves(config)
+    if not (serves or dumps):
+        return
+    invalid = [*_said_by(VerlGTPOConfig.from_config, config.algorithm)]
+    yield from invalid
     n = config.actor_rollout_ref.rollout.n
     if n < 2:
-        raise ValueError(
+        yield (
             f"actor_rollout_ref.rollout.n={n}: GTPO compares the completions of one prompt; set it to at least 2 "
             "(8 or 12 in the paper)"
         )
-    if gtpo.entropy_from == "update":
-        _check_entropy_from_update(config, gtpo)
-    elif OmegaConf.select(config, _BYPASS):
-        raise ValueError(
-            f"{_BYPASS}=True: it skips verl's old-log-prob pass, from which GTPO takes the entropy of the policy; set "
-            f"{_ENTROPY_FROM}=update, which takes it from the update's forward pass, or "
-            "bypass_mode=False (verl's fully_async trainer ships True)"
+    yield from _sequence_parallel(config)
+    if invalid:
+        return
+    yield from _entropy(config)
+    if dumps:
+        yield from _said_by(_check_dump, config)
+    if serves:
+        yield from _loss(config)
+        yield from _said_by(_check_resume, config)
+
+
+def _said_by(check: Callable[[Any], Any], config: Any) -> Iterator[str]:
+    try:
+        check(config)
+    except ValueError as error:
+        yield str(error)
+
+
+def _unknown(config: DictConfig, key: str, registry: Mapping[str, Any], misspelt_only: bool = False) -> Iterator[str]:
+    name, known = str(select(config, key)), sorted({*registry, *NAMES})
+    near = get_close_matches(name, known, n=1)
+    if name not in known and (near or not misspelt_only):
+        yield f"{key}={name}: unknown: " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}")
+
+
+def _loss(config: DictConfig) -> Iterator[str]:
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    # Another may be of a package that the workers alone import.
+    yield from _unknown(config, LOSS_MODE, POLICY_LOSS_REGISTRY, misspelt_only=True)
+    name = select(config, LOSS_MODE)
+    other = foreign(POLICY_LOSS_REGISTRY, name) if name in NAMES else ""
+    if other and not other.startswith("verl."):
+        yield (
+            f"{LOSS_MODE}={name} is {other}; two other papers are called GTPO (arXiv:2508.04349, arXiv:2511.14846). "
+            f"For arXiv:2508.03772 set it to {ALIAS}"
         )
-    _check_sequence_parallel(config)
 
 
-def _check_entropy_from_update(config: DictConfig, gtpo: VerlGTPOConfig) -> None:
-    def refuse(setting: str, why: str, remedy: str) -> None:
-        raise ValueError(f"{_ENTROPY_FROM}=update with {setting}: {why}; {remedy}, or set entropy_from=old_log_prob")
-
-    found, first = registration.verl_version(), "0.8.0"
-    if found is not None and found < Version(first):
-        refuse(f"verl {found}", "its actors compute no entropy in the update", f"use verl {first} or later")
+def _entropy(config: DictConfig) -> Iterator[str]:
+    """Whether the pass of verl that is to give the entropy exists and sees every token that it averages over."""
+    gtpo, bypass = VerlGTPOConfig.from_config(config.algorithm), bool(select(config, _BYPASS))
+    if gtpo.entropy_from == "old_log_prob":
+        if bypass:
+            yield (
+                f"{_BYPASS}=True: it skips verl's old-log-prob pass, from which GTPO takes the entropy of the policy; "
+                f"set {_ENTROPY_FROM}=update, which takes it from the update's forward pass, or bypass_mode=False "
+                "(verl's fully_async trainer ships True)"
+            )
+        return
+    otherwise = "or set entropy_from=old_log_prob"
     if _measures_initial_entropy(config) and not resumes(config):
-        refuse(
-            "algorithm.gtpo.initial_entropy=null",
-            "the filter needs the initial entropy before the first update",
-            "measure it with `gtpo-verl initial-entropy` and set algorithm.gtpo.initial_entropy, or set "
-            "completion_filter to always or never",
+        yield (
+            f"{_ENTROPY_FROM}=update with algorithm.gtpo.initial_entropy=null: the filter needs the initial entropy "
+            "before the first update; measure it with `gtpo-verl initial-entropy` and set "
+            f"algorithm.gtpo.initial_entropy, or set completion_filter to always or never, {otherwise}"
         )
-    rejects = "algorithm.rollout_correction.rollout_rs"
-    if OmegaConf.select(config, rejects) is not None and not OmegaConf.select(config, _BYPASS):
-        refuse(
-            f"{rejects}={OmegaConf.select(config, rejects)}",
-            "⟨H⟩ is also over rejected tokens, which the actor does not see",
-            f"set {_BYPASS}=True, where the loss rejects them",
+    in_loss = f"{LOSS_MODE}=bypass_mode '+{_POLICY_LOSS}.rollout_correction=${{algorithm.rollout_correction}}'"
+    for name in ("rollout_is", "rollout_rs"):
+        setting, value = f"algorithm.rollout_correction.{name}", select(config, f"algorithm.rollout_correction.{name}")
+        if value is None:
+            continue
+        read = select(config, LOSS_MODE) == "bypass_mode" and select(
+            config, f"{_POLICY_LOSS}.rollout_correction.{name}"
         )
+        if bypass and not read:
+            yield (
+                f"{setting}={value} with {_BYPASS}=True: verl's workers do not read it there, so it would do nothing; "
+                f"hand it to the loss, {in_loss}, or set it to null"
+            )
+        elif not bypass and name == "rollout_rs":
+            yield (
+                f"{_ENTROPY_FROM}=update with {setting}={value}: ⟨H⟩ includes rejected tokens, which the actor never "
+                f"sees; let the loss reject them, {_BYPASS}=True {in_loss}, {otherwise}"
+            )
 
 
 def ask_for_entropy(config: DictConfig) -> None:
     """Make the actor compute entropy in its update, if GTPO reads it there."""
-    from_update = VerlGTPOConfig.from_config(config.algorithm).entropy_from == "update"
-    if from_update and not OmegaConf.select(config, _CALCULATE):
+    if VerlGTPOConfig.from_config(config.algorithm).entropy_from == "update" and not select(config, _CALCULATE):
         OmegaConf.update(config, _CALCULATE, True)
         logger.info("%s=True, since %s=update", _CALCULATE, _ENTROPY_FROM)
 
 
-def _check_sequence_parallel(config: DictConfig) -> None:
-    """verl's Ulysses joins a sequence in flash attention only; others silently attend to each slice alone."""
+def _sequence_parallel(config: DictConfig) -> Iterator[str]:
+    """Where verl splits a sequence over ranks in a way that changes the numbers, or refuses to at the first update."""
     actor = config.actor_rollout_ref.actor
+    if actor.strategy == "megatron":
+        parallel, mode = "actor_rollout_ref.actor.megatron.context_parallel_size", actor.loss_agg_mode
+        size, found = select(config, parallel), names_and_versions.verl_version()
+        if size > 1 and mode == "seq-mean-token-mean" and found is not None and found < Version("0.9.1"):
+            yield (
+                f"actor_rollout_ref.actor.loss_agg_mode={mode} with {parallel}={size}: verl {found} refuses this at "
+                f"the first update (verl #7914); use verl 0.9.1 or later, or set {parallel}=1"
+            )
     if actor.strategy not in ("fsdp", "fsdp2"):
         return
-    attention = OmegaConf.select(config, "actor_rollout_ref.model.override_config.attn_implementation")
+    attention = select(config, "actor_rollout_ref.model.override_config.attn_implementation")
     for key in ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"):
         size = OmegaConf.select(actor, key, default=1)
         if size > 1 and attention in ("sdpa", "eager", "flex_attention"):
-            raise ValueError(
+            yield (
                 f"actor_rollout_ref.actor.{key}={size} with attn_implementation={attention}: verl's sequence "
                 "parallelism works with flash attention only; with others each rank would see only its slice of a "
                 "completion: set the size to 1, or "
@@ -157,7 +222,7 @@ def departures(config: DictConfig) -> list[Departure]:
     expect = _expectation(config, found)
     actor = "actor_rollout_ref.actor"
     rollout = "actor_rollout_ref.rollout"
-    loss_mode = OmegaConf.select(config, LOSS_MODE)
+    loss_mode = select(config, LOSS_MODE)
     change = _LOSSES_THAT_CHANGE_LAMBDA.get(loss_mode)
     note = f"; {loss_mode} {change}" if change else ""
     expect(LOSS_MODE, lambda x: x in NAMES, f"gtpo (Eq. 11: no clipping){note}")
@@ -175,25 +240,40 @@ def departures(config: DictConfig) -> list[Departure]:
         f"{actor}.entropy_coeff", lambda x: x == 0, "0 (GTPO has its own entropy term, algorithm.gtpo.entropy_coeff)"
     )
     expect(f"{rollout}.temperature", lambda x: x == 1, "1.0 (Sec. 6; entropy is measured at this temperature)")
-    expect(f"{rollout}.top_p", lambda x: x == 1, "1.0 (completions of the policy itself)")
+    cut = (
+        ""
+        if select(config, _REJECTS) is None
+        else "; rollout_rs would compare cut with uncut probabilities, verl #8020"
+    )
+    expect(f"{rollout}.top_p", lambda x: x == 1, f"1.0 (completions of the policy itself{cut})")
     expect(f"{rollout}.top_k", lambda x: x <= 0, "-1 (completions of the policy itself)")
     expect("algorithm.rollout_correction.rollout_is", lambda x: False, "null (no importance weights; they multiply λ)")
-    expect("algorithm.rollout_correction.rollout_rs", lambda x: False, "null (no rejected tokens)")
+    expect(_REJECTS, lambda x: False, "null (no rejected tokens)")
+    expect(f"{rollout}.quantization", lambda x: False, "null (completions of the policy that is trained, verl #8076)")
+    expect(f"{rollout}.dtype", _is_trained_in(config), "the precision of training (verl #8076)")
     filter_groups = "algorithm.filter_groups.enable"
     expect(filter_groups, lambda x: not x, "False (groups without signal stay; −γ⟨H⟩ acts on them)")
     gtpo_config = VerlGTPOConfig.from_config(config.algorithm)
     if _measures_initial_entropy(config) and gtpo_config.entropy_from == "old_log_prob":
-        biased = (
-            "measured on the run's first batch, which holds {}: measure it with `gtpo-verl initial-entropy` "
-            "and set algorithm.gtpo.initial_entropy"
-        )
-        if OmegaConf.select(config, filter_groups):
-            found.append(Departure("algorithm.gtpo.initial_entropy", "null", biased.format("groups with signal only")))
+        measured_on = ""
+        if select(config, filter_groups):
+            measured_on = "groups with signal only"
         elif _is_async(config):
-            found.append(Departure("algorithm.gtpo.initial_entropy", "null", biased.format("what finished first")))
+            measured_on = "what finished first"
+        elif config.data.train_batch_size < _FEW_PROMPTS:
+            measured_on = f"{config.data.train_batch_size} prompts"
+        if measured_on:
+            paper = (
+                f"mean of {PAPER_SAMPLES} prompts (Sec. 5.2); this run's first batch holds {measured_on}: measure it "
+                "with `gtpo-verl initial-entropy` and set algorithm.gtpo.initial_entropy"
+            )
+            found.append(Departure("algorithm.gtpo.initial_entropy", "null", paper))
     if gtpo_config.entropy_from == "update":
         own = "old_log_prob (with several updates per rollout, ⟨H⟩ of a completion is that of the policy at its update)"
         found += [Departure(_ENTROPY_FROM, "update", own)] if _several_updates(config) else []
+        if loss_mode in NAMES:
+            unbounded = "False (the gtpo loss does not bound π/π_rollout; loss_mode=vanilla does)"
+            expect(_BYPASS, lambda x: not x, unbounded)
     return found + unclipped_updates(config)
 
 
@@ -204,12 +284,12 @@ def unclipped_updates(config: DictConfig) -> list[Departure]:
         config (DictConfig): verl's whole config; any estimator.
     """
     found: list[Departure] = []
-    if OmegaConf.select(config, LOSS_MODE) not in NAMES:
+    if not names_and_versions.serves_loss(config):
         return found
     one_update = "one update per rollout (Sec. 6; the gtpo loss is not clipped)"
     found += _several_updates(config, one_update)
     expect = _expectation(config, found)
-    if OmegaConf.select(config, "trainer.use_v1"):
+    if select(config, "trainer.use_v1"):
         expect("trainer.v1.trainer_mode", lambda x: x == "sync", f"sync: {one_update}")
     return found
 
@@ -226,11 +306,23 @@ def _several_updates(config: DictConfig, one_update: str = "") -> list[Departure
 
 def _expectation(config: DictConfig, found: list[Departure]) -> Callable[[str, Callable[[Any], bool], str], None]:
     def expect(setting: str, is_paper: Callable[[Any], bool], paper: str) -> None:
-        value = OmegaConf.select(config, setting)
+        value = select(config, setting)
         if value is not None and not is_paper(value):
             found.append(Departure(setting, str(value), paper))
 
     return expect
+
+
+def _is_trained_in(config: DictConfig) -> Callable[[str], bool]:
+    """Whether the actor's forward pass in training computes in a precision, by any of the names that verl knows."""
+    from verl.utils.torch_dtypes import PrecisionType
+
+    actor = "actor_rollout_ref.actor"
+    trained = select(config, f"{actor}.fsdp_config.mixed_precision.param_dtype") or "bf16"
+    if config.actor_rollout_ref.actor.strategy == "megatron":
+        trained = select(config, f"{actor}.megatron.dtype")
+    known = config.actor_rollout_ref.actor.strategy in ("fsdp", "fsdp2", "megatron")
+    return lambda x: not known or x == "auto" or PrecisionType.to_dtype(x) == PrecisionType.to_dtype(trained)
 
 
 def _measures_initial_entropy(config: DictConfig) -> bool:
@@ -239,9 +331,9 @@ def _measures_initial_entropy(config: DictConfig) -> bool:
 
 
 def _is_async(config: DictConfig) -> bool:
-    if OmegaConf.select(config, "async_training") is not None:  # verl's fully_async trainer
+    if select(config, "async_training") is not None:  # verl's fully_async trainer
         return True
-    return bool(OmegaConf.select(config, "trainer.use_v1")) and config.trainer.v1.trainer_mode != "sync"
+    return bool(select(config, "trainer.use_v1")) and config.trainer.v1.trainer_mode != "sync"
 
 
 def as_table(found: list[Departure]) -> str:
@@ -264,24 +356,39 @@ def resume_folder(config: DictConfig) -> str:
     return trainer.default_local_dir
 
 
-def check_resume(config: DictConfig) -> None:
-    """Raise if a resumed run needs its initial entropy and has lost it; warn if its settings have changed.
+def _check_resume(config: DictConfig) -> None:
+    if resumes(config):
+        InitialEntropy.known_before(VerlGTPOConfig.from_config(config.algorithm), resume_folder(config))
 
-    Raises:
-        ValueError: naming the missing file and the key to set.
+
+def resume_warnings(config: DictConfig) -> list[str]:
+    """What is odd about the folder of a run's checkpoints: other settings before, or checkpoints that verl passes over.
+
+    Args:
+        config (DictConfig): verl's whole config, already checked.
     """
-    if not resumes(config):
-        return
     folder, gtpo = resume_folder(config), VerlGTPOConfig.from_config(config.algorithm)
-    InitialEntropy.known_before(gtpo, folder)
+    if not resumes(config):
+        if config.trainer.resume_mode == "disable" or not InitialEntropy.path(folder).exists():
+            return []
+        return [
+            f"{InitialEntropy.path(folder)} is of an earlier start, but verl finds no checkpoint there and begins at "
+            "step 0. If there is one, name it: trainer.resume_mode=resume_path trainer.resume_from_path=… (verl #7952: "
+            "under FSDP actor.checkpoint.async_save=True hides it)"
+        ]
     try:
         changed = changed_settings(folder, gtpo)
     except ValueError as error:
         changed = [f"unknown which, since {error}"]
-    if changed:
-        logger.warning("GTPO resumes from %s with other settings: %s", folder, "; ".join(changed))
+    return [f"GTPO resumes from {folder} with other settings: {'; '.join(changed)}"] if changed else []
 
 
 def resumes(config: DictConfig) -> bool:
-    """Whether the run would resume from a checkpoint."""
-    return config.trainer.resume_mode != "disable" and any(Path(resume_folder(config)).glob("global_step_*"))
+    """Whether verl will resume from a checkpoint."""
+    from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
+
+    trainer = config.trainer
+    if trainer.resume_mode == "auto":
+        with redirect_stdout(io.StringIO()):  # verl says it again when it loads the checkpoint
+            return find_latest_ckpt_path(trainer.default_local_dir) is not None
+    return trainer.resume_mode == "resume_path" and bool(trainer.resume_from_path)

@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
 
 from gtpo_verl.advantage import GTPOAdvantage
 from gtpo_verl.records import atomic_write
-from gtpo_verl.verl_plugin import registration
+from gtpo_verl.verl_plugin import names_and_versions
 from gtpo_verl.verl_plugin.config import VerlGTPOConfig
 
 SCHEMA_VERSION = 1
@@ -52,7 +51,7 @@ class TokenDump:
         self._header = {
             "schema_version": SCHEMA_VERSION,
             "adv_estimator": adv_estimator,
-            "gtpo_applied": adv_estimator in registration.NAMES,
+            "gtpo_applied": adv_estimator in names_and_versions.NAMES,
             "tokenizer": tokenizer,
             "checkpoints": checkpoints,
         }
@@ -63,13 +62,13 @@ class TokenDump:
     def if_due(cls, trainer: Any) -> "TokenDump | None":
         """The dump of a trainer of verl, made at its first step; None if it has none, or none at this step."""
         config = trainer.config
-        if OmegaConf.select(config, "algorithm.gtpo.dump_dir") is None:
+        if names_and_versions.select(config, "algorithm.gtpo.dump_dir") is None:
             return None
         if not hasattr(trainer, "_gtpo_dump"):
             model = config.actor_rollout_ref.model
             trainer._gtpo_dump = cls(
                 VerlGTPOConfig.from_config(config.algorithm),
-                registration.adv_estimator(config),
+                config.algorithm.adv_estimator,
                 str(model.get("tokenizer_path") or model.path),
                 config.trainer.default_local_dir,
             )

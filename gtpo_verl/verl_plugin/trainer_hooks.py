@@ -1,7 +1,7 @@
 """What GTPO does at each function of verl that it hooks.
 
-A hook gets `proceed`, which calls verl's function with its original arguments, except those that `proceed` is given;
-the instance (None for a function); and by name those arguments of verl's function that the hook reads.
+A hook gets `proceed`, which calls verl's function with its arguments; for a method its instance; and by name those
+arguments that the hook reads.
 """
 
 import logging
@@ -16,17 +16,18 @@ import torch
 import verl
 from tensordict import TensorDict
 
+from gtpo_verl.loss import compute_policy_loss_gtpo
 from gtpo_verl.metrics import compute_log_prob_metrics
 from gtpo_verl.verl_plugin import (
     batch_fields,
+    names_and_versions,
     one_run_per_cluster,
     preflight,
-    registration,
     update_pass,
     weight_transfer,
 )
 from gtpo_verl.verl_plugin.collapse import TrainerWatch
-from gtpo_verl.verl_plugin.estimator import Step, check_log_probs, current_step
+from gtpo_verl.verl_plugin.estimator import Step, check_log_probs, current_step, estimate_gtpo_advantage
 from gtpo_verl.verl_plugin.token_dump import bounded_rows
 
 logger = logging.getLogger("gtpo_verl")
@@ -51,36 +52,69 @@ class Hook(NamedTuple):
     hook: Callable
 
 
-def validate_config(proceed: Callable, instance: None, *, config: Any) -> Any:
-    """verl's own trainers call this in their task runner, before any worker is up."""
-    _validate(config)
-    serves = registration.serves(config)
+def validate_config(proceed: Callable, *, config: Any) -> Any:
+    """verl's own trainers call this in their driver, before any worker is up, and some again in their task runner."""
+    _start(config)
+    return proceed()
+
+
+def get_adv_estimator_fn(proceed: Callable, *, name_or_enum: Any) -> Callable:
+    """verl looks an estimator up when a config asks for it; then `gtpo` is this one, if nobody has taken the name."""
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+    if name_or_enum == "gtpo":
+        ADV_ESTIMATOR_REGISTRY.setdefault("gtpo", estimate_gtpo_advantage)
+    return proceed()
+
+
+def get_policy_loss_fn(proceed: Callable, *, name: Any) -> Callable:
+    """As `get_adv_estimator_fn`, in the workers."""
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    if name == "gtpo":
+        POLICY_LOSS_REGISTRY.setdefault("gtpo", compute_policy_loss_gtpo)
+    return proceed()
+
+
+def run_ppo(proceed: Callable, *, config: Any) -> Any:
+    """verl's experimental trainers call this before they start Ray; fully_async calls no other check."""
+    _start(config)
+    return proceed()
+
+
+_started: list[Any] = []
+"""The config of the run that this process has checked."""
+
+
+def _start(config: Any) -> None:
+    if _started and _started[0] is config:
+        return
+    preflight.validate(config)
+    _started[:] = [config]
+    serves = names_and_versions.serves(config)
     found = preflight.departures(config) if serves else preflight.unclipped_updates(config)
     if found:
         table = textwrap.indent(preflight.as_table(found), "GTPO: ")
         logger.warning("GTPO: with these settings the run is not the paper's:\n%s", table)
-    if serves and not preflight.needs_reference_policy(config):
+    other = names_and_versions.foreign_estimator(config)
+    if other and not other.startswith("verl."):
+        logger.warning(
+            "algorithm.adv_estimator=%s is %s; for GTPO of arXiv:2508.03772 set it to %s",
+            *(config.algorithm.adv_estimator, other, names_and_versions.ALIAS),
+        )
+    if not serves:
+        return
+    preflight.ask_for_entropy(config)
+    for warning in preflight.resume_warnings(config):
+        logger.warning("%s", warning)
+    if not preflight.needs_reference_policy(config):
         logger.info("GTPO runs without a reference policy: no KL term, no reference worker")
-    if serves and not registration.is_tested():
+    if not names_and_versions.is_tested():
         logger.warning(
             "GTPO was tested with verl %s to %s; this is %s. Every function that it hooks exists; "
             "compare the first steps' gtpo/* metrics with what you expect",
-            *(registration.SUPPORTED_VERL[0], registration.SUPPORTED_VERL[-1], verl.__version__),
+            *(names_and_versions.SUPPORTED_VERL[0], names_and_versions.SUPPORTED_VERL[-1], verl.__version__),
         )
-    return proceed()
-
-
-def run_ppo(proceed: Callable, instance: None, *, config: Any) -> Any:
-    """verl's experimental trainers call this before they start Ray; fully_async calls no other check."""
-    _validate(config)
-    return proceed()
-
-
-def _validate(config: Any) -> None:
-    preflight.validate(config)
-    if registration.serves(config):
-        preflight.check_resume(config)
-        preflight.ask_for_entropy(config)
 
 
 def v1_compute_advantage(proceed: Callable, trainer: Any, *, batch: Any, metrics: dict[str, Any]) -> Any:
@@ -123,7 +157,7 @@ def separate_compute_advantage(proceed: Callable, trainer: Any) -> Any:
         _looping.reset(token)
 
 
-def compute_advantage(proceed: Callable, instance: None, *, data: Any) -> Any:
+def compute_advantage(proceed: Callable, *, data: Any) -> Any:
     """Both trainers call this, with padded rows."""
     step = current_step.get()
     if step is None and (trainer := _looping.get()):
@@ -185,7 +219,7 @@ def _dump(step: Step, fields: batch_fields.BatchFields, data: Any) -> None:
     step.metrics["timing_s/gtpo_dump"] = time.perf_counter() - start
 
 
-def ppo_loss(proceed: Callable, instance: None, *, config: Any, model_output: Any, data: Any) -> Any:
+def ppo_loss(proceed: Callable, *, config: Any, model_output: Any, data: Any) -> Any:
     """The actor's loss, in a worker: of the whole rows of a micro-batch, with their entropy."""
     if update_pass.ROWS not in data.keys():
         return proceed()
@@ -198,9 +232,10 @@ def ppo_loss(proceed: Callable, instance: None, *, config: Any, model_output: An
     return loss, metrics | {update_pass.ENTROPIES: entropies}
 
 
-def reduce_metrics(proceed: Callable, instance: None, *, metrics: dict[str, Any]) -> dict[str, Any]:
+def reduce_metrics(proceed: Callable, *, metrics: dict[str, Any]) -> dict[str, Any]:
     """Every trainer calls this on what its actor's update returns, and on what its critic's does."""
-    entropies = metrics.pop(f"actor/{update_pass.ENTROPIES}", None)
+    key = f"actor/{update_pass.ENTROPIES}"
+    entropies = metrics.pop(key) if key in metrics else None
     reduced = proceed()
     step = current_step.get()
     if step is None or step.rows is None or "actor/pg_loss" not in reduced:
@@ -217,7 +252,7 @@ def reduce_metrics(proceed: Callable, instance: None, *, metrics: dict[str, Any]
     return reduced | step.metrics
 
 
-def compute_data_metrics(proceed: Callable, instance: None) -> dict[str, Any]:
+def compute_data_metrics(proceed: Callable) -> dict[str, Any]:
     """The legacy trainer logs what this returns."""
     step = current_step.get()
     current_step.set(None)
@@ -246,6 +281,8 @@ def log(proceed: Callable, tracking: Any, *, data: dict[str, Any]) -> Any:
 HOOKS = (
     Hook("settings", "verl.utils.config", "validate_config", validate_config),
     Hook("settings of experimental trainers", "verl.trainer.main_ppo", "run_ppo", run_ppo),
+    Hook("estimator by its name", "verl.trainer.ppo.core_algos", "get_adv_estimator_fn", get_adv_estimator_fn),
+    Hook("loss by its name", "verl.trainer.ppo.core_algos", "get_policy_loss_fn", get_policy_loss_fn),
     Hook("V1 trainer", "verl.trainer.ppo.v1.trainer_base", "PPOTrainer._compute_advantage", v1_compute_advantage),
     Hook("V1 trainer's loop", "verl.trainer.ppo.v1.trainer_base", "PPOTrainer.fit", fit),
     Hook(

@@ -8,32 +8,30 @@ Sender (a training worker) and receiver (a process of the rollout engine) are in
 one Ray node, whose raylet they can name.
 """
 
+import logging
 import os
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
-
-def own_socket(zmq_handle: str) -> str:
-    """The handle with this process's Ray node in its name: the raylet's process id and the namespace that it counts in.
-
-    Args:
-        zmq_handle (str): as verl names it, `ipc://PATH`.
-
-    Returns:
-        `ipc://PATH.NAMESPACE-PID`.
-
-    Raises:
-        RuntimeError: this process does not descend from a Ray worker, so its peer cannot derive the same name.
-    """
-    if "RAY_RAYLET_PID" not in os.environ:
-        raise RuntimeError(f"RAY_RAYLET_PID is unset: weights go through {zmq_handle} between processes of Ray only")
-    # Containers that share a folder of sockets may count the same process ids.
-    namespace = os.stat("/proc/self/ns/pid").st_ino
-    return f"{zmq_handle}.{namespace}-{os.environ['RAY_RAYLET_PID']}"
+logger = logging.getLogger("gtpo_verl")
 
 
 def use_own_socket(proceed: Callable, transfer: Any) -> None:
     """The constructor of verl's `BucketedWeightSender` and `BucketedWeightReceiver`."""
     proceed()
     if transfer.zmq_handle.startswith("ipc://"):
-        transfer.zmq_handle = own_socket(transfer.zmq_handle)
+        transfer.zmq_handle += _of_this_node()
+
+
+@cache
+def _of_this_node() -> str:
+    """What to add to a socket's name: the raylet's process id and the namespace that it counts in.
+
+    Empty in a process that descends from no Ray worker, whose peer could not derive the same name.
+    """
+    if "RAY_RAYLET_PID" not in os.environ:
+        logger.warning("no RAY_RAYLET_PID here: weights go through the socket that verl names, which other runs share")
+        return ""
+    # Containers that share a folder of sockets may count the same process ids.
+    return f".{os.stat('/proc/self/ns/pid').st_ino}-{os.environ['RAY_RAYLET_PID']}"

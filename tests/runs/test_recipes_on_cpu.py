@@ -101,6 +101,12 @@ def compose_call(arguments: list[str]) -> DictConfig:
         return compose(name, overrides=arguments[arguments.index("--config-name") + 2 :])
 
 
+def assert_papers(config):
+    """One prompt a step, as in the paper, is few to measure ⟨H⟩_ini on, which is told."""
+    told = [x.setting for x in preflight.departures(config)]
+    assert told == ["algorithm.gtpo.initial_entropy"] * (config.data.train_batch_size < 16)
+
+
 def check_against_verl(config: DictConfig) -> None:
     OmegaConf.resolve(config)
     config.actor_rollout_ref.rollout.name = "hf"  # with LoRA, verl asks an installed vLLM for its largest rank
@@ -123,7 +129,6 @@ def check_paper_settings(config: DictConfig, algo: str, kl_beta: str = "0") -> N
     assert not config.algorithm.use_kl_in_reward
     assert (config.data.max_prompt_length, config.data.max_response_length) == (4000, 1500)
     assert (optim.lr, optim.lr_warmup_steps_ratio, optim.weight_decay, optim.clip_grad) == (1e-6, 0.005, 0.1, 0.1)
-    assert actor.get("grad_clip", 0.1) == 0.1  # FSDP's; verl 0.7.1 clips at this one
     assert (actor.ppo_epochs, actor.ppo_mini_batch_size) == (1, config.data.train_batch_size)
     assert (rollout.temperature, rollout.top_p, rollout.top_k) == (1.0, 1.0, -1)
     assert rollout.gpu_memory_utilization == (0.6 if actor.strategy == "megatron" else 0.4)
@@ -138,7 +143,7 @@ def check_paper_settings(config: DictConfig, algo: str, kl_beta: str = "0") -> N
     if algo == "gtpo":
         preflight.validate(config)
         assert GTPOConfig.from_config(config.algorithm) == GTPOConfig()
-        assert preflight.departures(config) == []
+        assert_papers(config)
 
 
 @pytest.mark.parametrize(("algo", "kl_beta", "script", "dataset", "finetune"), PAIRWISE)
@@ -427,7 +432,7 @@ def test_each_listed_ablation_fits_verl_and_has_a_name_of_its_own(composed, name
     assert f"_{name}_" in config.trainer.experiment_name
     if config.algorithm.adv_estimator == "gtpo":
         preflight.validate(config)
-        assert preflight.departures(config) == []
+        assert_papers(config)
     check_against_verl(config)
 
 

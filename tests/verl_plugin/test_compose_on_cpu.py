@@ -9,13 +9,14 @@ Two completions of one prompt share their first and their last token (5 and 2); 
 import pytest
 import torch
 import torch.nn.functional as F
-import verl
+from omegaconf import OmegaConf
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 from verl.utils import tensordict_utils as tu
+from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
@@ -47,7 +48,7 @@ TOKEN_LEVEL = {
     "bypass_mode",
 }
 # That holds at ratio 1 only, the first update on a batch of rollouts.
-FIRST_UPDATE_ONLY = {"kl_cov", "dro"} & set(POLICY_LOSS_REGISTRY)  # dro came with verl 0.9.0
+FIRST_UPDATE_ONLY = {"kl_cov", "dro"}
 # λ also chooses the tokens that are dropped, at any ratio.
 CHOOSES_TOKENS = {"clip_cov"}
 SEQUENCE_LEVEL = {"geo_mean"}
@@ -62,8 +63,6 @@ def advantages(**gtpo):
 
 
 def jagged(padded):
-    if verl.__version__.startswith("0.7."):  # whose loss takes padded tensors
-        return padded
     return torch.nested.as_nested_tensor([row[:n] for row, n in zip(padded, LENGTHS, strict=True)], layout=torch.jagged)
 
 
@@ -126,8 +125,8 @@ def gradient(loss_mode, advantages, log_ratio=0.0, old_log_prob=OLD_LOG_PROB, **
 
 
 def test_every_policy_loss_of_verl_is_covered():
-    covered = [TOKEN_LEVEL, FIRST_UPDATE_ONLY, CHOOSES_TOKENS, SEQUENCE_LEVEL]
-    assert set.union(*covered) == set(POLICY_LOSS_REGISTRY) and sum(map(len, covered)) == len(POLICY_LOSS_REGISTRY)
+    covered = sorted([*TOKEN_LEVEL, *FIRST_UPDATE_ONLY, *CHOOSES_TOKENS, *SEQUENCE_LEVEL])
+    assert covered == sorted({*POLICY_LOSS_REGISTRY, "gtpo"})  # which verl knows once a config asks for it
 
 
 @pytest.mark.parametrize("loss_mode", sorted(TOKEN_LEVEL | FIRST_UPDATE_ONLY | CHOOSES_TOKENS))
@@ -186,6 +185,22 @@ def check_entropy_from_update(loss_mode, gtpo, **settings):
     rows = update_pass.make_rows(without[:, 1], GTPOConfig(**gtpo), None)
     from_update = gradient(loss_mode, without, LOG_RATIO, rows=rows, **settings)
     torch.testing.assert_close(from_update, gradient(loss_mode, advantages(**gtpo), LOG_RATIO, **settings))
+
+
+def test_under_bypass_mode_the_loss_rejects_what_its_own_section_says(compose_config):
+    """The remedy of `preflight`, from the command line to the gradient; ratios above 1.2 and below 1/1.2 go."""
+    config = compose_config(
+        "algorithm.rollout_correction.bypass_mode=true",
+        "algorithm.rollout_correction.rollout_rs=token_k1",
+        "algorithm.rollout_correction.rollout_rs_threshold=1.2",
+        "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode",
+        "+actor_rollout_ref.actor.policy_loss.rollout_correction=${algorithm.rollout_correction}",
+    )
+    OmegaConf.resolve(config)
+    policy_loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor).policy_loss
+    unclipped = torch.ones(RESPONSES.shape) * MASK
+    grad = gradient(policy_loss.loss_mode, unclipped, LOG_RATIO, rollout_correction=policy_loss.rollout_correction)
+    assert torch.equal(grad != 0, (LOG_RATIO.exp() < 1.2) & (LOG_RATIO.exp() > 1 / 1.2) & MASK.bool())
 
 
 def test_reinforce_of_bypass_mode_keeps_the_conflict_weights():

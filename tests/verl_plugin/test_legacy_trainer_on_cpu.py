@@ -8,7 +8,7 @@ import ray
 import torch
 from omegaconf import open_dict
 from ray import cloudpickle
-from rollout_batch import LENGTHS, UIDS, expected, needs_update, padded, real_mean_entropy
+from rollout_batch import LENGTHS, UIDS, expected, padded, real_mean_entropy
 from verl import DataProto
 from verl.experimental.separation.ray_trainer import SeparateRayPPOTrainer
 from verl.trainer.ppo import ray_trainer
@@ -25,7 +25,6 @@ def trainer(compose_config, rows):
     estimator.current_step.set(None)
     trainer = ray_trainer.RayPPOTrainer.__new__(ray_trainer.RayPPOTrainer)
     trainer.config, trainer.global_steps = compose_config("data.max_response_length=6"), 1
-    trainer.use_legacy_worker_impl = "disable"  # verl 0.7.1's word for the workers of all later versions
     # An engine returns its value for a token at the position before it.
     entropy = [torch.nn.functional.pad(row, (0, 1)) for row in rows["entropy"]]
     entropy = torch.nested.as_nested_tensor(entropy, layout=torch.jagged)
@@ -151,7 +150,6 @@ def test_a_value_that_is_not_finite_is_an_error_that_names_uid_and_row(trainer, 
         compute_advantage(batch, adv_estimator="gtpo", config=trainer.config.algorithm)
 
 
-@needs_update
 @pytest.mark.parametrize("old_log_prob", [False, True])
 def test_with_the_entropy_from_the_update_the_actor_completes_the_advantages(trainer, batch, rows, old_log_prob):
     """Under bypass mode nothing but the advantages passes through a hook before the update."""

@@ -5,22 +5,26 @@ import subprocess
 import sys
 
 import pytest
+from omegaconf import OmegaConf
 
-# The first run starts the cluster, as verl does; the second joins it.
+from gtpo_verl.verl_plugin import one_run_per_cluster
+
+# The first run starts the cluster, as verl does; the second joins it, as a job of its own, or as a second task runner
+# of the first job. A guest only attaches to the queue.
 RUN = """
 import sys
 import ray
 
 @ray.remote
 class TaskRunner:
-    def run(self, uid):
+    def run(self, uid, conf):
         import verl  # loads the plugin, unless it is told not to
         import torch
         import transfer_queue as tq
         from omegaconf import OmegaConf
         from tensordict import TensorDict
 
-        tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
+        tq.init(OmegaConf.create(conf) if conf else None)
         self.tq = tq
         tq.kv_put(uid, "train", TensorDict({"responses": torch.zeros(1, 2)}, 1))
 
@@ -30,14 +34,21 @@ class TaskRunner:
 uid, address = sys.argv[1:]
 own = {"num_cpus": 8, "include_dashboard": False, "object_store_memory": 100_000_000}
 ray.init(address, namespace=uid, log_to_driver=False, **(own if address == "local" else {}))
+conf = {} if uid == "guest" else {"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}
 runner = TaskRunner.remote()
 try:
-    ray.get(runner.run.remote(uid))
+    ray.get(runner.run.remote(uid, conf))
 except ray.exceptions.RayTaskError as error:
     sys.exit(str(error.cause))
 print(ray.get_runtime_context().gcs_address, flush=True)
-for _ in sys.stdin:
-    print(*ray.get(runner.uids.remote()), flush=True)
+for line in sys.stdin:
+    if line == "again\\n":
+        try:
+            ray.get(TaskRunner.remote().run.remote("again", conf))
+        except ray.exceptions.RayTaskError as error:
+            print(str(error.cause), flush=True)
+    else:
+        print(*ray.get(runner.uids.remote()), flush=True)
 """
 
 
@@ -65,10 +76,10 @@ def start(tmp_path):
         process.communicate()
 
 
-def uids(process):
-    process.stdin.write("?\n")
+def ask(process, what="?"):
+    process.stdin.write(what + "\n")
     process.stdin.flush()
-    return process.stdout.readline().split()
+    return process.stdout.readline().strip()
 
 
 def test_a_second_run_in_a_ray_cluster_is_refused_and_told_of_the_first(start):
@@ -77,7 +88,30 @@ def test_a_second_run_in_a_ray_cluster_is_refused_and_told_of_the_first(start):
     output, error = start("second", address).communicate(timeout=300)
     assert output == "" and "another run of verl is training in this Ray cluster (Ray job 01000000" in error
     assert f"process {first.pid} on " in error and "start a separate cluster for this run" in error
-    assert uids(first) == ["first"]
+    assert "another run of verl is training in this Ray cluster (Ray job 01000000" in ask(first, "again")
+    assert ask(first) == "first"
+
+
+def test_another_job_may_attach_to_the_queue_of_a_run(start):
+    first = start("first")
+    address = first.stdout.readline().strip()
+    assert start("guest", address).stdout.readline().strip() == address
+    assert ask(first) == "first guest"
+
+
+def test_of_two_runs_that_start_at_once_the_one_that_did_not_make_the_queue_is_refused(monkeypatch):
+    others = iter(["", "Ray job 02000000"])
+    monkeypatch.setattr(one_run_per_cluster, "other_run", lambda: next(others))
+    with pytest.raises(ValueError, match="another run of verl is training .*02000000"):
+        one_run_per_cluster.refuse_second_run(lambda: OmegaConf.create({"backend": {}}), conf={})
+    monkeypatch.setattr(one_run_per_cluster, "other_run", lambda: "")
+    made = OmegaConf.create({"controller": {"zmq_info": "address"}})
+    assert one_run_per_cluster.refuse_second_run(lambda: made, conf={}) is made
+
+
+def test_a_ray_that_cannot_name_the_driver_of_the_other_run_is_no_error(monkeypatch):
+    monkeypatch.setattr("ray._private.state.jobs", lambda: [{"JobID": "01000000"}])
+    assert one_run_per_cluster._driver("01000000") == ""
 
 
 def test_without_the_plugin_each_run_trains_on_the_rollouts_of_both(start):
@@ -86,4 +120,4 @@ def test_without_the_plugin_each_run_trains_on_the_rollouts_of_both(start):
     address = first.stdout.readline().strip()
     second = start("second", address, VERL_USE_EXTERNAL_PLUGINS="none")
     assert second.stdout.readline().strip() == address
-    assert uids(first) == uids(second) == ["first", "second"]
+    assert ask(first) == ask(second) == "first second"

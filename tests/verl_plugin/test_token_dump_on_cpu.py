@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import open_dict
-from rollout_batch import LENGTHS, SCORES, UIDS, needs_update, padded, real_mean_entropy
+from rollout_batch import LENGTHS, SCORES, UIDS, padded, real_mean_entropy
 from test_legacy_trainer_on_cpu import batch as legacy_batch  # noqa: F401
 from test_legacy_trainer_on_cpu import trainer as legacy_trainer  # noqa: F401
 from token_dump import batch_of, write
@@ -241,7 +241,6 @@ def test_the_legacy_trainer_dumps_what_the_loss_gets(legacy_trainer, legacy_batc
     check_header(folder, estimator, real_mean_entropy(rows))
 
 
-@needs_update
 def test_the_legacy_trainer_dumps_what_its_actor_has_applied(legacy_trainer, legacy_batch, rows, tmp_path):  # noqa: F811
     trainer, batch, folder = legacy_trainer, legacy_batch, tmp_path / "dump"
     update = {"entropy_from": "update", "initial_entropy": 0.3, "dump_dir": str(folder)}
@@ -261,7 +260,7 @@ def test_the_legacy_trainer_dumps_what_its_actor_has_applied(legacy_trainer, leg
 
 
 def test_a_dump_that_cannot_be_written_is_refused_before_the_run(compose_config, tmp_path):
-    dump = f"+algorithm.gtpo.dump_dir={tmp_path}"
+    dump, known = f"+algorithm.gtpo.dump_dir={tmp_path}", "algorithm.gtpo.initial_entropy=0.2"
     preflight.validate(compose_config("algorithm.adv_estimator=grpo", "+algorithm.gtpo.dump_freq=0"))
     with pytest.raises(ValueError, match="dump_freq=0"):
         preflight.validate(compose_config("algorithm.adv_estimator=grpo", dump, "+algorithm.gtpo.dump_freq=0"))
@@ -269,7 +268,7 @@ def test_a_dump_that_cannot_be_written_is_refused_before_the_run(compose_config,
     (tmp_path / "step_000001.jsonl").touch()
     with pytest.raises(ValueError, match="dump_dir=.* holds the dump of another run"):
         preflight.validate(compose_config(dump))
-    config = compose_config(dump)
+    config = compose_config(dump, known)
     (tmp_path / "gtpo_dump.json").write_text(json.dumps({"checkpoints": "/of/another/run"}))
     with pytest.raises(ValueError, match="dump_dir=.* holds the dump of another run"):
         preflight.validate(config)
@@ -277,6 +276,7 @@ def test_a_dump_that_cannot_be_written_is_refused_before_the_run(compose_config,
     preflight.validate(config)  # its own, of a start that ended before its first checkpoint
     (tmp_path / "gtpo_dump.json").unlink()
     (Path(config.trainer.default_local_dir) / "global_step_1").mkdir(parents=True)
+    (Path(config.trainer.default_local_dir) / "latest_checkpointed_iteration.txt").write_text("1")
     preflight.validate(config)
 
 

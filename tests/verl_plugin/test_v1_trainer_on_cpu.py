@@ -1,25 +1,21 @@
 """The data-proto stage in verl's V1 trainer, with TransferQueue replaced by a dictionary."""
 
 from dataclasses import replace
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
 import torch
 from rollout_batch import UIDS, expected, padded, real_mean_entropy
 from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
 from verl.trainer.ppo import core_algos
+from verl.trainer.ppo.v1 import trainer_base
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.metric import reduce_metrics
 
 from gtpo_verl import GTPOConfig, compute_gtpo_outcome_advantage
 from gtpo_verl.initial_entropy import InitialEntropy
 from gtpo_verl.verl_plugin import estimator, update_pass
-
-if not find_spec("verl.trainer.ppo.v1"):
-    pytest.skip("V1 came with verl 0.9.0", allow_module_level=True)
-from transfer_queue import KVBatchMeta  # noqa: E402
-from verl.trainer.ppo.v1 import trainer_base  # noqa: E402
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync  # noqa: E402
 
 
 class InMemoryQueue:

@@ -1,23 +1,28 @@
+import copy
 import logging
 import os
+import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from enum import Enum
-from importlib.util import find_spec
+from functools import partial
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
 
 import pytest
 import ray.cloudpickle
 import verl
-from omegaconf import open_dict
-from verl.trainer.ppo import core_algos, metric_utils, ray_trainer
+from verl.trainer.ppo import core_algos
 from verl.utils import config as verl_config
+from verl.utils.metric import reduce_metrics
 
 from gtpo_verl import verl_plugin
 from gtpo_verl.cli import main
-from gtpo_verl.verl_plugin import registration, trainer_hooks
+from gtpo_verl.verl_plugin import names_and_versions, trainer_hooks
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_LOADED = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": "", "VERL_PLATFORM": ""}
@@ -30,11 +35,13 @@ def run_python(code, **environment):
     return result.stdout.strip().splitlines()[-1]
 
 
-def test_importing_verl_registers_gtpo_and_no_trainer():
+def test_importing_verl_takes_no_name_but_our_own_and_imports_no_trainer():
     code = """
 import sys, verl
 assert "verl.trainer.ppo.core_algos" not in sys.modules
 from verl.trainer.ppo import core_algos, ray_trainer
+for registry in (core_algos.ADV_ESTIMATOR_REGISTRY, core_algos.POLICY_LOSS_REGISTRY):
+    assert [name for name in registry if "gtpo" in name] == ["gtpo_trajectory"]
 estimators = [core_algos.get_adv_estimator_fn(name) for name in ("gtpo", "gtpo_trajectory")]
 losses = [core_algos.get_policy_loss_fn(name) for name in ("gtpo", "gtpo_trajectory")]
 assert estimators[0] is estimators[1] and losses[0] is losses[1]
@@ -76,37 +83,42 @@ def validate(config):
     verl_config.validate_config(config=config, use_reference_policy=False, use_critic=False)
 
 
-def test_a_name_that_another_package_took_is_left_to_it():
+def test_another_package_may_take_the_name_before_or_after_the_plugin_loads():
     code = """
-from verl.trainer.ppo import core_algos, ray_trainer
+import verl
+from verl.trainer.ppo import core_algos
 @core_algos.register_adv_est("gtpo")
+@core_algos.register_policy_loss("gtpo")
 def group_turn_policy_optimization(**kwargs): ...
-from gtpo_verl import verl_plugin
-from gtpo_verl.verl_plugin import estimator, registration
+from gtpo_verl.verl_plugin import estimator, names_and_versions
 assert core_algos.get_adv_estimator_fn("gtpo") is group_turn_policy_optimization
+assert core_algos.get_policy_loss_fn("gtpo") is group_turn_policy_optimization
 assert core_algos.get_adv_estimator_fn("gtpo_trajectory") is estimator.estimate_gtpo_advantage
-print(*registration.load_errors())
+print(names_and_versions.load_errors())
 """
-    assert "__main__.group_turn_policy_optimization" in run_python(code, **NOT_LOADED)
+    assert run_python(code) == run_python(code, **NOT_LOADED) == "[]"
 
 
-def test_ambiguous_names_are_an_error_that_gives_the_alias(compose_config, monkeypatch):
-    """Two other papers are called GTPO; `register_policy_loss` overwrites silently, whoever comes first."""
+def group_turn_policy_optimization(**kwargs): ...
 
-    def group_turn_policy_optimization(**kwargs): ...
 
+def test_a_run_of_another_package_of_our_name_is_left_alone_and_told_of_the_alias(compose_config, monkeypatch, caplog):
+    """Two other papers are called GTPO."""
     monkeypatch.setitem(core_algos.ADV_ESTIMATOR_REGISTRY, "gtpo", group_turn_policy_optimization)
-    with pytest.raises(RuntimeError) as error:
-        validate(compose_config())
-    for part in ("group_turn_policy_optimization", "2508.04349", "2511.14846", "algorithm.adv_estimator=gtpo_traj"):
-        assert part in str(error.value)
-    alias = "algorithm.adv_estimator=gtpo_trajectory"
-    validate(compose_config(alias))
-
     monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "gtpo", group_turn_policy_optimization)
-    with pytest.raises(RuntimeError, match="actor.policy_loss.loss_mode=gtpo_trajectory"):
-        validate(compose_config(alias))
-    validate(compose_config(alias, "actor_rollout_ref.actor.policy_loss.loss_mode=gtpo_trajectory"))
+    validate(compose_config("actor_rollout_ref.rollout.n=1", "+algorithm.gtpo.unknown=1", "critic.enable=true"))
+    (record,) = caplog.records
+    assert "group_turn_policy_optimization" in record.getMessage() and "set it to gtpo_traj" in record.getMessage()
+
+
+def test_a_loss_of_another_package_of_our_name_is_an_error_under_our_estimator(compose_config, monkeypatch):
+    """`register_policy_loss` overwrites silently, whoever comes first."""
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "gtpo", group_turn_policy_optimization)
+    with pytest.raises(ValueError) as error:
+        validate(compose_config())
+    for part in ("group_turn_policy_optimization", "2508.04349", "2511.14846", "loss_mode=gtpo", "to gtpo_trajectory"):
+        assert part in str(error.value)
+    validate(compose_config("actor_rollout_ref.actor.policy_loss.loss_mode=gtpo_trajectory"))
 
 
 def test_the_alias_is_checked_like_the_name(compose_config):
@@ -114,13 +126,16 @@ def test_the_alias_is_checked_like_the_name(compose_config):
         validate(compose_config("algorithm.adv_estimator=gtpo_trajectory", "+algorithm.gtpo.unknown=1"))
 
 
+KNOWN = "algorithm.gtpo.initial_entropy=0.2"
+
+
 @pytest.fixture
 def no_load_errors(monkeypatch):
-    monkeypatch.setattr(registration, "_load_errors", [])
+    monkeypatch.setattr(names_and_versions, "_load_errors", [])
 
 
 def test_supported_versions_are_the_same_everywhere():
-    first, *_, last = versions = registration.SUPPORTED_VERL
+    first, *_, last = versions = names_and_versions.SUPPORTED_VERL
     assert f'verl = ["verl>={first},<={last}"]' in (ROOT / "pyproject.toml").read_text()
     assert f"|| set -- {' '.join(versions)}\n" in (ROOT / "scripts/check_verl_versions.sh").read_text()
     set_up = (ROOT / "scripts/setup_cpu.sh").read_text()
@@ -139,29 +154,30 @@ def install_in(monkeypatch, no_load_errors):
     return install
 
 
-@pytest.mark.parametrize("version", ["0.6.1", "0.7.0", "0.7.0.dev"])
+@pytest.mark.parametrize("version", ["0.8.0", "0.9.0.dev"])
 def test_a_verl_that_is_too_old_is_an_error_once_gtpo_is_asked_for(compose_config, install_in, version):
     install_in(version)
-    assert f"needs verl 0.7.1 or later; this is {version}" in registration.load_errors()[0]
+    assert f"needs verl 0.9.0 or later; this is {version}" in names_and_versions.load_errors()[0]
     with pytest.raises(RuntimeError, match=f"GTPO cannot run.*{version}"):
         validate(compose_config())
     validate(compose_config("algorithm.adv_estimator=grpo"))
 
 
-@pytest.mark.parametrize("version", ["0.8.0.dev", "0.9.1+fork", "0.10.0.dev", "1.0", "main"])
+@pytest.mark.parametrize("version", ["0.9.1.dev", "0.9.1+fork", "0.10.0.dev", "1.0", "main"])
 def test_a_verl_that_was_not_tested_gets_one_warning(compose_config, install_in, caplog, version):
     install_in(version)
-    assert registration.load_errors() == []
-    validate(compose_config())
+    assert names_and_versions.load_errors() == []
+    validate(compose_config(KNOWN))
     (record,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
-    assert f"tested with verl 0.7.1 to {registration.SUPPORTED_VERL[-1]}; this is {version}." in record.getMessage()
+    first, *_, last = names_and_versions.SUPPORTED_VERL
+    assert f"tested with verl {first} to {last}; this is {version}." in record.getMessage()
 
 
-@pytest.mark.parametrize("version", [*registration.SUPPORTED_VERL, "0.8.1"])
+@pytest.mark.parametrize("version", names_and_versions.SUPPORTED_VERL)
 def test_a_tested_verl_gets_none(compose_config, install_in, caplog, version):
     install_in(version)
-    validate(compose_config())
-    assert registration.load_errors() == [] and not [r for r in caplog.records if r.levelno >= logging.WARNING]
+    validate(compose_config(KNOWN))
+    assert names_and_versions.load_errors() == [] and not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
 def test_a_verl_that_has_gtpo_serves_it_and_the_plugin_its_alias(compose_config, monkeypatch, no_load_errors, capsys):
@@ -173,50 +189,113 @@ def test_a_verl_that_has_gtpo_serves_it_and_the_plugin_its_alias(compose_config,
     monkeypatch.setattr(core_algos, "AdvantageEstimator", Enum("AdvantageEstimator", {"GTPO": "gtpo"}))
     verl_plugin._register(core_algos)
     assert core_algos.get_adv_estimator_fn("gtpo") is core_algos.get_policy_loss_fn("gtpo") is verls_own
-    assert registration.load_errors() == []
+    assert names_and_versions.load_errors() == []
 
     validate(compose_config("+algorithm.gtpo.unknown=1"))
     with pytest.raises(ValueError, match=r"algorithm\.gtpo\.unknown=1"):
         validate(compose_config("algorithm.adv_estimator=gtpo_trajectory", "+algorithm.gtpo.unknown=1"))
-    assert main(["check"]) == 0
+    assert main(["check", "-v"]) == 0
     assert "it serves gtpo, the plugin gtpo_trajectory" in capsys.readouterr().out
 
 
-def test_hook_that_does_not_fit_is_a_problem_and_not_a_crash(no_load_errors):
-    module = SimpleNamespace(__name__="verl.trainer.ppo.v1.trainer_base", PPOTrainer=object)
-    verl_plugin._wrap("PPOTrainer._compute_advantage", trainer_hooks.v1_compute_advantage, module)
-    assert "has no verl.trainer.ppo.v1.trainer_base.PPOTrainer._compute_advantage" in registration.load_errors()[0]
+def hook_into(path, hook, **functions):
+    """A module of verl with these functions, hooked when it is imported."""
+    name = "verl.a_module_of_verl"
+    module = ModuleType(name)
+    for key, function in functions.items():
+        function.__module__, function.__qualname__ = name, key
+        setattr(module, key, function)
+    sys.modules[name] = module
+    try:
+        verl_plugin._when_imported(name, partial(verl_plugin._hook_into, path, hook))
+    finally:
+        del sys.modules[name]
+    return module
 
 
-def test_a_function_that_takes_other_arguments_is_not_hooked(no_load_errors):
-    class PPOTrainer:
-        def _compute_advantage(self, batch): ...
+def test_a_hook_that_does_not_fit_is_a_load_error_and_the_module_is_imported(no_load_errors):
+    def compute(data): ...
 
-    module = SimpleNamespace(__name__="verl.trainer.ppo.v1.trainer_base", PPOTrainer=PPOTrainer)
-    before = PPOTrainer._compute_advantage
-    verl_plugin._wrap("PPOTrainer._compute_advantage", trainer_hooks.v1_compute_advantage, module)
-    (problem,) = registration.load_errors()
-    assert "PPOTrainer._compute_advantage takes no metrics: (self, batch)" in problem
-    assert PPOTrainer._compute_advantage is before
+    def explode(): ...
+
+    explode.__signature__ = "none"
+    hook_into("missing", trainer_hooks.log)
+    hook_into("compute.missing", trainer_hooks.log, compute=compute)
+    module = hook_into("compute", trainer_hooks.v1_compute_advantage, compute=compute)
+    hook_into("explode", trainer_hooks.log, explode=explode)
+    missing, method, arguments, broken = names_and_versions.load_errors()
+    assert "this plugin does not fit verl.a_module_of_verl" in missing and "missing" in missing and "missing" in method
+    assert "compute takes no batch, metrics: (data)" in arguments and "TypeError" in broken
+    assert module.compute is compute
 
 
-def test_a_call_with_an_argument_that_no_hook_knows_passes_through(no_load_errors):
+def test_a_call_passes_through_with_its_arguments_and_what_verl_raises(no_load_errors):
     def compute(data, adv_estimator, extra=None, *, later=0):
         return data, adv_estimator, extra, later
 
-    module = SimpleNamespace(__name__="verl.trainer", compute=compute)
+    class Trainer:
+        def fit(self, data): ...
+
     read = []
 
-    def hook(proceed, instance, *, data, extra):
+    def hook(proceed, *, data, extra):
         read.append((data, extra))
         return proceed()
 
-    verl_plugin._wrap("compute", hook, module)
+    module = hook_into("compute", hook, compute=compute)
     assert module.compute(1, "gtpo", later=3) == (1, "gtpo", None, 3)
     assert module.compute(data=1, adv_estimator="gtpo", extra=2) == (1, "gtpo", 2, 0)
-    assert read == [(1, None), (1, 2)] and registration.load_errors() == []
+    assert read == [(1, None), (1, 2)] and names_and_versions.load_errors() == []
     with pytest.raises(TypeError, match="unknown"):
         module.compute(1, "gtpo", unknown=1)
+    trainer = hook_into("Trainer.fit", lambda proceed, trainer, *, data: (trainer, data), Trainer=Trainer).Trainer()
+    assert trainer.fit(1) == Trainer.fit(self=trainer, data=1) == (trainer, 1)
+
+
+def test_a_function_is_hooked_where_verl_defines_it_and_where_it_is_found(no_load_errors):
+    from verl.utils.metric import reduce_metrics, utils
+
+    assert reduce_metrics is utils.reduce_metrics and reduce_metrics.hooked_by_gtpo
+
+
+@pytest.mark.parametrize(
+    ("module", "path"),
+    [hook[1:3] for hook in trainer_hooks.HOOKS] + [("transfer_queue", "init")],
+)
+def test_a_hooked_function_is_copied_and_pickled_as_a_function_is(module, path):
+    """By its name, which gives the hooked function in every process of Ray."""
+    hooked = attrgetter(path)(import_module(module))
+    assert hooked.hooked_by_gtpo and hooked is not hooked.__wrapped__
+    for copied in (
+        copy.deepcopy(hooked),
+        pickle.loads(pickle.dumps(hooked)),
+        ray.cloudpickle.loads(ray.cloudpickle.dumps(hooked)),
+        copy.deepcopy(partial(hooked, 1)).func,
+        ray.cloudpickle.loads(ray.cloudpickle.dumps(partial(hooked, 1))).func,
+    ):
+        assert copied is hooked
+
+
+def test_metrics_that_are_no_dictionary_of_ours_are_reduced_as_by_verl(compose_config):
+    class Metrics(Mapping):
+        """What verl's function asks of them."""
+
+        def __init__(self, **values):
+            self.values_of = values
+
+        def __getitem__(self, key):
+            return self.values_of[key]
+
+        def __setitem__(self, key, value):
+            self.values_of[key] = value
+
+        def __iter__(self):
+            return iter(self.values_of)
+
+        def __len__(self):
+            return len(self.values_of)
+
+    assert dict(reduce_metrics(Metrics(loss=[1.0, 3.0]))) == {"loss": 2.0}
 
 
 def test_a_trainer_that_validates_nothing_is_checked_before_ray(compose_config):
@@ -246,17 +325,16 @@ def test_report_says_what_is_registered_where(capsys, monkeypatch):
     assert main(["check", "-v"]) == 0
     out = capsys.readouterr().out
     assert "advantage estimator gtpo: gtpo_verl.verl_plugin.estimator.estimate_gtpo_advantage" in out
-    v1 = "yes" if find_spec("verl.trainer.ppo.v1") else "not in this verl"
-    assert "loaded by verl: yes" in out and "hook on legacy trainer: yes" in out and f"hook on V1 trainer: {v1}" in out
-    monkeypatch.setattr(registration, "_load_errors", ["the sky has fallen"])
+    assert "loaded by verl: yes" in out and "hook on legacy trainer: yes" in out and "hook on V1 trainer: yes" in out
+    monkeypatch.setattr(names_and_versions, "_load_errors", ["the sky has fallen"])
     assert main(["check"]) == 1
     assert "the sky has fallen" in capsys.readouterr().out
 
 
 def test_report_says_what_is_not_hooked(capsys, monkeypatch):
-    monkeypatch.setattr(metric_utils, "compute_data_metrics", metric_utils.compute_data_metrics.__wrapped__)
+    monkeypatch.setattr(core_algos, "get_policy_loss_fn", core_algos.get_policy_loss_fn.__wrapped__)
     assert main(["check"]) == 1
-    assert "verl.trainer.ppo.metric_utils.compute_data_metrics is not hooked" in capsys.readouterr().out
+    assert "verl.trainer.ppo.core_algos.get_policy_loss_fn is not hooked" in capsys.readouterr().out
 
 
 def test_report_says_that_verl_did_not_load_the_plugin():
@@ -267,26 +345,4 @@ with contextlib.redirect_stdout(io.StringIO()) as said:
     assert main(["check"]) == 1
 print(said.getvalue().replace(chr(10), " "))
 """
-    reads_entry_points = find_spec("verl.plugin")
-    remedy = (
-        "none leaves gtpo out: unset it" if reads_entry_points else "set VERL_USE_EXTERNAL_MODULES=gtpo_verl.verl_pl"
-    )
-    assert remedy in run_python(code, **NOT_LOADED)
-
-
-@pytest.mark.parametrize(
-    "hook", [verl_config.validate_config, metric_utils.compute_data_metrics, ray_trainer.compute_advantage]
-)
-def test_hook_can_be_sent_to_a_ray_worker(hook):
-    """Up to verl 0.8.0 `main_ppo` pickles its TaskRunner with the functions that it calls."""
-    assert hasattr(hook, "__wrapped__")
-    assert ray.cloudpickle.loads(ray.cloudpickle.dumps(hook)) is hook
-
-
-def test_trainer_without_a_hook_is_an_error_before_verl_starts_anything(compose_config):
-    config = compose_config()
-    with open_dict(config):
-        config.trainer.pop("use_v1", None)  # as in verl 0.8.0, whose main_ppo_sync sets the other key
-        config.transfer_queue.enable = True
-    with pytest.raises(ValueError, match="transfer_queue.enable=True.*start verl.trainer.main_ppo"):
-        validate(config)
+    assert "none leaves gtpo out: unset it" in run_python(code, **NOT_LOADED)
