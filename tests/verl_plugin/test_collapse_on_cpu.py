@@ -104,7 +104,7 @@ def test_it_follows_what_a_trainer_of_verl_logs_under_grpo():
             for record in run(completion__eos_rate=0.5):
                 tracking.log(data=record, step=record["training/global_step"])
 
-    verl_plugin._wrap(
+    verl_plugin._hook_into(
         "RayPPOTrainer.fit", trainer_hooks.fit, SimpleNamespace(__name__="verl", RayPPOTrainer=RayPPOTrainer)
     )
     with pytest.raises(CollapseError, match="no longer end"):
