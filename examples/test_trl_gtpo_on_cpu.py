@@ -16,6 +16,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_gtpo import GTPOTrainer
 
 from gtpo_verl import GTPOConfig
+from gtpo_verl.diagnose import diagnose
 
 ROOT = Path(__file__).resolve().parents[1]
 ALL_OFF = GTPOConfig(entropy_coeff=0, completion_filter="never", conflict_span="none")
@@ -45,8 +46,14 @@ def small_digits(completions, **kwargs):
 
 def train(trainer_class, model, output_dir, gtpo=None, **settings):
     settings = {"num_generations": 4, "per_device_train_batch_size": 8, "learning_rate": 1e-3} | settings
-    common = {"use_cpu": True, "bf16": False, "report_to": "none", "save_strategy": "no", "loss_type": "grpo"}
-    config = GRPOConfig(output_dir, max_steps=3, max_completion_length=5, logging_steps=1, **common, **settings)
+    common = {
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "loss_type": "grpo",
+    } | settings
+    config = GRPOConfig(output_dir, max_steps=3, max_completion_length=5, logging_steps=1, **common)
     trainer = trainer_class(model, small_digits, config, PROMPTS, **({} if gtpo is None else {"gtpo": gtpo}))
     trainer.train()
     return trainer
@@ -126,6 +133,14 @@ def test_with_all_parts_off_the_model_learns_what_trls_own_trainer_teaches_it(mo
 def test_evaluation_has_groups_of_its_own_size(model, tmp_path):
     trainer = train(GTPOTrainer, model, tmp_path, num_generations_eval=2)
     assert trainer.evaluate(PROMPTS)["eval_gtpo/group/size_min"] == 2
+
+
+def test_diagnose_reads_what_trl_wrote(model, tmp_path):
+    """`tests/diagnose/trainer_state.json` is of 50 such steps of GRPO, with longer completions."""
+    train(GRPOTrainer, model, tmp_path, save_strategy="steps", save_steps=3)
+    report = diagnose(tmp_path / "checkpoint-3/trainer_state.json")
+    assert report["framework"] == "TRL" and report["steps"] == [1, 3] and report["verdict"] == "cannot tell"
+    assert {"ended", "equal", "reward", "entropy", "length"} <= report["numbers"].keys()
 
 
 def test_completions_of_a_prompt_may_be_spread_over_processes(model, tmp_path):

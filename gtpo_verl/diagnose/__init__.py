@@ -14,11 +14,15 @@ from collections.abc import Mapping
 from fractions import Fraction
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NoReturn
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gtpo_verl.diagnose.frameworks import FRAMEWORKS, translate
 from gtpo_verl.diagnose.signs import NUMBERS, SIGNS, Sign, Watch, label, outcomes, window
 from gtpo_verl.records import read_metrics, read_record
+
+if TYPE_CHECKING:
+    from gtpo_verl.diagnose.rollouts import Rollouts
 
 BAD_INPUT = 4
 STATUS = {"healthy": 0, "degraded": 1, "failed": 2, "cannot tell": 3}
@@ -60,6 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the report."""
+    if min(args.limit or 1, args.completions or 1) < 1:
+        raise ValueError("--limit and --completions must be at least 1")
     report = diagnose(args.log, args.rollouts, args.tokenizer, args.limit, args.completions)
     print(json.dumps(report, indent=1) if args.json else screen(report))
     return STATUS[report["verdict"]]
@@ -89,11 +95,17 @@ def read_log(path: Path) -> tuple[Path, str, Steps]:
     if "tfevents" in path.name:
         return path, "OpenRLHF", _read_events(path)
     if path.suffix == ".json":
-        steps: Steps = {}
-        for entry in read_record(path, "log_history")["log_history"]:
-            steps.setdefault(entry["step"], {}).update(entry)
-        return path, "TRL", steps
+        return path, "TRL", _read_history(path)
     return path, "verl", read_metrics(path)
+
+
+def _read_history(path: Path) -> Steps:
+    steps: Steps = {}
+    for entry in read_record(path, "log_history")["log_history"]:
+        if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
+            raise ValueError(f"{path} has an entry without a step in its log_history: is it TRL's trainer_state.json?")
+        steps.setdefault(entry["step"], {}).update(entry)
+    return steps
 
 
 def _read_events(path: Path) -> Steps:
@@ -168,7 +180,7 @@ def diagnose(
         watch.observe(step, steps[step] | ({"limit": limit} if limit else {}))
     signs = [sign for sign in SIGNS if sign in watch.showing]
     verdict, why = judge(watch, signs, {name for name in windows if counts[name] >= 2 * size}, 2 * size)
-    ordered = sorted(steps)
+    ordered = sorted(steps)  # a sign shows at the end of the first window that is bad
     before = [ordered.index(watch.showing[sign]) - windows[sign.numbers[0]] for sign in signs]
     return {
         "log": str(log),
@@ -188,22 +200,22 @@ def diagnose(
 
 
 def _check(log: Path, steps: Steps) -> None:
-    if len(steps) < 2:
+    logged = [name for numbers in steps.values() for name in numbers if name in NUMBERS]
+    if len(logged) == len(set(logged)):
         raise ValueError(f"{log} has one step, and nothing to compare it with: diagnose the run when it has gone on")
     for step in sorted(steps):
-        for name, value in steps[step].items():
-            if name in NUMBERS and not math.isfinite(value):
-                raise ValueError(
-                    f"{log}: {label(name)} is {value} at step {step}: look at that step's batch, and go on from a "
-                    "checkpoint before it; to diagnose the steps before, cut the log there"
-                )
+        for name in (name for name in steps[step] if name in NUMBERS and not math.isfinite(steps[step][name])):
+            raise ValueError(
+                f"{log}: {label(name)} is {steps[step][name]} at step {step}: look at that step's batch, and go on "
+                "from a checkpoint before it; to diagnose the steps before, cut the log there"
+            )
 
 
 def judge(watch: Watch, signs: list[Sign], enough: set[str], needed: int) -> tuple[str, str]:
     """The verdict and its reason; `enough` are the numbers with the steps that are `needed` against chance."""
-    if not enough & set(outcomes(watch.trends)):
+    if not outcomes(enough):
         return "cannot tell", f"a verdict needs {needed} steps of so many completions; what follows may be chance"
-    if lost := watch.lost():
+    if lost := watch.lost(enough):
         ends = [(label(name), _number(name, watch)) for name in lost]
         return "failed", "; ".join(f"{name} {x['now']:.2f} at the end, best {x['best']:.2f}" for name, x in ends)
     if signs:
@@ -217,62 +229,57 @@ def judge(watch: Watch, signs: list[Sign], enough: set[str], needed: int) -> tup
 
 def _number(name: str, watch: Watch) -> dict[str, Any]:
     trend, floor, higher = watch.trends[name], watch.floor * (name == "reward"), NUMBERS[name][1]
-    best = {True: trend.best, False: trend.lowest, None: None}[higher]
+    shown = {"start": trend.first, "now": trend.now}
+    shown |= {} if higher is None else {"best": trend.best if higher else trend.lowest}
     since = [step for sign, step in watch.showing.items() if sign.numbers[0] == name]
-    return {"start": trend.first + floor, "best": None if best is None else best + floor, "now": trend.now + floor} | {
-        "since": min(since, default=None)
-    }
+    return {key: value + floor for key, value in shown.items()} | {"since": min(since, default=None)}
 
 
 def _describe(sign: Sign, watch: Watch, completions: list[dict[str, Any]]) -> dict[str, Any]:
     """A sign, with the three completions of the last steps that show it best."""
     name = sign.numbers[0]
-    direction = 1 if NUMBERS[name][1] else -1
-    having = sorted((x for x in completions if name in x), key=lambda x: (direction * x[name], -x["step"]))
-    worst = [x for x in having if x[name] != 1 or direction < 0][:3]
+    more_is_worse = not NUMBERS[name][1]
+    having = [x for x in completions if name in x and (more_is_worse or x[name] != 1)]
+    worst = sorted(having, key=lambda x: (x[name] * (-1) ** more_is_worse, -x["step"]))[:3]
     return {
         "number": name,
         "meaning": sign.meaning,
         "since": watch.showing[sign],
         "calibrated": sign.calibrated,
         "try": watch.remedy(sign.remedy),
-        "tried": ""
-        if sign.remedy != "lr"
-        else " from the start (it kept clean endings in {kept} of {lost} runs)".format(**EVIDENCE["half_rate"]),
+        "tried": "from the start; it kept clean endings in {kept} of {lost} runs".format(**EVIDENCE["half_rate"])
+        if sign.remedy == "lr"
+        else "",
         "completions": [{"step": x["step"], name: x[name], "text": x["text"]} for x in worst],
     }
 
 
-def would_gtpo_change_it(seen: Any, watch: Watch, signs: list[Sign]) -> dict[str, Any]:
+def would_gtpo_change_it(seen: "Rollouts | None", watch: Watch, signs: list[Sign]) -> dict[str, Any]:
     """What the study found where as many tokens were in conflict, with the shares of these rollouts."""
     if seen is None:
         return {"answer": "cannot tell", "why": "that needs the run's completions: --rollouts"}
     early = [numbers for step, numbers in seen.steps.items() if step <= EVIDENCE["early"]] or [*seen.steps.values()][:1]
-    shares = {name: sum(x[name] for x in early) / len(early) for name in ("forward", "backward", "either", "groups")}
-    found = next((x for x in EVIDENCE["shares"] if x["from"] <= shares["either"] <= x["to"]), None)
-    instead = f"; what may help: {watch.remedy(signs[0].remedy)}" if signs else ""
-    if seen.applied:
-        answer, why = "no", "it is GTPO's own run" + instead
-    elif not shares["either"]:
-        answer, why = "no", "good and bad completions share no token at their ends" + instead
-    elif seen.unpunished and sum(seen.unpunished) < 0.05 * len(seen.unpunished):
-        answer, why = "no", "the reward already sees whether a completion ends" + instead
-    elif min(seen.steps) > EVIDENCE["early"]:
-        answer, why = "no evidence", f"the study measured the share in steps 1 to {EVIDENCE['early']}"
-    elif found is None:
-        studied = EVIDENCE["shares"]
-        answer, why = (
-            "no evidence",
-            f"the study had {studied[0]['from']:.0%} to {studied[-1]['to']:.0%} of tokens in conflict",
-        )
-    else:
-        changes = (
-            f"{name} by {_signed(x[0])} [{_signed(x[1])}, {_signed(x[2])}]" for name, x in found["effects"].items()
-        )
-        where = f"where {found['from']:.0%} to {found['to']:.0%} of tokens were in conflict"
-        scale = f"{found['pairs']} pairs of runs, {len(found['tasks'])} tasks, {found['model']}"
-        answer, why = "perhaps", f"{where}, GTPO changed {' and '.join(changes)} ({scale})"
-    return {"answer": answer, "why": why} | shares
+    shares = {name: fmean(x[name] for x in early) for name in ("forward", "backward", "either", "groups")}
+    studied = EVIDENCE["shares"]
+    found = next((x for x in studied if x["from"] <= shares["either"] <= x["to"]), None)
+    no = {
+        "it is GTPO's own run": seen.applied,
+        "good and bad completions share no token at their ends": not shares["either"],
+        "the reward already sees whether a completion ends": seen.unpunished and fmean(seen.unpunished) < 0.05,
+    }
+    no_evidence = {
+        f"the study measured the share in steps 1 to {EVIDENCE['early']}": min(seen.steps) > EVIDENCE["early"],
+        f"the study had {studied[0]['from']:.0%} to {studied[-1]['to']:.0%} of tokens in conflict": not found,
+    }
+    if why := next((why for why, holds in no.items() if holds), ""):
+        return {"answer": "no", "why": why + (f"; try {watch.remedy(signs[0].remedy)}" if signs else "")} | shares
+    if why := next((why for why, holds in no_evidence.items() if holds), ""):
+        return {"answer": "no evidence", "why": why} | shares
+    assert found
+    changes = (f"{name} by {_signed(x[0])} [{_signed(x[1])}, {_signed(x[2])}]" for name, x in found["effects"].items())
+    where = f"where {found['from']:.0%} to {found['to']:.0%} of tokens were in conflict"
+    scale = f"{found['pairs']} pairs of runs, {len(found['tasks'])} tasks, {found['model']}"
+    return {"answer": "perhaps", "why": f"{where}, GTPO changed {' and '.join(changes)} ({scale})"} | shares
 
 
 def _signed(value: float) -> str:
@@ -289,7 +296,8 @@ def screen(report: Mapping[str, Any]) -> str:
     over = f"means over {report['means_over']} steps"
     lines += [f"{over:28}{'start':>10}{'best':>10}{'now':>10}   bad since"]
     for name, x in report["numbers"].items():
-        values = "".join(f"{_short(x[key]):>10}" for key in ("start", "best", "now"))
+        best = _short(x["best"]) if "best" in x else ""
+        values = f"{_short(x['start']):>10}{best:>10}{_short(x['now']):>10}"
         since = f"   step {x['since']}" if x["since"] else ""
         lines.append(f"{label(name):28}{values}{since}")
     lines += ["", *_wrap(f"{report['verdict'].upper()}: {report['why']}.")]
@@ -301,7 +309,7 @@ def screen(report: Mapping[str, Any]) -> str:
         lines += _wrap(f"{number}. since step {sign['since']}: {sign['meaning']}{note}", "   ")
         lines += [_cut(f"   step {x['step']}: {x['text']!r}") for x in sign["completions"] if number <= 2]
         if number == len(signs) or signs[number]["try"] != sign["try"]:
-            lines += _wrap(f"   Try: {sign['try']}{sign['tried']}", "   ")
+            lines += _wrap(f"   Try: {sign['try']}" + (f" ({sign['tried']})" if sign["tried"] else ""), "   ")
     gtpo = report["gtpo"]
     lines += ["", *_wrap(f"Would GTPO change it? {gtpo['answer'].capitalize()}: {gtpo['why']}.")]
     if "either" in gtpo:
@@ -318,9 +326,7 @@ def screen(report: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *_wrap(f"Calibrated on {runs}. Tasks: {tasks}. Models: {models}. No run on a GPU.")])
 
 
-def _short(value: float | None) -> str:
-    if value is None:
-        return ""
+def _short(value: float) -> str:
     return (
         f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}" if abs(value) >= 0.001 or not value else f"{value:.0e}"
     )

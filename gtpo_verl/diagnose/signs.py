@@ -7,7 +7,7 @@ and compares means over the last steps with the run's first and best ones; after
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from gtpo_verl.config import LN2
@@ -22,13 +22,13 @@ NUMBERS = {
     "repetition": ("repetition", False),
     "equal": ("groups with equal rewards", None),
     "unearned": ("unequal groups, none right", False),
-    "strict": ("strict format", True),
+    "strict": ("format and nothing else", True),
     "format": ("format reward", True),
     "accuracy": ("accuracy", True),
     "reward": ("reward", True),
     "entropy": ("entropy, nats per token", None),
     "length": ("length, tokens", None),
-    "mismatch": ("rollout against trainer", False),
+    "mismatch": ("rollout/trainer mismatch", False),
 }
 """What is read, in the order in which faults are looked for: what it is called, and whether more is better."""
 
@@ -198,13 +198,13 @@ class Watch:
         trends = [self.trends[name] for name in sign.numbers]
         return sign.measure(*trends) if all(trend.known for trend in trends) else 0.0
 
-    def lost(self) -> list[str]:
-        """Outcomes below half of their best, or below their start, by 0.1 or more; the reward's by a tenth of its best.
+    def lost(self, known: Collection[str]) -> list[str]:
+        """Which of the `known` outcomes are lost: below half of their best or below their start, by 0.1 or more.
 
-        The reward is an outcome only where accuracy is not known.
+        The reward is one only where accuracy is not known, and its margin is a tenth of its best.
         """
         found = []
-        for name in outcomes(self.trends):
+        for name in outcomes(known):
             trend = self.trends[name]
             margin = 0.1 * (trend.best if name == "reward" else 1)
             if trend.known and trend.now < max(trend.first - margin, min(trend.best / 2, trend.best - margin)):
@@ -229,6 +229,6 @@ def label(name: str) -> str:
     return NUMBERS[name][0]
 
 
-def outcomes(known: Mapping[str, object]) -> list[str]:
+def outcomes(known: Collection[str]) -> list[str]:
     """The numbers that decide whether a run has failed."""
     return [name for name in ("ended", "strict", "accuracy" if "accuracy" in known else "reward") if name in known]

@@ -146,14 +146,14 @@ def test_an_outcome_is_lost_below_half_of_its_best_or_below_its_start(first, lat
     watched = Watch(dict.fromkeys(first, STEPS), "verl")
     for step, numbers in enumerate([first] * STEPS + [later] * STEPS):
         watched.observe(step, numbers)
-    assert watched.lost() == lost
+    assert watched.lost(watched.trends) == lost
 
 
 def test_an_outcome_that_rose_is_lost_below_half_of_its_best():
     watched = Watch({"accuracy": STEPS}, "verl")
     for step, value in enumerate([0.1] * STEPS + [0.9] * STEPS + [0.44] * STEPS):
         watched.observe(step, {"accuracy": value})
-    assert watched.lost() == ["accuracy"]
+    assert watched.lost(watched.trends) == ["accuracy"]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ def check_gtpo_records(records, steps, ppo_kl=1e-3):
         assert math.isfinite(record["actor/grad_norm"]) and record["actor/grad_norm"] > 0
         assert abs(record["actor/ppo_kl"]) < ppo_kl
         assert {"reward/format/mean", "reward/acc/mean", "reward/strict/mean", "completion/eos_rate"} <= set(record)
+        assert 0 <= record["completion/repetition/mean"] < 1
         assert "timing_s/ref" not in record
     assert len({record["gtpo/entropy/initial"] for record in records}) == 1
 
