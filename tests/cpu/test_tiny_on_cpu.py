@@ -86,23 +86,13 @@ def test_tags_keep_their_tokens_inside_a_completion(tokenizer):
     assert tokenizer.encode("<reasoning></reasoning><answer>132</answer>") == sum(apart, [])
 
 
-def test_a_digit_is_a_token(tokenizer):
-    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("9876543210")) == list("9876543210")
-
-
-def test_special_tokens_are_distinct_and_dropped_in_decoding(tokenizer):
-    assert tokenizer.eos_token_id != tokenizer.pad_token_id
-    ids = [*tokenizer.encode("132"), tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.pad_token_id]
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "132"
-
-
-def test_the_chat_template_ends_where_the_assistant_begins(tokenizer):
-    user, assistant = {"role": "user", "content": "47+85="}, {"role": "assistant", "content": "132"}
-    prompt = tokenizer.apply_chat_template([user], add_generation_prompt=True, tokenize=False)
-    whole = tokenizer.apply_chat_template([user, assistant], tokenize=False)
-    assert prompt == "<|user|>47+85=<|assistant|>"
-    assert whole == prompt + "132" + tokenizer.eos_token
-    assert tokenizer.convert_tokens_to_ids("<|assistant|>") == tokenizer.encode(prompt)[-1]
+def test_a_prompt_ends_where_the_assistant_begins(tokenizer):
+    prompt = tiny.encode_prompt(tokenizer, "47+85=")
+    assert tokenizer.decode(prompt) == "<|user|>47+85=<|assistant|>"
+    assert (
+        tokenizer.decode([*prompt, tokenizer.eos_token_id, tokenizer.pad_token_id], skip_special_tokens=True)
+        == "47+85="
+    )
 
 
 def test_test_prompts_are_not_among_the_training_prompts(out):
@@ -123,21 +113,12 @@ def test_every_task_is_written_and_measured(tmp_path, calls):
     pytest.importorskip("reasoning_gym")
     for task in TASKS:
         report = prepare(tmp_path / task, replace(SHORT, task=task))
-        (row, *_) = rows(tmp_path / task, "test")
-        assert row["data_source"] == task
-        assert row["reward_model"]["ground_truth"] in {question.answer for question in TASKS[task]()}
-        assert 0 <= report["statistics"]["accuracy"] <= 1
-
-
-def test_rows_are_in_verls_format_with_the_right_answer(out):
-    for split in ("train", "test"):
-        for index, row in enumerate(rows(out, split)):
+        answers = {question.text: question.answer for question in TASKS[task]()}
+        for row in rows(tmp_path / task, "test"):
             (message,) = row["prompt"]
-            a, b = message["content"].removesuffix("=").split("+")
-            assert (len(a), len(b), message["role"]) == (2, 2, "user")
-            assert row["reward_model"] == {"style": "rule", "ground_truth": str(int(a) + int(b))}
-            assert row["extra_info"] == {"split": split, "index": index}
-            assert (row["data_source"], row["ability"]) == ("arithmetic", "math")
+            assert (row["data_source"], message["role"]) == (task, "user")
+            assert row["reward_model"] == {"style": "rule", "ground_truth": answers[message["content"]]}
+        assert 0 <= report["statistics"]["accuracy"] <= 1
 
 
 def test_an_unspoilt_example_has_the_full_reward(questions):
@@ -219,9 +200,3 @@ def test_the_callers_random_state_is_left_alone(tmp_path, calls):
     torch.manual_seed(0)
     prepare(tmp_path / "out", SHORT)
     assert torch.equal(torch.rand(3), expected)
-
-
-def test_a_second_call_with_the_same_settings_does_not_train(tmp_path, calls):
-    first = prepare(tmp_path / "out", SHORT)
-    assert prepare(tmp_path / "out", SHORT) == first
-    assert calls == [SHORT]
