@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the report."""
-    if min(args.limit or 1, args.completions or 1) < 1:
+    if any(number is not None and number < 1 for number in (args.limit, args.completions)):
         raise ValueError("--limit and --completions must be at least 1")
     report = diagnose(args.log, args.rollouts, args.tokenizer, args.limit, args.completions)
     print(json.dumps(report, indent=1) if args.json else screen(report))
@@ -237,7 +237,9 @@ def _number(name: str, watch: Watch) -> dict[str, Any]:
 
 def _describe(sign: Sign, watch: Watch, completions: list[dict[str, Any]]) -> dict[str, Any]:
     """A sign, with the three completions of the last steps that show it best."""
-    name = sign.numbers[0]
+    name, tried = sign.numbers[0], ""
+    if sign.remedy == "lr" and name in ("ended", "strict"):
+        tried = "half the rate kept clean endings in {kept} of {lost} runs".format(**EVIDENCE["half_rate"])
     more_is_worse = not NUMBERS[name][1]
     having = [x for x in completions if name in x and (more_is_worse or x[name] != 1)]
     worst = sorted(having, key=lambda x: (x[name] * (-1) ** more_is_worse, -x["step"]))[:3]
@@ -247,9 +249,7 @@ def _describe(sign: Sign, watch: Watch, completions: list[dict[str, Any]]) -> di
         "since": watch.showing[sign],
         "calibrated": sign.calibrated,
         "try": watch.remedy(sign.remedy),
-        "tried": "from the start; it kept clean endings in {kept} of {lost} runs".format(**EVIDENCE["half_rate"])
-        if sign.remedy == "lr"
-        else "",
+        "tried": tried,
         "completions": [{"step": x["step"], name: x[name], "text": x["text"]} for x in worst],
     }
 
@@ -303,13 +303,14 @@ def screen(report: Mapping[str, Any]) -> str:
     lines += ["", *_wrap(f"{report['verdict'].upper()}: {report['why']}.")]
     signs = report["signs"]
     if report["sound_until"]:
-        lines += _wrap(f"Sound until about step {report['sound_until']}: keep the last checkpoint before it.")
+        lines += _wrap(f"Sound until about step {report['sound_until']}: the last checkpoint before it is good.")
     for number, sign in enumerate(signs, start=1):
         note = "" if sign["calibrated"] else " (uncalibrated)"
         lines += _wrap(f"{number}. since step {sign['since']}: {sign['meaning']}{note}", "   ")
         lines += [_cut(f"   step {x['step']}: {x['text']!r}") for x in sign["completions"] if number <= 2]
         if number == len(signs) or signs[number]["try"] != sign["try"]:
-            lines += _wrap(f"   Try: {sign['try']}" + (f" ({sign['tried']})" if sign["tried"] else ""), "   ")
+            tried = f": {sign['tried']}" if sign["tried"] else ""
+            lines += _wrap(f"   Try a run with {sign['try']}{tried}", "   ")
     gtpo = report["gtpo"]
     lines += ["", *_wrap(f"Would GTPO change it? {gtpo['answer'].capitalize()}: {gtpo['why']}.")]
     if "either" in gtpo:

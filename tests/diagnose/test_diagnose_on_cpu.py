@@ -219,6 +219,8 @@ def bad_inputs(tmp_path):
         write(two / f"{name}.jsonl", steps())
     state = tmp_path / "config.json"
     state.write_text("{}")
+    history = tmp_path / "trainer_state.json"
+    history.write_text('{"log_history": [{"reward": 1}]}')
     folder = rollouts(tmp_path / "rollouts", [[("12", 1.0, 1), ("13", 0.0, 0)]] * 3)
     words = rollouts(tmp_path / "words", [[("A word", 1.0, 1), ("Another", 0.0, 0)]] * 3)
     long = write(tmp_path / "long.jsonl", [record | {"response_length/mean": 50} for record in steps()])
@@ -237,10 +239,12 @@ def bad_inputs(tmp_path):
         ([words, "--tokenizer", DEMO], "1.jsonl is not text of the tokenizer"),
         ([long, "--rollouts", folder, "--tokenizer", DEMO], "has 2 tokens a completion at step 1"),
         ([long, "--rollouts", tmp_path / "two"], "has no gtpo_dump.json and no N.jsonl"),
+        ([history], "trainer_state.json has an entry without a step in its log_history"),
+        ([long, "--limit", "0"], "--limit and --completions must be at least 1"),
     ]
 
 
-@pytest.mark.parametrize("number", range(14))
+@pytest.mark.parametrize("number", range(16))
 def test_bad_input_is_one_line_with_the_file_and_a_remedy(tmp_path, capsys, number):
     arguments, message = bad_inputs(tmp_path)[number]
     status, out, err = command(capsys, *arguments)

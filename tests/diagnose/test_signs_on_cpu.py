@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gtpo_verl.diagnose.frameworks import FRAMEWORKS, translate
+from gtpo_verl.diagnose.frameworks import FRAMEWORKS, remedy, translate
 from gtpo_verl.diagnose.signs import NUMBERS, SIGNS, STEPS, Watch, window
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -167,6 +167,16 @@ def test_an_outcome_that_rose_is_lost_below_half_of_its_best():
 def test_the_remedy_is_an_override_of_the_runs_own_framework(framework, override):
     (sentence,) = said(run(ended=0.5), framework=framework)
     assert sentence.endswith(f"Try: {override}")
+
+
+def test_what_is_to_be_tried_or_logged_is_in_verls_config(compose_config):
+    verl = FRAMEWORKS["verl"]
+    kinds = {sign.remedy for sign in SIGNS}
+    overrides = [remedy(kind, "verl", 1e-4, 64) for kind in sorted(kinds)] + sorted(set(verl.to_log.values()))
+    assert kinds == verl.remedies.keys() and len(overrides) == 6
+    config = compose_config(*" ".join(overrides).split())
+    assert config.actor_rollout_ref.actor.optim.lr == 5e-5 and config.data.max_response_length == 128
+    assert config.algorithm.filter_groups.enable and config.algorithm.rollout_correction.rollout_is == "token"
 
 
 def test_verls_clip_ratio_says_how_many_are_cut_off_only_where_the_longest_reaches_the_limit():
