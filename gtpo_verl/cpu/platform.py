@@ -1,5 +1,6 @@
 """The cpu platform: what verl asks of a device, answered for a machine without an accelerator."""
 
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -7,7 +8,33 @@ from typing import Any
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
-from gtpo_verl.cpu.device import HOST
+
+class HostDevice(types.ModuleType):
+    """`torch.cpu`, with the memory calls verl makes on a device module: there is no device memory to manage."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cpu, name)
+
+    def is_available(self) -> bool:
+        # torch.cpu says True, and verl would then trace and trim memory that does not exist.
+        return False
+
+    def empty_cache(self) -> None:
+        pass
+
+    def memory_allocated(self) -> int:
+        return 0
+
+    memory_reserved = max_memory_allocated = max_memory_reserved = memory_allocated
+
+    def get_device_name(self, device: Any = None) -> str:
+        return "cpu"
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        torch.set_rng_state(state)
+
+    def mem_get_info(self) -> tuple[int, int]:
+        return 0, 0
 
 
 @PlatformRegistry.register(platform="cpu")
@@ -16,7 +43,7 @@ class PlatformCPU(PlatformBase):
 
     device_name = "cpu"
     vendor_name = "cpu"
-    device_module = HOST
+    device_module = HostDevice("gtpo_verl_host_device")
 
     def is_available(self) -> bool:
         return True

@@ -128,13 +128,6 @@ def v1_step(compose_config, rows, monkeypatch, tmp_path):
     """The advantage stage of verl's V1 trainer at a step, on the rows under the given keys."""
     v1 = pytest.importorskip("test_v1_trainer_on_cpu")
 
-    class Queue(v1.InMemoryQueue):
-        """One whose fields can be read after they were put."""
-
-        def kv_batch_put(self, keys, partition_id, fields):
-            self.rows = self.rows | {field: list(fields[field].unbind()) for field in fields.keys()}
-            return super().kv_batch_put(keys, partition_id, fields)
-
     def step(adv_estimator, global_steps, keys, *overrides, initial_entropy=0.3):
         trainer = v1.PPOTrainerSync.__new__(v1.PPOTrainerSync)
         trainer.config = compose_config(
@@ -143,7 +136,7 @@ def v1_step(compose_config, rows, monkeypatch, tmp_path):
             *overrides,
         )
         trainer.global_steps = global_steps
-        queue, metrics = Queue(rows, keys), {}
+        queue, metrics = v1.InMemoryQueue.of_columns(rows, keys), {}
         monkeypatch.setattr(v1.trainer_base, "tq", queue)
         trainer._compute_advantage(v1.KVBatchMeta(partition_id="train", keys=keys, tags=[{}] * 6), metrics=metrics)
         return queue.put["advantages"], metrics

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from in_memory_queue import InMemoryQueue
 from rollout_batch import UIDS, expected, padded, real_mean_entropy
-from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.v1 import trainer_base
@@ -16,33 +16,6 @@ from verl.utils.metric import reduce_metrics
 from gtpo_verl import GTPOConfig, compute_gtpo_outcome_advantage
 from gtpo_verl.initial_entropy import InitialEntropy
 from gtpo_verl.verl_plugin import estimator, update_pass
-
-
-class InMemoryQueue:
-    """The two calls of TransferQueue that the advantage stage makes."""
-
-    def __init__(self, rows, keys):
-        self.rows = rows
-        self.row_of = {key: row for row, key in enumerate(keys)}
-        self.put = {}
-
-    def kv_batch_get(self, keys, partition_id, select_fields):
-        data = {}
-        for field in set(select_fields) & set(self.rows):
-            values = [self.rows[field][self.row_of[key]] for key in keys]
-            data[field] = (
-                np.array(values) if field == "uid" else torch.nested.as_nested_tensor(values, layout=torch.jagged)
-            )
-        uid = data.pop("uid", None)
-        batch = TensorDict(data, batch_size=len(keys))
-        if uid is not None:
-            batch["uid"] = uid.tolist()
-        return batch
-
-    def kv_batch_put(self, keys, partition_id, fields):
-        for field in fields.keys():
-            self.put[field] = fields[field].to_padded_tensor(0.0) if fields[field].is_nested else fields[field]
-        return KVBatchMeta(partition_id=partition_id, keys=keys, tags=[{}] * len(keys))
 
 
 @pytest.fixture
@@ -64,7 +37,7 @@ KEYS = [f"{uid}_{i}_0" for i, uid in enumerate(UIDS)]
 def step(trainer, rows, monkeypatch, order=None, keys=KEYS):
     """One call of the trainer's advantage stage; the metrics, and advantages in the rows' own order."""
     order = range(len(keys)) if order is None else order
-    queue = InMemoryQueue(rows, keys)
+    queue = InMemoryQueue.of_columns(rows, keys)
     monkeypatch.setattr(trainer_base, "tq", queue)
     batch = KVBatchMeta(partition_id="train", keys=[keys[i] for i in order], tags=[{}] * len(keys))
     metrics = {}
@@ -176,7 +149,7 @@ def test_rejected_tokens_keep_their_position_and_get_no_advantage(trainer, rows,
         "algorithm.rollout_correction.rollout_rs=token_k2",
         "algorithm.rollout_correction.rollout_rs_threshold=2.0",
     )
-    queue = InMemoryQueue(rows, KEYS)
+    queue = InMemoryQueue.of_columns(rows, KEYS)
     monkeypatch.setattr(trainer_base, "tq", queue)
     gtpo._compute_advantage(KVBatchMeta(partition_id="train", keys=KEYS, tags=[{}] * 6), metrics={})
     kept = padded(rows, "response_mask")
@@ -193,7 +166,7 @@ def test_with_the_entropy_from_the_update_metrics_come_with_the_updates(trainer,
     record = InitialEntropy.load(tmp_path / "checkpoints")
     InitialEntropy.path(tmp_path / "checkpoints").unlink()
 
-    queue = InMemoryQueue({name: rows[name] for name in rows if name != "entropy"}, KEYS)
+    queue = InMemoryQueue.of_columns({name: rows[name] for name in rows if name != "entropy"}, KEYS)
     monkeypatch.setattr(trainer_base, "tq", queue)
     keys, metrics = [KEYS[i] for i in order], {}
     update = trainer(*gtpo, "algorithm.gtpo.entropy_from=update")
