@@ -40,7 +40,7 @@ def offload_without_pinning(module: Any) -> None:
 
 
 def copy_saved_weights(module: Any) -> None:
-    """`separate_async` keeps the weights of the last sync in host memory, where `.cpu()` gives the living ones."""
+    """`separate_async` keeps the weights of the last sync in host memory, where `.cpu()` copies nothing."""
 
     def copied(save: Any, instance: None, args: tuple, kwargs: dict) -> Any:
         weights, spec = save(*args, **kwargs)
@@ -63,8 +63,8 @@ def pad_in_plain_torch(module: Any) -> None:
 
 
 def refuse_accelerators_engines(module: Any) -> None:
-    """verl's ways to send weights to rollouts with workers of their own need an accelerator, of which it says nothing
-    or says it late, with workers up."""
+    """verl's weight transfers to rollouts with workers of their own need an accelerator; verl does not say so, or only
+    once the workers are up."""
 
     validate_config = module.validate_config
 

@@ -46,7 +46,7 @@ _SETTINGS = (
 
 
 class BatchedValidation:
-    """`_validate` in batches, for a trainer of verl that stands behind it in the class's bases."""
+    """`_validate` in batches, to be mixed into one of verl's trainers."""
 
     def __init__(self, config: Any) -> None:
         keep_settings(config, Path(config.trainer.validation_data_dir))  # before any worker is up

@@ -6,7 +6,7 @@
 A run is the JSONL of ``trainer.logger=[..., file]``, one line per step: ``{"step": n, "data": {key: value}}``, or the
 same flattened, ``{"step": n, key: value}``. Runs with one label are seeds of one method: their mean is drawn, over the
 steps that all of them reached, in a band from the smallest to the largest seed. Curves are centred moving averages;
-the mean as it was logged stands faintly behind. Every figure is written as PNG and SVG.
+the raw mean is drawn faintly behind them. Every figure is written as PNG and SVG.
 
 Needs matplotlib.
 """
@@ -86,7 +86,7 @@ class Curve:
     mark_ln2: bool = False
 
 
-# A panel is one curve, or two of which the second is dashed and, in another unit, has the axis on the right.
+# A panel has one or two curves. The second is dashed; if its unit differs, its axis is on the right.
 PANELS: tuple[tuple[Curve, ...], ...] = (
     (Curve("accuracy reward", "% of its maximum", ("reward/acc/mean",), 100),),
     (
@@ -297,8 +297,8 @@ def save(figure: Figure, path: str | Path) -> list[Path]:
 def token_figure(counts: TokenCounts, title: str | None = None) -> Figure:
     """Bars for the tokens that were protected, and for those that were doubled, most often.
 
-    A bar is the token's share of all protected (doubled) tokens; beside it stands how many of the token's own
-    occurrences were protected (doubled).
+    A bar is the token's share of all protected (doubled) tokens; the label beside it is the share of the token's own
+    occurrences that were protected (doubled).
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9, 4.2), layout="constrained")

@@ -229,7 +229,7 @@ def _parse_number(text: str) -> Fraction | None:
 
 
 def _is_well_nested(text: str) -> bool:
-    """Whether braces are closed and no bracket stands deeper than ``MAX_NESTING``."""
+    """Whether braces are closed and no bracket is nested deeper than ``MAX_NESTING``."""
     depth = braces = 0
     for token in _BRACKET.findall(text):
         opens = token in ("(", "[", "{", r"\{")

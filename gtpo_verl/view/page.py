@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 
 class PageStep(NamedTuple):
-    """A step as it stands in the page, and what the rest of the page has to know of it.
+    """A step as the page holds it, and what the rest of the page needs to know about it.
 
     Args:
         summary: numbers for the strip.
         data (str): the element that holds its groups.
-        ids: token ids that stand in its prompts or completions.
+        ids: token ids of its prompts and completions.
         max_entropy (float | None): highest mean entropy of a completion, in nats per token; None: not known.
         has_inference (bool): whether it has log-probs of the inference engine.
     """
@@ -96,7 +96,7 @@ def _groups(step: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _shown(completion: dict[str, Any]) -> dict[str, Any]:
-    """A completion as `view.js` reads it: thousandths for entropies and log-probs, runs for what changes seldom."""
+    """A completion as `view.js` reads it: thousandths for entropies and log-probs, runs for what rarely changes."""
     return {
         "reward": completion["reward"],
         "A": completion["group_advantage"],

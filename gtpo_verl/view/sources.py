@@ -176,7 +176,7 @@ def read_rollouts(path: Path, tokenizer: Any, config: GTPOConfig) -> list[dict[s
     """The completions in a file of verl's rollouts, with what GTPO would do to them.
 
     A group is what has one `uid`, or, in files of verl's legacy trainer, one prompt; of a session with several outputs
-    the last stands for it. A_i is GRPO's, from the scores.
+    the last one counts. A_i is GRPO's, from the scores.
 
     Raises:
         ValueError: it is not such a file (the message names the line), or every prompt has one completion.

@@ -41,7 +41,7 @@ const BYTE = 0xdc00; // a byte that is no UTF-8 is kept as the lone surrogate U+
 const CONTINUED = "\udfff"; // a token that only holds later bytes of a character of the token before it
 const utf8 = new TextDecoder("utf-8", { fatal: true });
 
-/** The text of each token. A character whose bytes are spread over tokens stands at the token of its first byte. */
+/** The text of each token. A character whose bytes are spread over tokens is shown at the token of its first byte. */
 function spell(ids) {
   const words = ids.map((id) => run.pieces[id]);
   for (let start = 0; start < words.length; start++) {
@@ -309,7 +309,7 @@ function repaint() {
   describe();
 }
 
-/** What stands around the rows: the summary, the scale of the colours, the most frequent tokens, the filter. */
+/** Everything around the rows: the summary, the scale of the colours, the most frequent tokens, the filter. */
 function describe() {
   $("rows").className = state.colour;
   const fates = { protected: 0, doubled: 0 };
@@ -556,7 +556,7 @@ function goToStep(at) {
   drawGroup();
 }
 
-/** Go to a step and keep it in the address, so that the page opens there again when it is loaded anew. */
+/** Go to a step and keep it in the address, so that the page opens there again when it is reloaded. */
 function chooseStep(at) {
   history.replaceState(null, "", `#${run.steps[at].step}`);
   goToStep(at);
@@ -587,7 +587,7 @@ $("run").textContent = `${run.source}: ${run.rollouts ? "verl's rollout files" :
 if (run.follow) $("run").append(" Load the page again for newer steps.");
 if (run.rollouts) {
   $("notice").hidden = false;
-  $("notice").textContent = "These are the rollout files of verl: text, which is tokenised anew here. Ends are unknown: verl leaves " +
+  $("notice").textContent = "These are the rollout files of verl: text, which this page tokenises again. Ends are unknown: verl leaves " +
     "out special tokens, so a completion that was cut off looks like one that ended by itself. A token may not be the " +
     "one that was sampled, and text that a tool wrote looks like the model's. The colours show what GTPO would do " +
     "with its default settings, without its filter; A is GRPO's, from the scores.";
