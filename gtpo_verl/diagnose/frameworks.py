@@ -51,6 +51,7 @@ FRAMEWORKS = {
             "correct": "algorithm.rollout_correction.rollout_is=token",
         },
         dict.fromkeys(_COMPLETIONS, _METRICS_OF_COMPLETIONS)
+        | dict.fromkeys(("equal", "unearned"), "trainer.rollout_data_dir=rollouts, for --rollouts rollouts")
         | {"mismatch": "actor_rollout_ref.rollout.calculate_log_probs=True"},
     ),
     "TRL": Framework(
