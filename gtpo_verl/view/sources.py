@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -138,23 +137,14 @@ def _read_lines(path: Path, check: Callable[[Any], dict[str, Any]], of: str) -> 
 
 
 def _checked(completion: dict[str, Any]) -> dict[str, Any]:
-    numbers = [completion[name] for name in _NUMBERS]
-    lists = {name: completion[name] for name in (*_IDS, *_PER_TOKEN)}
-    if _INFERENCE in completion:
-        lists[_INFERENCE] = completion[_INFERENCE]
-    if not isinstance(completion["uid"], str):
-        raise TypeError("uid is not text")
-    for name, values in lists.items():
-        kinds = {int} if name in _IDS else {int, float, type(None)}
-        if type(values) is not list or not kinds.issuperset(map(type, values)):
-            raise TypeError(f"{name} is not a list of numbers")
-        numbers.append(sum(filter(None, values)))
-        if name not in _IDS and len(values) != len(completion["token_ids"]):
-            raise ValueError(f"{name} has {len(values)} tokens of {len(completion['token_ids'])}")
-    if not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
-        raise ValueError("a number is missing or not finite")
-    if not all(0 <= x < 1 << 31 for x in chain(*(lists[name] for name in _IDS))):
+    if not isinstance(completion["uid"], str) or not all(math.isfinite(completion[name]) for name in _NUMBERS):
+        raise ValueError("uid is not text, or a number is not finite")
+    if not all(type(x) is int and 0 <= x < 1 << 31 for name in _IDS for x in completion[name]):
         raise ValueError("a token id is out of range")
+    for name in [*_PER_TOKEN, *[_INFERENCE] * (_INFERENCE in completion)]:
+        values = completion[name]
+        if len(values) != len(completion["token_ids"]) or not math.isfinite(sum(filter(None, values))):
+            raise ValueError(f"{name} is not a number or null for each token")
     return completion
 
 
