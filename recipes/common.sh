@@ -55,6 +55,8 @@ if [ "${VERL_PLATFORM:-}" = cpu ]; then
     FREE_CACHE_ENGINE=False ROLLOUT_GPU_MEM_UTIL=${ROLLOUT_GPU_MEM_UTIL:-0.1}
 else
     EXTRA=()
+    [ -z "${RAY_ADDRESS:-}" ] || [ -n "${NGPUS_PER_NODE:-}" ] ||
+        fail "RAY_ADDRESS=$RAY_ADDRESS: set NGPUS_PER_NODE; how many GPUs a node of that cluster has is not seen from here"
     read -r gpus attn_implementation < <(python3 -c '
 import importlib.util, torch
 print(max(1, torch.cuda.device_count()), "flash_attention_2" if importlib.util.find_spec("flash_attn") else "sdpa")')
@@ -87,11 +89,11 @@ setting() {
 }
 
 # Whether ⟨H⟩_ini is measured before the run, as the paper does it, on 100 training prompts: asked for by
-# STRICT_INITIAL_ENTROPY=1, and needed by ENTROPY_FROM=update where the filter rests on it.
+# STRICT_INITIAL_ENTROPY=1, needed by ENTROPY_FROM=update, and in either case only where the filter rests on it.
 measures_initial_entropy() {
     [ "$ALGO-$(setting algorithm.gtpo.initial_entropy)" = gtpo- ] || return 1
-    [ "${STRICT_INITIAL_ENTROPY:-0}" = 0 ] || return 0
-    case $ENTROPY_FROM-$(setting algorithm.gtpo.completion_filter) in update- | update-auto) ;; *) return 1 ;; esac
+    case $(setting algorithm.gtpo.completion_filter) in '' | auto) ;; *) return 1 ;; esac
+    [ "${STRICT_INITIAL_ENTROPY:-0}" != 0 ] || [ "$ENTROPY_FROM" = update ]
 }
 
 # Before anything is made or measured; 0 stands for the value that is measured later.
@@ -103,11 +105,18 @@ check_command() {
 
 INITIAL_ENTROPY=()
 measure_initial_entropy() {
-    local measured
     measures_initial_entropy || return 0
-    # Not tee /dev/stderr, which empties a file that a job's stderr goes to.
-    measured=$(python3 -m gtpo_verl initial-entropy --model "$(setting actor_rollout_ref.model.path)" \
-        --data "$(setting data.train_files)" --samples 100 --seed "$(setting seed)" \
-        --max-response-length "$(setting data.max_response_length)" | tee >(cat >&2) | sed -n 's/^initial_entropy=//p')
-    INITIAL_ENTROPY=(algorithm.gtpo.initial_entropy="$measured")
+    local record=$OUT/initial_entropy.txt options=(
+        --model "$(setting actor_rollout_ref.model.path)" --data "$(setting data.train_files)" --samples 100
+        --seed "$(setting seed)" --max-response-length "$(setting data.max_response_length)"
+    )
+    # A run that is started again takes what its first start measured.
+    if [ "$(head -n 1 "$record" 2>/dev/null)" != "${options[*]}" ]; then
+        mkdir -p "$OUT"
+        # Not tee /dev/stderr, which empties a file that a job's stderr goes to.
+        { echo "${options[*]}" && python3 -m gtpo_verl initial-entropy "${options[@]}"; } |
+            tee >(cat >&2) >"$record.partial"
+        mv "$record.partial" "$record"
+    fi
+    INITIAL_ENTROPY=(algorithm.gtpo.initial_entropy="$(sed -n 's/^initial_entropy=//p' "$record")")
 }

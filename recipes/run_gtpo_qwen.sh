@@ -130,6 +130,8 @@ case $strategy-$finetune in
             # verl 0.9.1 does not hand optim.betas to Megatron's optimizer.
             +actor_rollout_ref.actor.optim.override_optimizer_config.adam_beta1="$adam_beta1"
             +actor_rollout_ref.actor.optim.override_optimizer_config.adam_beta2="$adam_beta2"
+            # Megatron asks for it; workers on a cluster that runs already do not see this shell's variables.
+            +ray_kwargs.ray_init.runtime_env.env_vars.CUDA_DEVICE_MAX_CONNECTIONS="'1'"
         )
         ;;
     *) fail "STRATEGY=$strategy FINETUNE=$finetune: must be fsdp2, or megatron with FINETUNE=full" ;;

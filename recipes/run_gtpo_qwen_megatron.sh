@@ -14,6 +14,5 @@ export NGPUS_PER_NODE=${NGPUS_PER_NODE:-8}
 export ROLLOUT_TP=${ROLLOUT_TP:-2}
 export ROLLOUT_GPU_MEM_UTIL=${ROLLOUT_GPU_MEM_UTIL:-0.6}    # all else is on the CPU during rollouts
 export SAVE_FREQ=${SAVE_FREQ:-20}      # an epoch of GSM8K has 116 steps
-export CUDA_DEVICE_MAX_CONNECTIONS=1   # Megatron asks for it
 
 exec bash "$(dirname "${BASH_SOURCE[0]}")/run_gtpo_qwen.sh" "$@"

@@ -5,6 +5,7 @@ other restriction. `gtpo-verl initial-entropy` is its command line.
 """
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,26 @@ def measure_initial_entropy(
     return InitialEntropy.measure(entropies, lengths, range(samples))
 
 
+def measure_where_the_gpus_are(*args: Any) -> InitialEntropy:
+    """`measure_initial_entropy` here or, from a machine without a GPU, in the Ray cluster that RAY_ADDRESS names.
+
+    Raises:
+        ValueError: no node of that cluster has a GPU.
+    """
+    address = os.environ.get("RAY_ADDRESS")
+    if torch.cuda.is_available() or not address or os.environ.get("VERL_PLATFORM") == "cpu":
+        return measure_initial_entropy(*args)
+    import ray
+
+    ray.init(address)
+    try:
+        if ray.cluster_resources().get("GPU", 0) < 1:
+            raise ValueError(f"RAY_ADDRESS={address}: no node of that cluster has a GPU to measure the entropy on")
+        return ray.get(ray.remote(num_gpus=1)(measure_initial_entropy).remote(*args))
+    finally:
+        ray.shutdown()
+
+
 def _eos_token_ids(model: Any) -> list[int]:
     eos = model.generation_config.eos_token_id
     return [eos] if isinstance(eos, int) else list(eos)
@@ -134,9 +155,8 @@ def run(args: argparse.Namespace) -> int:
     for name in ("samples", "max_response_length", "batch_size"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
-    measured = measure_initial_entropy(
-        args.model, args.data, args.samples, args.max_response_length, args.batch_size, args.seed
-    )
+    given = (args.model, args.data.absolute(), args.samples, args.max_response_length, args.batch_size, args.seed)
+    measured = measure_where_the_gpus_are(*given)
     print(f"initial_entropy={measured.value:.6f}")
     print(f"standard deviation over the completions: {measured.std:.6f} nats per token")
     print(measured.decision(GTPOConfig()))

@@ -80,7 +80,7 @@ def environment_of(out: Path, has_gpu: bool) -> dict[str, str]:
     Raises:
         ValueError: no small model is available.
     """
-    given = {**({} if has_gpu else _CPU), **os.environ, **_SMALL, "OUT": str(out)}
+    given = {"STRICT_INITIAL_ENTROPY": "0", **({} if has_gpu else _CPU), **os.environ, **_SMALL, "OUT": str(out)}
     given.pop("SMOKE", None)
     data = os.environ.get("DATA_DIR") or f"data/{os.environ.get('DATASET', 'gsm8k')}"
     if model := os.environ.get("SMOKE_MODEL") or (SMALL_MODEL if _can_load(SMALL_MODEL) else ""):
