@@ -3,6 +3,7 @@ import shutil
 from pathlib import Path
 
 import datasets
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -288,3 +289,37 @@ def test_the_dataset_of_verl_reads_the_files(tmp_path):
     assert dataset[1]["raw_prompt"][1] == {"role": "user", "content": "Solve $2x+3=11$ for $x$."}
     assert dataset[1]["reward_model"]["ground_truth"] == "4"
     assert (dataset[1]["data_source"], dataset[1]["index"]) == ("MATH", 1)
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "math"])
+def test_sft_texts_are_solutions_in_the_papers_format(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    splits = load_splits(DATASETS[name], str(Path(__file__).parent / "fixtures" / name))
+    write_parquet(DATASETS[name], splits, tmp_path / "data", sft=True)
+    rows = pq.read_table(tmp_path / "data/sft_train.parquet").to_pylist()
+    assert len(rows) == len(splits["train"])
+    for row, raw in zip(rows, make_rows(DATASETS[name], "train", splits["train"]), strict=True):
+        *prompt, solution = row["messages"]
+        assert prompt == raw["prompt"]
+        score = compute_score(name, solution["content"], raw["reward_model"]["ground_truth"])
+        assert (solution["role"], score["score"], score["strict"]) == ("assistant", 20.0, 1.0)
+        assert "<<" not in solution["content"] and "####" not in solution["content"]
+
+
+def test_a_set_of_answers_has_no_sft_texts():
+    with pytest.raises(ValueError, match="AIME2024 has answers but no solutions"):
+        data.make_sft_rows(DATASETS["aime2024"], "test", [])
+
+
+def test_data_of_another_name_are_not_trained_on(tmp_path, capsys):
+    sources = {"math": "MATH", "mine": "my own"}
+    for name, source in sources.items():
+        datasets.Dataset.from_list([{"data_source": source}]).to_parquet(tmp_path / name)
+    datasets.Dataset.from_list([{"messages": "of run_sft.sh"}]).to_parquet(tmp_path / "sft")
+    (tmp_path / "half").write_bytes(b"PAR1")
+    holds = ["data", "--dataset", "gsm8k", "--holds"]
+    assert main([*holds, str(tmp_path / "mine"), str(tmp_path / "sft")]) == 0
+    assert main([*holds, str(tmp_path / "math")]) == 2
+    assert f"{tmp_path / 'math'} holds math, not gsm8k: set DATASET" in capsys.readouterr().err
+    assert main([*holds, str(tmp_path / "half")]) == 2
+    assert f"{tmp_path / 'half'} cannot be read" in capsys.readouterr().err
