@@ -105,7 +105,7 @@ def given_settings(arguments: list[str], out: Path) -> dict[str, str]:
     if "--config-name" in arguments:
         words = arguments[arguments.index("--config-name") + 2 :]
     else:  # OpenRLHF's options, some of which have no value
-        words = re.sub(r" (?!--)", "=", " ".join(arguments[2:])).split(" ")
+        words = re.sub(r" (?!--)", "=", " ".join(arguments[3:])).split(" ")
     pairs = (word.replace(str(out), "$OUT").replace(str(ROOT), "$ROOT").partition("=") for word in words)
     return {key: value for key, _, value in pairs}
 
@@ -118,7 +118,7 @@ def test_a_recipe_gives_the_settings_on_record_and_they_fit_verl(call, tmp_path,
     (arguments,) = [
         x
         for x in call(script.removesuffix(".sh"), *args, **variables)[1:]
-        if {"check", "evaluate"}.isdisjoint(x) and ("--config-name" in x or "gtpo_verl.openrlhf" in x)
+        if {"check", "evaluate"}.isdisjoint(x) and ("--config-name" in x or "openrlhf" in x)
     ]
     assert given_settings(arguments, tmp_path / "out") == GOLDEN[command]
     if "--config-name" not in arguments:
