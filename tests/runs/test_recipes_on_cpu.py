@@ -150,9 +150,7 @@ def test_every_recipe_and_ablation_is_on_record_and_every_ablation_in_the_table_
     assert set(ablations()) <= named
 
 
-@pytest.mark.parametrize(
-    "script", ["run_gtpo_llama", "run_gtpo_qwen3", "run_gtpo_qwen_fsdp2_multinode", "run_gtpo_qwen_megatron"]
-)
+@pytest.mark.parametrize("script", ["run_gtpo_llama", "run_gtpo_qwen_fsdp2_multinode", "run_gtpo_qwen_megatron"])
 def test_a_grpo_twin_differs_in_estimator_loss_and_name_alone(call, tmp_path, script):
     twins = [given_settings(call(script, ALGO=algo)[-1], tmp_path) for algo in ("gtpo", "grpo")]
     measured = {"algorithm.gtpo.initial_entropy"}  # which GRPO does not read
