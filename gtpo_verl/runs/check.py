@@ -122,10 +122,7 @@ def _how_to_load() -> str:
     chosen = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
     if find_spec("verl.plugin") and chosen != "auto":
         return f"VERL_USE_EXTERNAL_PLUGINS={chosen} leaves gtpo out: unset it, or add gtpo to the list"
-    return (
-        "before 0.9.0 verl reads no entry points: set VERL_USE_EXTERNAL_MODULES=gtpo_verl.verl_plugin; "
-        "docs/versions.md says how, for a running Ray cluster too"
-    )
+    return "use verl 0.9.0 or later, the first that loads plugins"
 
 
 def _hooked(module: str, path: str) -> str:
@@ -212,8 +209,7 @@ def _settings(config: Any) -> Iterator[Finding]:
     except Exception as error:  # assertions and errors of many classes
         yield Finding("verl", "refuses these settings", " ".join(str(error).split()))
     for problem in preflight.problems(config):
-        setting, _, why = problem.partition(": ")
-        yield Finding(setting, "", why)
+        yield Finding("", "", problem)
     with suppress(ValueError):  # of algorithm.gtpo, which is among the problems
         if names_and_versions.serves(config) and (departures := preflight.departures(config)):
             yield Finding("GTPO", "this is not the paper's", advice=f"\n{preflight.as_table(departures)}")

@@ -85,13 +85,14 @@ def test_several_updates_without_clipping_are_warned_of_with_both_ways_out(said)
 
 def test_all_problems_are_reported_at_once(said):
     wrong = ["algorithm.adv_estimator=gtpo", "actor_rollout_ref.rollout.n=1", "rollout.n=8", f"{LOSS_MODE}=gtop"]
-    wrong += ["actor_rollout_ref.actor.use_dynamic_bsz=False"]
+    wrong += ["algorithm.rollout_correction.bypass_mode=True", "actor_rollout_ref.actor.use_dynamic_bsz=False"]
     out = "\n".join(said(*wrong, status=1))
     assert "problem: rollout.n: verl has no such key" in out
     assert f"problem: {LOSS_MODE}=gtop: unknown" in out
     assert "problem: verl: refuses these settings: " in out and "ppo_micro_batch_size_per_gpu" in out
     assert "problem: actor_rollout_ref.rollout.n=1: GTPO compares" in out
-    assert "4 problems: this command would fail here." in out
+    assert "problem: algorithm.rollout_correction.bypass_mode=True: " in out
+    assert "5 problems: this command would fail here." in out
 
 
 def test_a_wrong_key_of_gtpo_is_a_problem_beside_the_others(said):
