@@ -182,6 +182,8 @@ def facts() -> dict[str, object]:
     found["prediction runs"] = f"{sum(map(lost, plain))} of {len(plain)}"
     for start in USUAL:
         found[f"prediction {TASKS[start]}"] = f"{prediction([run for run in plain if run.cell.start == start]):.2f}"
+    conflict = [run.curves["conflict"][:20].mean() for run in runs_of(TABLES["main"]) if run.cell.method == "gtpo"]
+    found["shares"] = f"{min(conflict):.0%} to {max(conflict):.0%}"
     found["table progress"] = markdown(["block", "runs"], part_two.progress())
     return found | _confirmed()
 

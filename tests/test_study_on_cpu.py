@@ -280,7 +280,7 @@ RESULT = ["main: gtpo lost", "main: grpo lost", "main: grpo_token_mean lost", "m
 @pytest.mark.parametrize(
     ("page", "cited"),
     [
-        ("README.md", RESULT),
+        ("README.md", [*RESULT, "main 5e-5: gtpo - grpo accuracy"]),
         ("patches/README.md", [*RESULT, "main: gtpo - grpo_token_mean accuracy", "main: gtpo - grpo pass8"]),
     ],
 )

