@@ -57,7 +57,7 @@ def _worst_by_rate(ax: Axes) -> None:
                 mean = np.mean([run.summary["worst"] for run in here])
                 ax.hlines(mean, column + offset - 0.12, column + offset + 0.12, color=_COLOUR[method], lw=2)
     ax.set_xticks(range(len(RATES)), [f"rate {rate(lr)}" for lr in RATES])
-    ax.set(ylim=(-0.03, 1.03), ylabel="worst strict format over 50 steps", title="Format: who keeps the end")
+    ax.set(ylim=(-0.03, 1.03), ylabel="clean endings, worst 50 steps", title="Format: who keeps clean endings")
 
 
 def _accuracy_gain(ax: Axes) -> None:
@@ -91,7 +91,7 @@ def _arms(ax: Axes) -> None:
         if runs:
             ax.vlines(np.mean([run.summary["worst"] for run in runs]), row - 0.3, row + 0.3, color=colour, lw=2)
     ax.set_yticks(range(len(order)), [TITLES[method] for method in reversed(order)])
-    ax.set(xlim=(-0.03, 1.03), xlabel="worst strict format over 50 steps")
+    ax.set(xlim=(-0.03, 1.03), xlabel="clean endings, worst 50 steps")
     ax.set_title(f"Parts and controls, rate {rate(MIDDLE)}")
 
 

@@ -35,12 +35,12 @@ TITLES = {
     "masks": "both masks",
     "positive_only": "GRPO, positive updates only",
     "random_skip": "GRPO, random tokens skipped",
-    "grpo_strict": "GRPO, reward that sees the end",
+    "grpo_strict": "GRPO, reward that sees the ending",
     "filter": "GRPO with the filter",
     "gtpo_no_filter": "GTPO without the filter",
     "only_negative": "GTPO, filter of negative ones only",
     "confident_skip": "GRPO, most probable tokens skipped",
-    "gtpo_strict": "GTPO, reward that sees the end",
+    "gtpo_strict": "GTPO, reward that sees the ending",
     "dr_grpo": "Dr. GRPO",
     "gtpo_no_std": "GTPO without σ",
     "grpo_4_updates": "GRPO, four updates, clipped",
@@ -123,7 +123,7 @@ def runs_of(cells: Iterable[Cell]) -> list[Run]:
 
 
 def lost(run: Run) -> bool:
-    """Whether the run lost its end."""
+    """Whether the run lost its clean endings."""
     return run.summary["worst"] < 0.5
 
 
@@ -183,7 +183,7 @@ def compare(runs: Sequence[Run], first: str, second: str, metric: str) -> Compar
 
 
 def prediction(runs: Sequence[Run]) -> float:
-    """Area under the ROC curve: the probability that a run that lost its end had a lower push on its last tokens in its
+    """Area under the ROC curve: the probability that a run that lost its clean endings had a lower push on its last tokens in its
     first steps than a run that kept it."""
     pushes = {which: [run.summary["push"] for run in runs if lost(run) == which] for which in (True, False)}
     if not all(pushes.values()):

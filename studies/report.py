@@ -64,11 +64,11 @@ def cell_table(cells: Sequence[Cell], metrics: Sequence[str] = tuple(METRICS)) -
         values = [spread([run.summary[name] for run in runs], digits[name]) for name in metrics]
         lost_end = f"{sum(map(lost, runs))} of {len(runs)}"
         rows.append([TASKS[cell.start], TITLES[cell.method], rate(cell.lr), lost_end, *values])
-    return markdown(["task", "method", "rate", "end lost", *(METRICS[name] for name in metrics)], rows)
+    return markdown(["task", "method", "rate", "endings lost", *(METRICS[name] for name in metrics)], rows)
 
 
 def method_table(cells: Sequence[Cell], metrics: Sequence[str], against: str = "grpo") -> str:
-    """A row per method over all tasks: how many lost their end, interquartile means, and paired differences."""
+    """A row per method over all tasks: how many lost their clean endings, interquartile means, and paired differences."""
     runs = runs_of(cells)
     rows = []
     for method in dict.fromkeys(cell.method for cell in cells):
@@ -81,7 +81,7 @@ def method_table(cells: Sequence[Cell], metrics: Sequence[str], against: str = "
             row.append("" if method == against else str(compare(runs, method, against, metric)))
         rows.append(row)
     columns = [name for metric in metrics for name in (METRICS[metric], f"minus {TITLES[against]}")]
-    return markdown(["", "end lost", *columns], rows)
+    return markdown(["", "endings lost", *columns], rows)
 
 
 def grid_table(cells: Sequence[Cell], methods: Sequence[str], metrics: Sequence[str]) -> str:
