@@ -101,8 +101,8 @@ def lock(out: Path) -> TextIO:
             if time.monotonic() > deadline:
                 file.seek(0)
                 raise ValueError(
-                    f"another run is active in {out} (process {file.read().strip() or '?'}): stop it, or set OUT to "
-                    "another folder"
+                    f"another run is active in {out} (process {file.read().strip() or '?'}): stop it, or give another "
+                    "folder (--out; the recipes: OUT)"
                 ) from error
             time.sleep(0.1)
         except OSError as error:
@@ -129,7 +129,7 @@ def hold_settings(command: list[str], out: Path, extend: bool = False) -> None:
             longer = "to train it for longer, give gtpo-verl run --extend (the recipes: EXTEND=1); otherwise "
             raise ValueError(
                 f"{out} has a checkpoint of a run with other settings ({changes}): "
-                f"{longer if _EXTENDED.issuperset(keys) else ''}set OUT to another folder, "
+                f"{longer if _EXTENDED.issuperset(keys) else ''}give another folder (--out; the recipes: OUT), "
                 f"or remove {record} to resume that checkpoint anyway"
             )
     atomic_write(record, json.dumps(new, indent=1) + "\n")

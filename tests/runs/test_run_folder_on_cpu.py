@@ -31,7 +31,7 @@ def test_a_retry_with_other_settings_is_welcome_until_there_is_a_checkpoint(tmp_
     hold_settings(COMMAND, tmp_path)
     save()
     hold_settings(COMMAND, tmp_path)
-    with pytest.raises(ValueError, match=r"\(seed=1, now 2\): set OUT to another folder, or remove .*settings.json"):
+    with pytest.raises(ValueError, match=r"\(seed=1, now 2\): give another folder .*, or remove .*settings.json"):
         hold_settings([*COMMAND, "seed=2"], tmp_path)
 
 
@@ -83,7 +83,7 @@ def test_a_run_may_be_extended_by_steps_and_by_nothing_else(tmp_path, save):
     longer = [*COMMAND, "trainer.total_training_steps=9", "trainer.total_epochs=2"]
     with pytest.raises(ValueError, match="to train it for longer, give gtpo-verl run --extend"):
         hold_settings(longer, tmp_path)
-    with pytest.raises(ValueError, match=r"\(seed=1, now 2\): set OUT"):
+    with pytest.raises(ValueError, match=r"\(seed=1, now 2\): give another folder"):
         hold_settings([*longer, "seed=2"], tmp_path, extend=True)
     hold_settings(longer, tmp_path, extend=True)
     hold_settings(longer, tmp_path)
@@ -121,7 +121,7 @@ def test_a_run_begun_anew_beside_a_checkpoint_of_other_settings_is_refused(tmp_p
     hold_settings(COMMAND, tmp_path)
     save()
     hold_settings([*COMMAND, "trainer.resume_mode=disable"], tmp_path)
-    with pytest.raises(ValueError, match=r"\(seed=1, now 2\): set OUT to another folder"):
+    with pytest.raises(ValueError, match=r"\(seed=1, now 2\): give another folder"):
         hold_settings([*COMMAND, "seed=2", "trainer.resume_mode=disable"], tmp_path)
 
 
