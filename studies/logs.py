@@ -183,8 +183,8 @@ def compare(runs: Sequence[Run], first: str, second: str, metric: str) -> Compar
 
 
 def prediction(runs: Sequence[Run]) -> float:
-    """Area under the ROC curve: the probability that a run that lost its clean endings had a lower push on its last tokens in its
-    first steps than a run that kept it."""
+    """Area under the ROC curve: the probability that a run that lost its clean endings had a lower push on its last
+    tokens in its first steps than a run that kept them."""
     pushes = {which: [run.summary["push"] for run in runs if lost(run) == which] for which in (True, False)}
     if not all(pushes.values()):
         return float("nan")

@@ -68,7 +68,7 @@ def cell_table(cells: Sequence[Cell], metrics: Sequence[str] = tuple(METRICS)) -
 
 
 def method_table(cells: Sequence[Cell], metrics: Sequence[str], against: str = "grpo") -> str:
-    """A row per method over all tasks: how many lost their clean endings, interquartile means, and paired differences."""
+    """A row per method over all tasks: lost clean endings, interquartile means, and paired differences."""
     runs = runs_of(cells)
     rows = []
     for method in dict.fromkeys(cell.method for cell in cells):
