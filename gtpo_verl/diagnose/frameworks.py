@@ -7,7 +7,7 @@ _METRICS_OF_COMPLETIONS = (
     "trainer.v1.sampler.custom_sampler.path=pkg://gtpo_verl.paper.replay_buffer "
     "trainer.v1.sampler.custom_sampler.name=RewardMetricsReplayBuffer"
 )
-_COMPLETIONS = ("ended", "repetition", "strict", "format", "accuracy")
+_COMPLETIONS = ("ended", "repetition", "equal", "unearned", "strict", "format", "accuracy")
 
 
 class Framework(NamedTuple):
@@ -31,7 +31,8 @@ FRAMEWORKS = {
         {
             "ended": ("completion/eos_rate",),
             "repetition": ("completion/repetition/mean",),
-            "equal": ("gtpo/group/zero_std_frac",),
+            "equal": ("gtpo/group/zero_std_frac", "group/zero_std_frac"),
+            "unearned": ("group/none_right_frac",),
             "strict": ("reward/strict/mean",),
             "format": ("reward/format/mean",),
             "accuracy": ("reward/acc/mean",),
@@ -51,7 +52,6 @@ FRAMEWORKS = {
             "correct": "algorithm.rollout_correction.rollout_is=token",
         },
         dict.fromkeys(_COMPLETIONS, _METRICS_OF_COMPLETIONS)
-        | dict.fromkeys(("equal", "unearned"), "trainer.rollout_data_dir=rollouts, for --rollouts rollouts")
         | {"mismatch": "actor_rollout_ref.rollout.calculate_log_probs=True"},
     ),
     "TRL": Framework(

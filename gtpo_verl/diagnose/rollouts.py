@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from gtpo_verl.diagnose import EVIDENCE
-from gtpo_verl.repetition import repetition
+from gtpo_verl.monitoring import group_shares, repetition
 from gtpo_verl.view import thin_out
 from gtpo_verl.view.sources import Source, find_source
 
@@ -87,15 +87,10 @@ def _means(completions: list[Completion]) -> dict[str, float]:
 
 
 def _of_groups(groups: list[list[Completion]]) -> dict[str, float]:
-    """Shares of groups: with equal rewards, with conflict, and of those with unequal rewards those with none right."""
-    unequal = [group for group in groups if len({x["reward"] for x in group}) > 1]
-    found = {
-        "equal": 1 - len(unequal) / len(groups),
-        "groups": fmean(any(x["either"] for x in group) for group in groups),
-    }
-    if unequal and all("accuracy" in x for group in unequal for x in group):
-        found["unearned"] = fmean(not any(x["accuracy"] > 0 for x in group) for group in unequal)
-    return found
+    """Shares of groups: with conflict, with equal rewards, and of those with unequal rewards those with none right."""
+    equal, unearned = group_shares(groups, "reward", "accuracy")
+    shares = {"groups": fmean(any(x["either"] for x in group) for group in groups), "equal": equal}
+    return shares if unearned is None else shares | {"unearned": unearned}
 
 
 def _unpunished(group: list[Completion]) -> list[bool]:

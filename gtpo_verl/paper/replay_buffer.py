@@ -6,9 +6,10 @@ verl keeps the dict that a reward function returns, but logs it in validation on
     trainer.v1.sampler.custom_sampler.name=RewardMetricsReplayBuffer
 
 every training step logs the mean of each number in it as `reward/<key>/mean` (with `gtpo_verl.paper.reward`: score,
-format, acc, strict), `completion/eos_rate`, `completion/repetition/mean` and `completion/length/mean`; for GRPO as for
-GTPO. In verl's async modes the name is `RewardMetricsReplayBufferAsync`. verl hands a buffer that is not its own
-nothing of `algorithm.filter_groups`; these read it themselves.
+format, acc, strict), `completion/eos_rate`, `completion/repetition/mean` and `completion/length/mean`, the share of
+groups with equal scores, `group/zero_std_frac`, and that of the other groups which have no right answer,
+`group/none_right_frac`; for GRPO as for GTPO. In verl's async modes the name is `RewardMetricsReplayBufferAsync`. verl
+hands a buffer that is not its own nothing of `algorithm.filter_groups`; these read it themselves.
 """
 
 from collections import defaultdict
@@ -25,7 +26,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils import hf_tokenizer
 from verl.utils.fs import copy_to_local
 
-from gtpo_verl.repetition import repetition
+from gtpo_verl.monitoring import group_shares, repetition
 
 # verl looks for finished completions every 2 s, which one prompt per step would wait for in each of 7,473 steps. A look
 # takes TransferQueue 2.5 µs per completion; more often than this it would have little time for anything else.
@@ -67,12 +68,18 @@ class _RewardMetrics:
         lengths = offsets.diff()
         ended = torch.isin(tokens[offsets[1:] - 1], self._eos_token_ids)
         values: dict[str, list[float]] = defaultdict(list)
-        for fields, has_ended in zip(data["extra_fields"], ended.tolist(), strict=True):
-            for key, value in getattr(fields, "data", fields).get("reward_extra_info", {}).items():
+        groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for row, fields, has_ended in zip(batch.keys, data["extra_fields"], ended.tolist(), strict=True):
+            scores = getattr(fields, "data", fields).get("reward_extra_info", {})
+            groups[row.rsplit("_", 2)[0]].append(scores)  # {uid}_{session}_{output}
+            for key, value in scores.items():
                 if isinstance(value, int | float):
                     # A text that is cut off cannot be strictly well formed, whatever it says so far.
                     values[key].append(float(value) * (has_ended or key != "strict"))
         metrics = {f"reward/{key}/mean": sum(numbers) / len(numbers) for key, numbers in values.items()}
+        if all("score" in scores for group in groups.values() for scores in group):
+            metrics["group/zero_std_frac"], none_right = group_shares(groups.values(), "score", "acc")
+            metrics |= {} if none_right is None else {"group/none_right_frac": none_right}
         metrics["completion/eos_rate"] = ended.float().mean().item()
         completions = tokens.tensor_split(offsets[1:-1])[:: 1 + len(lengths) // _REPETITION_OF]
         metrics["completion/repetition/mean"] = fmean(repetition(completion.numpy()) for completion in completions)

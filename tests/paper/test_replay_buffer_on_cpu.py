@@ -70,6 +70,7 @@ def test_the_numbers_of_the_reward_are_averaged_over_the_batch(store):
         "reward/strict/mean": 1.0,
         "completion/eos_rate": 1.0,
         "completion/repetition/mean": 0.0,
+        "group/zero_std_frac": 0.0,
         "completion/length/mean": 3.0,
     }
 
@@ -79,6 +80,23 @@ def test_a_completion_without_an_end_is_not_strict(store):
     store.add("b", [10.0, 20.0], last=7)  # shorter than others: the limit was that of prompt and response
     _, metrics = make(RewardMetricsReplayBuffer).sample(1, "train", 2)
     assert (metrics["reward/strict/mean"], metrics["completion/eos_rate"]) == (0.5, 0.5)
+
+
+def test_groups_that_teach_without_a_right_answer_are_counted(store):
+    store.add("a", [1.0, 2.0])
+    store.add("b", [1.0, 2.0])
+    store.add("c", [2.0, 2.0])
+    for number, row in enumerate(store.rows.values()):
+        row["extra_fields"]["reward_extra_info"]["acc"] = int(number in (3, 4))
+    _, metrics = make(RewardMetricsReplayBuffer).sample(1, "train", 3)
+    assert (metrics["group/zero_std_frac"], metrics["group/none_right_frac"]) == (pytest.approx(1 / 3), 0.5)
+
+
+def test_without_a_score_groups_are_not_called_equal(store):
+    store.add("a", [1.0, 2.0])
+    for row in store.rows.values():
+        del row["extra_fields"]["reward_extra_info"]["score"]
+    assert "group/zero_std_frac" not in make(RewardMetricsReplayBuffer).sample(1, "train", 1)[1]
 
 
 @pytest.mark.parametrize(("rollout_n", "seconds"), [(8, 0.02), (2048, 0.2048), (100_000, 2.0)])
