@@ -1,27 +1,24 @@
-"""GTPO inside verl: registration and hooks.
+"""GTPO inside verl: names and hooks.
 
-verl loads this module in every process (entry point `verl.plugins`; before 0.9.0, `VERL_USE_EXTERNAL_MODULES`), which
-registers the advantage estimator and the policy loss, and hooks the functions of `trainer_hooks.HOOKS`.
+verl loads this module in every process (entry point `verl.plugins`), which hooks the functions of `trainer_hooks`.
 What happens to a batch:
 
 1. Before verl computes advantages, a hook fetches what verl does not give an estimator (token ids, entropy, prompts)
-   from TransferQueue (V1 trainer) or from the batch (legacy trainer), and puts it into the process's `Step`.
-2. verl's `compute_advantage` calls the registered estimator, which finds the `Step`, measures or recalls the initial
-   entropy, and weighs each token.
-3. Back in the hook, the result goes to the token dump, if there is one, and its metrics to the trainer's.
-4. verl's update sees only `advantages`, under any policy loss.
+   from TransferQueue (V1 trainer) or from the batch (legacy trainer), and puts it into the trainer's `TrainerState`.
+2. verl's `compute_advantage` calls the estimator, which finds it there, and weighs each token.
+3. Back in the hook, the result goes to the token dump, if there is one.
+4. verl's update sees only `advantages`, under any policy loss; GTPO's metrics join those of the update.
 
 With `algorithm.gtpo.entropy_from=update` there is no entropy before the update: the estimator gives λA, and a hook on
 the actor's loss, in the workers' processes, applies δ and −γ⟨H⟩ (`update_pass`). The update's metrics bring back each
 ⟨H⟩_i, from which GTPO's metrics are then computed.
 
 Before workers start, verl's `validate_config` runs `preflight`. While the trainer loops, `collapse` watches what it
-logs, if the config asks for it, under any estimator. A verl with GTPO of its own serves `gtpo` itself; this plugin then
-serves only `gtpo_trajectory`.
+logs, if the config asks for it, under any estimator. A run that asks for nothing passes through the hooks unchanged.
 
-verl swallows what a plugin raises while it loads. So `registration.load_errors()` keeps the errors: a hook that does
-not fit, a name that is taken, a verl that is too old. `gtpo-verl check` shows them, and they are raised once a config
-asks for GTPO. An untested verl gets a warning and the same checks.
+verl swallows what a plugin raises while it loads. So `names_and_versions.load_errors()` keeps the errors: a hook that
+does not fit, a name that is taken, a verl that is too old. `gtpo-verl check` shows them, and they are raised once a
+config asks for GTPO. An untested verl gets a warning and the same checks.
 """
 
 import functools
@@ -117,8 +114,8 @@ def _install() -> None:
 try:
     _configure_logging()
     from gtpo_verl.loss import compute_policy_loss_gtpo
-    from gtpo_verl.verl_plugin.estimator import estimate_gtpo_advantage
     from gtpo_verl.verl_plugin.trainer_hooks import HOOKS, WORKER_HOOKS
+    from gtpo_verl.verl_plugin.trainer_state import estimate_gtpo_advantage
 
     _install()
 except Exception:

@@ -1,21 +1,13 @@
-"""GTPO's advantages in a trainer of verl: the estimator, its initial entropy and its metrics.
-
-A `Step` accompanies one batch of a trainer from verl's old-log-prob pass to its update. The hooks of `trainer_hooks`
-create it and give it the fields of the batch; verl then calls the estimator, which finds it here.
-"""
+"""GTPO's advantages in a run of verl: the estimator, its initial entropy and its metrics."""
 
 import logging
 import math
-import time
-from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
 
 from gtpo_verl.advantage import GTPOAdvantage, apply_gtpo, check_finite, compute_group_advantages
 from gtpo_verl.completions import Completions
@@ -24,9 +16,30 @@ from gtpo_verl.metrics import compute_gtpo_metrics
 from gtpo_verl.verl_plugin import names_and_versions, preflight, update_pass
 from gtpo_verl.verl_plugin.batch_fields import BatchFields
 from gtpo_verl.verl_plugin.config import VerlGTPOConfig
-from gtpo_verl.verl_plugin.token_dump import TokenDump
+from gtpo_verl.verl_plugin.names_and_versions import select
 
 logger = logging.getLogger("gtpo_verl")
+
+
+@dataclass
+class Estimate:
+    """What the estimator says of a batch.
+
+    Args:
+        advantages (torch.Tensor): (bs, response_length), for the loss.
+        result (GTPOAdvantage): of one output per session.
+        final (list): their rows.
+        truncated (torch.Tensor): bool, which of them were cut off at a limit.
+        columns (update_pass.Columns | None): what the actor needs, if the entropy comes from the update.
+        metrics (dict): to be logged; in that case there are none before the update.
+    """
+
+    advantages: torch.Tensor
+    result: GTPOAdvantage
+    final: list[int]
+    truncated: torch.Tensor
+    columns: update_pass.Columns | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 class GTPOEstimator:
@@ -51,37 +64,30 @@ class GTPOEstimator:
         self._folder, self._resumed = folder, resumed_from is not None
         self._norm_adv_by_std_in_grpo = config.algorithm.get("norm_adv_by_std_in_grpo", True)
         self._max_response_length = config.data.max_response_length
-        self._max_model_len = OmegaConf.select(config, "actor_rollout_ref.rollout.max_model_len") or math.inf
-        self._rejects = OmegaConf.select(config, "algorithm.rollout_correction.rollout_rs") is not None
+        self._max_model_len = select(config, "actor_rollout_ref.rollout.max_model_len") or math.inf
+        self._rejects = select(config, "algorithm.rollout_correction.rollout_rs") is not None
         self._told_of_sessions = False
         if known := InitialEntropy.known_before(self.config, resumed_from):
             self._settle(known)
 
     @classmethod
     def of(cls, trainer: Any) -> "GTPOEstimator":
-        """The estimator of a trainer of verl, made at its first batch.
+        """The estimator of a trainer of verl that is at its first batch.
 
         Raises:
-            RuntimeError: GTPO cannot run in this process, see `names_and_versions.load_errors`.
-            ValueError: a setting with which it cannot run, or a resumed run without its initial entropy.
+            ValueError: a resumed run without its initial entropy.
         """
-        if not hasattr(trainer, "_gtpo_estimator"):
-            config = trainer.config
-            preflight.validate(config)
-            if names_and_versions.serves(config):
-                folder, resumed_from = config.trainer.default_local_dir, preflight.resume_folder(config)
-                resumes = trainer.global_steps > 1
-            else:
-                folder = resumed_from = config.algorithm.gtpo.dump_dir
-                resumes = InitialEntropy.path(folder).exists()
-            trainer._gtpo_estimator = cls(config, folder, resumed_from if resumes else None)
-        return trainer._gtpo_estimator
+        config = trainer.config
+        if names_and_versions.serves(config):
+            folder, resumed_from = config.trainer.default_local_dir, preflight.resume_folder(config)
+            resumes = trainer.global_steps > 1
+        else:
+            folder = resumed_from = config.algorithm.gtpo.dump_dir
+            resumes = InitialEntropy.path(folder).exists()
+        return cls(config, folder, resumed_from if resumes else None)
 
-    def estimate(self, step: "Step", rewards: torch.Tensor, response_mask: torch.Tensor, index: Any) -> torch.Tensor:
-        """Advantages of a batch, (bs, response_length); `step` then has the result and the metrics.
-
-        Where the entropy comes from the update they are λA, and `step` has what the actor needs beside them; `complete`
-        then makes the metrics.
+    def estimate(self, fields: BatchFields, rewards: torch.Tensor, response_mask: torch.Tensor, index: Any) -> Estimate:
+        """Advantages of a batch; λA, where the entropy comes from the update.
 
         If a session of an agent loop has several outputs, the last one counts, as in verl's `grpo`: group statistics,
         entropy, conflicts and metrics are those of the last outputs. The other outputs of a session get
@@ -89,15 +95,12 @@ class GTPOEstimator:
         update δ and ⟨H⟩ are each output's own.)
 
         Args:
-            step (Step): with the fields of the batch.
+            fields (BatchFields): of the batch.
             rewards, response_mask, index: as for `compute_gtpo_outcome_advantage`.
 
         Raises:
             ValueError: a reward or entropy that is not finite; the message names uid and row.
         """
-        start = time.perf_counter()
-        fields = step.fields
-        assert fields is not None
         final = fields.final
         if len(final) == len(rewards):
             result = self.weigh(fields, rewards, index)
@@ -109,39 +112,34 @@ class GTPOEstimator:
             advantages[final] = result.advantages
         if self._rejects:
             advantages = advantages * response_mask
-        step.result, step.final, step.truncated = result, final, self._truncated(fields.of_sessions())
+        estimate = Estimate(advantages, result, final, self._truncated(fields.of_sessions()))
         if self.entropy_from_update:
             a = result.group_advantages[fields.session]
-            step.rows = update_pass.make_rows(a, self.config, self.initial_entropy_value)
+            estimate.columns = update_pass.Columns.make(a, self.config, self.initial_entropy_value)
         else:
-            step.metrics = self.metrics(result, step.truncated)
-        step.metrics["timing_s/gtpo"] = time.perf_counter() - start
-        return advantages
+            estimate.metrics = self._metrics(estimate)
+        return estimate
 
-    def complete(self, step: "Step", entropies: update_pass.Entropies) -> None:
-        """The metrics of a step whose entropy came from the update.
-
-        Args:
-            step (Step): as `estimate` left it.
-            entropies: the actor's metric `update_pass.ENTROPIES`.
+    def complete(self, estimate: Estimate, entropies: list[update_pass.RowEntropy]) -> None:
+        """Give an estimate the entropy that came from the update, and its metrics.
 
         Raises:
             ValueError: an entropy that is not finite, or of which the update said nothing; the message names uid and
                 row.
         """
-        assert step.result is not None and step.rows is not None and step.truncated is not None
-        trajectory_entropy = update_pass.gather_means(entropies, len(step.rows))[step.final]
-        highest = step.rows[step.final, 3]
-        completions = step.result.completions
+        result, columns = estimate.result, estimate.columns
+        assert columns is not None
+        trajectory_entropy = update_pass.gather_means(entropies, len(columns.row))[estimate.final]
+        completions = result.completions
         check_finite("entropy", trajectory_entropy, completions.uids)
         if self.initial_entropy is None and not self._resumed:
             self._settle(InitialEntropy.measure(trajectory_entropy, completions.lengths, completions.uids))
-        step.result = step.result._replace(
+        estimate.result = result._replace(
             trajectory_entropy=trajectory_entropy,
             regularizer=self.config.entropy_coeff * trajectory_entropy,
-            keep=trajectory_entropy <= highest,
+            keep=trajectory_entropy <= columns.highest_entropy[estimate.final],
         )
-        step.metrics |= self.metrics(step.result, step.truncated)
+        estimate.metrics |= self._metrics(estimate)
 
     def weigh(self, fields: BatchFields, token_level_rewards: torch.Tensor, index: Any) -> GTPOAdvantage:
         """GTPO on one output per session."""
@@ -159,9 +157,8 @@ class GTPOEstimator:
             group_advantages, completions, fields.responses, entropy, self.config, self.initial_entropy_value
         )
 
-    def metrics(self, result: GTPOAdvantage, truncated: torch.Tensor) -> dict[str, float]:
-        """`gtpo/*` of a batch, of which these (bs,) completions were cut off at a limit."""
-        return compute_gtpo_metrics(result, self.config, self.initial_entropy_value, truncated)
+    def _metrics(self, estimate: Estimate) -> dict[str, float]:
+        return compute_gtpo_metrics(estimate.result, self.config, self.initial_entropy_value, estimate.truncated)
 
     def _truncated(self, fields: BatchFields) -> torch.Tensor:
         length = fields.response_len + torch.tensor([len(ids) for ids in fields.prompts])
@@ -189,77 +186,3 @@ class GTPOEstimator:
                 int(real[fields.final].sum()),
             )
         self._told_of_sessions = True
-
-
-@dataclass
-class Step:
-    """One batch of a trainer.
-
-    Args:
-        estimator (GTPOEstimator): the trainer's.
-        dump (TokenDump | None): the trainer's, if this step is dumped.
-        number (int): verl's `global_steps`.
-        fields (BatchFields | None): of the batch, while verl computes its advantages.
-        result (GTPOAdvantage | None): what the estimator computed, of one output per session.
-        final (list): their rows.
-        truncated (torch.Tensor | None): (bs,) bool, which of them were cut off at a limit.
-        rows (torch.Tensor | None): the field `update_pass.ROWS`, until the update has given the entropy.
-        write_dump (Callable | None): what is left to do for the dump once the update has given the entropies.
-        metrics (dict): what is to be logged of it.
-    """
-
-    estimator: GTPOEstimator
-    dump: TokenDump | None
-    number: int
-    fields: BatchFields | None = None
-    result: GTPOAdvantage | None = None
-    final: list[int] = field(default_factory=list)
-    truncated: torch.Tensor | None = None
-    rows: torch.Tensor | None = None
-    write_dump: Callable[[update_pass.Entropies], None] | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, trainer: Any) -> "Step | None":
-        """The next step of a trainer, from now on that of this process; None where it has nothing to do with GTPO."""
-        dump = TokenDump.if_due(trainer)
-        step = None
-        if dump or names_and_versions.serves(trainer.config):
-            step = cls(GTPOEstimator.of(trainer), dump, trainer.global_steps)
-        current_step.set(step)
-        return step
-
-
-current_step: ContextVar[Step | None] = ContextVar("gtpo_step", default=None)
-"""The step of this process's trainer."""
-
-
-def check_log_probs(batch: Any, response_mask: torch.Tensor, index: Any) -> None:
-    """Raise on a log-probability of a completion's own token that is not finite.
-
-    Raises:
-        ValueError: naming uid and row.
-    """
-    for name in ("old_log_probs", "rollout_log_probs"):
-        if name in batch.keys() and not batch[name].sum().isfinite():
-            per_row = torch.where(response_mask.bool(), batch[name], 0).sum(-1)
-            check_finite(name, per_row, index)
-
-
-def estimate_gtpo_advantage(
-    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, config: Any = None, index: Any = None, **kwargs: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """verl's advantage estimator `gtpo`: `compute_gtpo_outcome_advantage` on the trainer's batch.
-
-    Raises:
-        RuntimeError: a trainer called it that GTPO does not hook.
-    """
-    step = current_step.get()
-    if step is None or not step.estimator.applied or step.fields is None:
-        names_and_versions.raise_load_errors()
-        raise RuntimeError(
-            "algorithm.adv_estimator=gtpo was called without token ids and entropy, by a trainer that gtpo_verl does "
-            "not know; use verl's own trainers, through verl.trainer.main_ppo"
-        )
-    advantages = step.estimator.estimate(step, token_level_rewards, response_mask, index)
-    return advantages, advantages

@@ -77,6 +77,19 @@ def validate(config: DictConfig) -> None:
         raise ValueError("; ".join(found))
 
 
+_validated: list[Any] = []
+"""The config that this process has validated."""
+
+
+def validate_once(config: DictConfig) -> bool:
+    """`validate`, unless this process has done so with this very config; whether it was done now."""
+    if _validated and _validated[0] is config:
+        return False
+    validate(config)
+    _validated[:] = [config]
+    return True
+
+
 def _problems(config: DictConfig) -> Iterator[str]:
     yield from _said_by(collapse.read_mode, config)
     dumps = select(config, "algorithm.gtpo.dump_dir") is not None

@@ -42,16 +42,19 @@ class TokenDump:
         adv_estimator (str): verl's name of the run's estimator.
         tokenizer (str): folder or Hub name of its tokenizer.
         checkpoints (str): folder of the run's checkpoints, by which a later start knows its own dump.
+        applied (bool): whether the advantages are GTPO's.
     """
 
-    def __init__(self, config: VerlGTPOConfig, adv_estimator: str, tokenizer: str, checkpoints: str = ""):
+    def __init__(
+        self, config: VerlGTPOConfig, adv_estimator: str, tokenizer: str, checkpoints: str = "", applied: bool = True
+    ):
         assert config.dump_dir is not None
         self.config = config
         self.folder = Path(config.dump_dir)
         self._header = {
             "schema_version": SCHEMA_VERSION,
             "adv_estimator": adv_estimator,
-            "gtpo_applied": adv_estimator in names_and_versions.NAMES,
+            "gtpo_applied": applied,
             "tokenizer": tokenizer,
             "checkpoints": checkpoints,
         }
@@ -59,21 +62,21 @@ class TokenDump:
         self._bytes = sum(path.stat().st_size for path in self.folder.glob(STEP_FILES))
 
     @classmethod
-    def if_due(cls, trainer: Any) -> "TokenDump | None":
-        """The dump of a trainer of verl, made at its first step; None if it has none, or none at this step."""
+    def of(cls, trainer: Any) -> "TokenDump | None":
+        """The dump that the config of a trainer of verl asks for, without the steps that it will make again."""
         config = trainer.config
         if names_and_versions.select(config, "algorithm.gtpo.dump_dir") is None:
             return None
-        if not hasattr(trainer, "_gtpo_dump"):
-            model = config.actor_rollout_ref.model
-            trainer._gtpo_dump = cls(
-                VerlGTPOConfig.from_config(config.algorithm),
-                config.algorithm.adv_estimator,
-                str(model.get("tokenizer_path") or model.path),
-                config.trainer.default_local_dir,
-            )
-            trainer._gtpo_dump.remove_from(trainer.global_steps)
-        return trainer._gtpo_dump if trainer._gtpo_dump.is_due(trainer.global_steps) else None
+        model = config.actor_rollout_ref.model
+        dump = cls(
+            VerlGTPOConfig.from_config(config.algorithm),
+            config.algorithm.adv_estimator,
+            str(model.get("tokenizer_path") or model.path),
+            config.trainer.default_local_dir,
+            names_and_versions.serves(config),
+        )
+        dump.remove_from(trainer.global_steps)
+        return dump
 
     def remove_from(self, step: int) -> None:
         """Remove what an earlier start has dumped of this step and of later ones, which come again."""

@@ -6,34 +6,25 @@ arguments that the hook reads.
 
 import logging
 import textwrap
-import time
 from collections.abc import Callable
-from contextvars import ContextVar
-from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 import verl
 from tensordict import TensorDict
 
 from gtpo_verl.loss import compute_policy_loss_gtpo
-from gtpo_verl.metrics import compute_log_prob_metrics
 from gtpo_verl.verl_plugin import (
     batch_fields,
+    collapse,
     names_and_versions,
     one_run_per_cluster,
     preflight,
     update_pass,
     weight_transfer,
 )
-from gtpo_verl.verl_plugin.collapse import TrainerWatch
-from gtpo_verl.verl_plugin.estimator import Step, check_log_probs, current_step, estimate_gtpo_advantage
-from gtpo_verl.verl_plugin.token_dump import bounded_rows
+from gtpo_verl.verl_plugin.trainer_state import TrainerState, current, estimate_gtpo_advantage
 
 logger = logging.getLogger("gtpo_verl")
-
-_watch: ContextVar[TrainerWatch | None] = ContextVar("gtpo_collapse_watch", default=None)
-_looping: ContextVar[Any] = ContextVar("gtpo_looping_trainer", default=None)
 
 
 class Hook(NamedTuple):
@@ -82,15 +73,9 @@ def run_ppo(proceed: Callable, *, config: Any) -> Any:
     return proceed()
 
 
-_started: list[Any] = []
-"""The config of the run that this process has checked."""
-
-
 def _start(config: Any) -> None:
-    if _started and _started[0] is config:
+    if not preflight.validate_once(config):
         return
-    preflight.validate(config)
-    _started[:] = [config]
     serves = names_and_versions.serves(config)
     found = preflight.departures(config) if serves else preflight.unclipped_updates(config)
     if found:
@@ -117,164 +102,108 @@ def _start(config: Any) -> None:
         )
 
 
-def v1_compute_advantage(proceed: Callable, trainer: Any, *, batch: Any, metrics: dict[str, Any]) -> Any:
+def v1_compute_advantage(proceed: Callable, trainer: Any, *, batch: Any) -> Any:
     """The V1 trainer's advantages: its rows are in TransferQueue."""
-    step = Step.of(trainer)
-    if step is None:
+    state = TrainerState.enter(trainer)
+    if not state.begin_step():
         return proceed()
     from verl.trainer.ppo.v1 import trainer_base
 
-    waits = step.estimator.entropy_from_update
-    step.fields = batch_fields.from_transfer_queue(trainer_base.tq, batch, with_entropy=not waits)
+    with_entropy = not state.entropy_from_update
+    state.fields = batch_fields.from_transfer_queue(trainer_base.tq, batch, with_entropy)
     try:
         result = proceed()
+        called = state.fields is None
     finally:
-        current_step.set(None)
-    if waits:
-        fields = TensorDict({update_pass.ROWS: step.rows}, batch_size=len(batch.keys))
+        state.fields = None
+    if not called:
+        raise RuntimeError(
+            f"verl {verl.__version__} computed the advantages without the function compute_advantage that gtpo_verl "
+            f"hooks: use verl {names_and_versions.SUPPORTED_VERL[-1]}, or trainer.use_v1=False"
+        )
+    if state.update and state.update.columns:
+        fields = TensorDict(state.update.columns.fields(), batch_size=len(batch.keys))
         result = trainer_base.tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
-        current_step.set(step)
-    else:
-        metrics.update(step.metrics)
     return result
 
 
 def legacy_compute_old_log_prob(proceed: Callable, trainer: Any, *, batch: Any) -> Any:
     """The legacy trainer has entropies only here, and may move its rows before it computes advantages."""
     result = proceed()
-    step = Step.of(trainer)
-    if step and not step.estimator.entropy_from_update:
+    if TrainerState.enter(trainer).needs_entropy:
         batch_fields.keep_in_batch(result[0].batch, batch.batch)
     return result
 
 
 def separate_compute_advantage(proceed: Callable, trainer: Any) -> Any:
-    """fully_async and one_step_off have loops of their own; see `compute_advantage`."""
-    token = _looping.set(trainer)
-    try:
-        return proceed()
-    finally:
-        _looping.reset(token)
+    """fully_async and one_step_off have loops of their own, and under bypass mode no old-log-prob pass."""
+    TrainerState.enter(trainer)
+    return proceed()
 
 
 def compute_advantage(proceed: Callable, *, data: Any) -> Any:
     """Both trainers call this, with padded rows."""
-    step = current_step.get()
-    if step is None and (trainer := _looping.get()):
-        step = Step.of(trainer)  # a legacy trainer that made no old-log-prob pass
-    if step is None:
+    state = current.get()
+    if state is None:
         return proceed()
-    waits = step.estimator.entropy_from_update
-    fields = step.fields = step.fields or batch_fields.take_from_batch(data.batch, with_entropy=not waits)
-    if fields and step.estimator.applied:
-        check_log_probs(data.batch, fields.response_mask, data.non_tensor_batch["uid"])
-    try:
-        data = proceed()
-    finally:
-        step.fields = None  # they serve once
-    if fields and step.result and "old_log_probs" in data.batch.keys():
-        of_sessions = slice(None) if len(fields.final) == len(data) else fields.final
-        old_log_probs = data.batch["old_log_probs"][of_sessions]
-        step.metrics |= compute_log_prob_metrics(old_log_probs, step.result.group_advantages, step.result.completions)
-    if fields and step.dump and not waits:
-        _dump(step, fields, data)
-    elif fields and step.dump:
-        assert step.rows is not None and step.result is not None
-        step.rows[[fields.final[row] for row in bounded_rows(step.result)], -1] = 1
-        step.write_dump = partial(_dump_after_update, step, fields, data.select([*_DUMPED & set(data.batch.keys())]))
-    if waits:
-        data.batch[update_pass.ROWS] = step.rows
-    return data
-
-
-_DUMPED = {"old_log_probs", "token_level_rewards", "advantages", "rollout_log_probs", "response_mask"}
-
-
-def _dump_after_update(
-    step: Step, fields: batch_fields.BatchFields, data: Any, entropies: update_pass.Entropies
-) -> None:
-    """Hand the step to the token dump with the entropies of its update, and the advantages that it used."""
-    assert step.rows is not None
-    entropy = update_pass.gather_tokens(entropies, fields.responses.shape)
-    before = data.batch["advantages"]
-    data.batch["advantages"], _ = update_pass.apply_entropy(before, fields.response_mask, entropy, step.rows)
-    _dump(step, fields._replace(entropy=entropy), data)
-
-
-def _dump(step: Step, fields: batch_fields.BatchFields, data: Any) -> None:
-    """Hand the step to the token dump, one output per session."""
-    assert step.dump is not None
-    start = time.perf_counter()
-    if len(data) > len(fields.final):  # verl's grpo comes with the last outputs alone
-        data = data.select_idxs(fields.final)
-    fields = fields.of_sessions()
-    uids = data.non_tensor_batch["uid"]
-    result = step.result or step.estimator.weigh(fields, data.batch["token_level_rewards"], uids)
-    columns: dict[str, torch.Tensor] = {name: data.batch[name] for name in _DUMPED & set(data.batch.keys())}
-    columns |= {"loss_mask": data.batch["response_mask"], "response_mask": fields.response_mask}
-    assert fields.entropy is not None
-    columns |= {"responses": fields.responses, "entropy": fields.entropy}
-    initial_entropy = step.estimator.initial_entropy_value
-    step.dump.write(step.number, columns, uids, fields.prompts, fields.response_len, result, initial_entropy)
-    step.metrics["timing_s/gtpo_dump"] = time.perf_counter() - start
+    if state.fields is None and state.begin_step():  # the legacy trainer
+        state.fields = batch_fields.take_from_batch(data.batch, with_entropy=not state.entropy_from_update)
+    return state.compute_advantage(proceed, data) if state.fields else proceed()
 
 
 def ppo_loss(proceed: Callable, *, config: Any, model_output: Any, data: Any) -> Any:
     """The actor's loss, in a worker: of the whole rows of a micro-batch, with their entropy."""
-    if update_pass.ROWS not in data.keys():
+    columns = update_pass.Columns.of(data)
+    if columns is None:
         return proceed()
     before = data["advantages"]
-    data["advantages"], entropies = update_pass.apply_in_actor(config, model_output, data)
+    data["advantages"], entropies = update_pass.apply_in_actor(config, model_output, data, columns)
     try:
         loss, metrics = proceed()
     finally:
-        data["advantages"] = before  # of which the next epoch makes its own
+        data["advantages"] = before  # the next epoch recomputes them
     return loss, metrics | {update_pass.ENTROPIES: entropies}
 
 
 def reduce_metrics(proceed: Callable, *, metrics: dict[str, Any]) -> dict[str, Any]:
-    """Every trainer calls this on what its actor's update returns, and on what its critic's does."""
+    """Metrics of every actor and critic update pass through here; those of the step join them."""
     key = f"actor/{update_pass.ENTROPIES}"
     entropies = metrics.pop(key) if key in metrics else None
-    reduced = proceed()
-    step = current_step.get()
-    if step is None or step.rows is None or "actor/pg_loss" not in reduced:
+    reduced, state = proceed(), current.get()
+    update = state.update if state else None
+    if state is None or update is None:
         return reduced
-    if entropies is None:
-        raise RuntimeError(
-            "algorithm.gtpo.entropy_from=update, but the actor's loss did not apply the entropy: its worker is not "
-            "verl's own (verl.workers.engine_workers), or has not loaded gtpo_verl; set entropy_from=old_log_prob"
-        )
-    step.estimator.complete(step, entropies)
-    if step.write_dump:
-        step.write_dump(entropies)
-    current_step.set(None)
-    return reduced | step.metrics
-
-
-def compute_data_metrics(proceed: Callable) -> dict[str, Any]:
-    """The legacy trainer logs what this returns."""
-    step = current_step.get()
-    current_step.set(None)
-    return proceed() | (step.metrics if step else {})
+    if update.complete:
+        if entropies is None and not any(name.startswith("actor/") for name in reduced):
+            return reduced  # of the critic
+        if entropies is None:
+            raise RuntimeError(
+                "algorithm.gtpo.entropy_from=update, but the actor's loss did not apply the entropy: its worker is not "
+                "verl's own (verl.workers.engine_workers), or has not loaded gtpo_verl; set entropy_from=old_log_prob"
+            )
+        update.complete(entropies)
+    state.update = None
+    return reduced | update.metrics
 
 
 def fit(proceed: Callable, trainer: Any) -> Any:
     """The watch for collapse lives as long as the trainer's loop."""
-    tokens = _looping.set(trainer), _watch.set(TrainerWatch.of(trainer))
+    before, state = current.get(), TrainerState.enter(trainer)
+    if names_and_versions.select(trainer.config, collapse.KEY) is not None:
+        state.watch = collapse.TrainerWatch.of(trainer)
     try:
         return proceed()
     finally:
-        _looping.reset(tokens[0])
-        _watch.reset(tokens[1])
+        state.watch = None
+        current.set(before)
 
 
 def log(proceed: Callable, tracking: Any, *, data: dict[str, Any]) -> Any:
     """What the trainer logs, under any estimator."""
     result = proceed()
-    watch = _watch.get()
-    if watch:
-        watch.logged(data)
+    state = current.get()
+    if state and state.watch:
+        state.watch.logged(data)
     return result
 
 
@@ -298,10 +227,11 @@ HOOKS = (
         "SeparateRayPPOTrainer._fit_compute_advantage",
         separate_compute_advantage,
     ),
+    # Where verl #7237 moves it, and where it was.
+    Hook("advantages", "verl.trainer.ppo.trainer_utils", "compute_advantage", compute_advantage),
     Hook("advantages", "verl.trainer.ppo.ray_trainer", "compute_advantage", compute_advantage),
     Hook("actor's loss", "verl.workers.utils.losses", "ppo_loss", ppo_loss),
     Hook("update's metrics", "verl.utils.metric", "reduce_metrics", reduce_metrics),
-    Hook("metrics", "verl.trainer.ppo.metric_utils", "compute_data_metrics", compute_data_metrics),
     Hook("logger", "verl.utils.tracking", "Tracking.log", log),
 )
 

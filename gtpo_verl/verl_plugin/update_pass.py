@@ -1,50 +1,88 @@
 """GTPO's entropy from the update's own forward pass, `algorithm.gtpo.entropy_from=update` (arXiv:2508.03772, Eq. 11).
 
-The estimator then knows A_i and λ_{i,t} alone and hands λA to the update, with five numbers for each row beside it.
-Where the actor computes its loss it has the entropy too: advantages ← δ_i (λA − γ⟨H⟩_i λ), without gradient. Each ⟨H⟩_i
-goes back among the update's metrics, so that the trainer logs what it logs otherwise.
+The estimator then knows A_i and λ_{i,t} alone and hands λA to the update, with some columns beside it. Where the actor
+computes its loss it has the entropy too: advantages ← δ_i (λA − γ⟨H⟩_i λ), without gradient. Each ⟨H⟩_i goes back among
+the update's metrics, so that the trainer logs what it logs otherwise.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from gtpo_verl.config import GTPOConfig
 
-ROWS = "gtpo_rows"
-"""Field of a batch, (bs, 5) float64: place of the row in the batch, A_i, γ, the highest ⟨H⟩_i that δ_i keeps, and 1
-where the token dump asks for the entropy of each token."""
-
 ENTROPIES = "gtpo_entropies"
-"""Metric of the actor: a list of (place of the row in the batch, ⟨H⟩_i, the entropy of each token or None)."""
-
-Entropies = list[tuple[int, float, list[float] | None]]
+"""Metric of the actor: a list of `RowEntropy`."""
 
 
-def make_rows(group_advantages: torch.Tensor, config: GTPOConfig, initial_entropy: float | None) -> torch.Tensor:
-    """The field `ROWS` of a batch.
+class RowEntropy(NamedTuple):
+    """The entropy of one row of the batch, as its update saw it.
 
     Args:
-        group_advantages (torch.Tensor): (bs,), A_i.
-        config (GTPOConfig): the settings.
-        initial_entropy (float | None): ⟨H⟩_ini in nats per token.
-
-    Raises:
-        ValueError: the filter needs the initial entropy, which is None.
+        row (int): its place in the batch.
+        mean (float): ⟨H⟩_i, nats per token.
+        tokens (list | None): the entropy of each token, if the token dump asks for it.
     """
-    advantages = group_advantages.double()
-    highest = torch.full_like(advantages, torch.inf)
-    if config.filter_is_active(initial_entropy):
-        may_be_dropped = advantages < 0 if config.filter_scope == "negative" else torch.ones_like(advantages).bool()
-        highest[may_be_dropped] = config.entropy_threshold
-    coeff = torch.full_like(advantages, config.entropy_coeff)
-    dumped = torch.zeros_like(advantages)
-    return torch.stack([torch.arange(len(advantages)), advantages, coeff, highest, dumped], dim=-1)
+
+    row: int
+    mean: float
+    tokens: list[float] | None
+
+
+class Columns(NamedTuple):
+    """What the actor needs of each row to apply δ and −γ⟨H⟩: tensors of shape (bs,).
+
+    They travel in verl's batch as fields `gtpo_<name>` of shape (bs, 1), wherever its rows go.
+
+    Args:
+        row: int64, its place in the batch.
+        group_advantage: float64, A_i.
+        entropy_coeff: float64, γ.
+        highest_entropy: float64, the highest ⟨H⟩_i that δ_i keeps.
+        dumped: bool, whether the token dump asks for the entropy of each token.
+    """
+
+    row: torch.Tensor
+    group_advantage: torch.Tensor
+    entropy_coeff: torch.Tensor
+    highest_entropy: torch.Tensor
+    dumped: torch.Tensor
+
+    @classmethod
+    def make(cls, group_advantages: torch.Tensor, config: GTPOConfig, initial_entropy: float | None) -> "Columns":
+        """The columns of a batch.
+
+        Args:
+            group_advantages (torch.Tensor): (bs,), A_i.
+            config (GTPOConfig): the settings.
+            initial_entropy (float | None): ⟨H⟩_ini in nats per token.
+
+        Raises:
+            ValueError: the filter needs the initial entropy, which is None.
+        """
+        advantages = group_advantages.double()
+        highest = torch.full_like(advantages, torch.inf)
+        if config.filter_is_active(initial_entropy):
+            may_be_dropped = advantages < 0 if config.filter_scope == "negative" else torch.ones_like(advantages).bool()
+            highest[may_be_dropped] = config.entropy_threshold
+        coeff = torch.full_like(advantages, config.entropy_coeff)
+        return cls(torch.arange(len(advantages)), advantages, coeff, highest, torch.zeros_like(advantages).bool())
+
+    def fields(self) -> dict[str, torch.Tensor]:
+        """As fields of a batch of verl."""
+        return {f"gtpo_{name}": column.unsqueeze(-1) for name, column in self._asdict().items()}
+
+    @classmethod
+    def of(cls, data: Any) -> "Columns | None":
+        """From the fields of a batch of verl, or of a part of it; None if it has none."""
+        if "gtpo_row" not in data.keys():
+            return None
+        return cls(*(_padded(data[f"gtpo_{name}"]).squeeze(-1) for name in cls._fields))
 
 
 @torch.no_grad()
 def apply_entropy(
-    advantages: torch.Tensor, response_mask: torch.Tensor, entropy: torch.Tensor, rows: torch.Tensor
+    advantages: torch.Tensor, response_mask: torch.Tensor, entropy: torch.Tensor, columns: Columns
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """δ_i (A_i − γ⟨H⟩_i) λ_{i,t} of Eq. 11, for each row by itself.
 
@@ -54,7 +92,7 @@ def apply_entropy(
         advantages (torch.Tensor): (bs, response_length), λ_{i,t} A_i.
         response_mask (torch.Tensor): (bs, response_length), 1 on the completion's own tokens.
         entropy (torch.Tensor): (bs, response_length), in nats.
-        rows (torch.Tensor): (bs, 5), the field `ROWS`.
+        columns (Columns): of these rows.
 
     Returns:
         The advantages, (bs, response_length), and ⟨H⟩_i, (bs,) in nats per token; 0 for a row without tokens.
@@ -62,20 +100,23 @@ def apply_entropy(
     mask = response_mask.bool()
     total = torch.where(mask, entropy, 0).sum(-1, dtype=torch.float64)
     means = (total / mask.sum(-1).clamp(min=1)).float()
-    _, group_advantage, coeff, highest, _ = rows.unbind(-1)
-    regularized = torch.where(means <= highest, group_advantage - coeff * means, 0).unsqueeze(-1)
-    group_advantage = group_advantage.unsqueeze(-1)
+    group_advantage = columns.group_advantage.unsqueeze(-1)
+    regularized = columns.group_advantage - columns.entropy_coeff * means
+    kept = torch.where(means <= columns.highest_entropy, regularized, 0).unsqueeze(-1)
     weights = torch.where(group_advantage == 0, mask.double(), advantages / group_advantage)
-    return (regularized * weights).to(advantages.dtype), means
+    return (kept * weights).to(advantages.dtype), means
 
 
-def apply_in_actor(config: Any, model_output: dict[str, Any], data: Any) -> tuple[torch.Tensor, Entropies]:
+def apply_in_actor(
+    config: Any, model_output: dict[str, Any], data: Any, columns: Columns
+) -> tuple[torch.Tensor, list[RowEntropy]]:
     """`apply_entropy` on a micro-batch, as verl's `ppo_loss` gets it.
 
     Args:
         config: verl's ActorConfig.
         model_output: has `entropy`, which is detached here, unless the loss has verl's own entropy term.
-        data: TensorDict with `ROWS`, left as it is.
+        data: TensorDict, left as it is.
+        columns (Columns): of its rows.
 
     Returns:
         The new advantages, (bs, response_length), and the value of the metric `ENTROPIES`.
@@ -93,32 +134,32 @@ def apply_in_actor(config: Any, model_output: dict[str, Any], data: Any) -> tupl
     if config.entropy_coeff == 0:
         model_output["entropy"] = model_output["entropy"].detach()  # which frees its graph before the backward pass
     entropy = no_padding_2_padding(model_output["entropy"].detach(), data)
-    rows, response_mask, advantages = (_padded(data[name]) for name in (ROWS, "response_mask", "advantages"))
-    advantages, means = apply_entropy(advantages, response_mask, entropy, rows)
-    tokens = [row.tolist() if dumped else None for row, dumped in zip(entropy, rows[:, -1].tolist(), strict=True)]
-    return advantages, list(zip(rows[:, 0].long().tolist(), means.tolist(), tokens, strict=True))
+    response_mask, advantages = (_padded(data[name]) for name in ("response_mask", "advantages"))
+    advantages, means = apply_entropy(advantages, response_mask, entropy, columns)
+    tokens = [row.tolist() if dumped else None for row, dumped in zip(entropy, columns.dumped.tolist(), strict=True)]
+    return advantages, [*map(RowEntropy, columns.row.tolist(), means.tolist(), tokens)]
 
 
 def _padded(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_padded_tensor(0) if tensor.is_nested else tensor
 
 
-def gather_means(entropies: Entropies, rows: int) -> torch.Tensor:
+def gather_means(entropies: list[RowEntropy], rows: int) -> torch.Tensor:
     """(rows,) ⟨H⟩_i from the metric `ENTROPIES` of a whole update; nan where there is none, of several the first.
 
     Several for a row come of `ppo_epochs` above 1, and from ranks that share their rows.
     """
     gathered = torch.full((rows,), torch.nan)
-    for row, mean, _ in reversed(entropies):
-        gathered[row] = mean
+    for entropy in reversed(entropies):
+        gathered[entropy.row] = entropy.mean
     return gathered
 
 
-def gather_tokens(entropies: Entropies, shape: torch.Size) -> torch.Tensor:
+def gather_tokens(entropies: list[RowEntropy], shape: torch.Size) -> torch.Tensor:
     """The entropy of each token, (bs, response_length), of the rows of which the dump has asked for it; 0 elsewhere."""
     gathered = torch.zeros(shape)
-    for row, _, tokens in reversed(entropies):
-        if tokens is not None:
-            own = torch.tensor(tokens[: shape[1]])
-            gathered[row, : len(own)] = own
+    for entropy in reversed(entropies):
+        if entropy.tokens is not None:
+            own = torch.tensor(entropy.tokens[: shape[1]])
+            gathered[entropy.row, : len(own)] = own
     return gathered

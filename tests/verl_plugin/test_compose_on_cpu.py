@@ -21,7 +21,7 @@ from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
 from gtpo_verl import GTPOConfig, compute_gtpo_outcome_advantage
-from gtpo_verl.verl_plugin import update_pass
+from gtpo_verl.verl_plugin.update_pass import Columns
 
 PROMPT = torch.tensor([3, 4])
 RESPONSES = torch.tensor([[5, 7, 8, 2], [5, 9, 2, 0]])
@@ -74,11 +74,11 @@ def worker_loss(
     ref_log_prob=None,
     weights=None,
     loss_agg_mode="seq-mean-token-mean",
-    rows=None,
+    columns=None,
     **policy,
 ):
-    """The loss as verl's actor computes it, from (bs, response_length) log-probabilities; with `rows`, GTPO's field of
-    the batch, the model's output has ENTROPY too.
+    """The loss as verl's actor computes it, from (bs, response_length) log-probabilities; with `columns`, GTPO's
+    fields of the batch, the model's output has ENTROPY too.
     """
     if loss_mode == "dro":
         policy.setdefault("dro_beta", 0.5)
@@ -111,8 +111,8 @@ def worker_loss(
         tensors["ref_log_prob"] = jagged(ref_log_prob)
     batch_info = {"dp_size": 1, "batch_num_tokens": int(MASK.sum()), "global_batch_size": len(MASK)}
     output = {"log_probs": output_of(log_prob)}
-    if rows is not None:
-        tensors[update_pass.ROWS] = rows
+    if columns is not None:
+        tensors |= columns.fields()
         output["entropy"] = output_of(ENTROPY - log_prob + log_prob.detach())  # has a gradient, as the model's
     return ppo_loss(config, output, tu.get_tensordict(tensors, batch_info))[0]
 
@@ -182,8 +182,8 @@ def test_entropy_from_the_update_gives_the_same_gradient_under_importance_weight
 def check_entropy_from_update(loss_mode, gtpo, **settings):
     gtpo = {"completion_filter": "always", "entropy_threshold": 0.201} | gtpo  # ⟨H⟩ is 0.2 in both
     without = advantages(entropy_coeff=0, completion_filter="never")
-    rows = update_pass.make_rows(without[:, 1], GTPOConfig(**gtpo), None)
-    from_update = gradient(loss_mode, without, LOG_RATIO, rows=rows, **settings)
+    columns = Columns.make(without[:, 1], GTPOConfig(**gtpo), None)
+    from_update = gradient(loss_mode, without, LOG_RATIO, columns=columns, **settings)
     torch.testing.assert_close(from_update, gradient(loss_mode, advantages(**gtpo), LOG_RATIO, **settings))
 
 

@@ -8,20 +8,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from omegaconf import open_dict
-from rollout_batch import LENGTHS, SCORES, UIDS, padded, real_mean_entropy
-from test_legacy_trainer_on_cpu import batch as legacy_batch  # noqa: F401
-from test_legacy_trainer_on_cpu import trainer as legacy_trainer  # noqa: F401
+from rollout_batch import LENGTHS, SCORES, UIDS, real_mean_entropy
+from stages import STAGES
 from token_dump import batch_of, write
-from verl.trainer.ppo.ray_trainer import compute_advantage
-from verl.utils.metric import reduce_metrics
 
 from gtpo_verl import compute_gtpo_token_advantages
-from gtpo_verl.verl_plugin import preflight, update_pass
+from gtpo_verl.verl_plugin import preflight
 from gtpo_verl.verl_plugin.config import VerlGTPOConfig
-from gtpo_verl.verl_plugin.estimator import current_step
 from gtpo_verl.verl_plugin.token_dump import TokenDump, bounded_rows
+from gtpo_verl.verl_plugin.update_pass import Columns
 
+KNOWN = "algorithm.gtpo.initial_entropy=0.3"
 GROUPED = [0, 1, 3, 2, 5]  # the real rows, group by group
 
 
@@ -124,33 +121,23 @@ def check_header(folder, estimator, initial_entropy):
 
 
 @pytest.fixture
-def v1_step(compose_config, rows, monkeypatch, tmp_path):
-    """The advantage stage of verl's V1 trainer at a step, on the rows under the given keys."""
-    v1 = pytest.importorskip("test_v1_trainer_on_cpu")
+def dumping(make_stage, tmp_path):
+    """A trainer of verl with a dump."""
 
-    def step(adv_estimator, global_steps, keys, *overrides, initial_entropy=0.3):
-        trainer = v1.PPOTrainerSync.__new__(v1.PPOTrainerSync)
-        trainer.config = compose_config(
-            *("data.max_response_length=6", f"algorithm.gtpo.initial_entropy={initial_entropy}"),
-            *(f"algorithm.adv_estimator={adv_estimator}", f"+algorithm.gtpo.dump_dir={tmp_path / 'dump'}"),
-            *overrides,
-        )
-        trainer.global_steps = global_steps
-        queue, metrics = v1.InMemoryQueue.of_columns(rows, keys), {}
-        monkeypatch.setattr(v1.trainer_base, "tq", queue)
-        trainer._compute_advantage(v1.KVBatchMeta(partition_id="train", keys=keys, tags=[{}] * 6), metrics=metrics)
-        return queue.put["advantages"], metrics
+    def made(name, adv_estimator, *overrides, **kwargs):
+        dump = f"+algorithm.gtpo.dump_dir={tmp_path / 'dump'}"
+        return make_stage(name, f"algorithm.adv_estimator={adv_estimator}", dump, *overrides, **kwargs)
 
-    return step
+    return made
 
 
+@pytest.mark.parametrize("trainer", STAGES)
 @pytest.mark.parametrize("estimator", ["gtpo", "grpo"])
-def test_the_v1_trainer_dumps_what_the_loss_gets(v1_step, rows, tmp_path, estimator):
+def test_a_trainer_dumps_what_the_loss_gets(dumping, rows, tmp_path, trainer, estimator):
     rows["prompts"] = [torch.tensor([7] * (i + 1)) for i in range(6)]
-    keys = [f"{uid}_{i}_0" for i, uid in enumerate(UIDS)]
-    _, metrics = v1_step(estimator, 2, keys)
+    metrics, _ = dumping(trainer, estimator, KNOWN, global_steps=2).step()
     assert "timing_s/gtpo_dump" not in metrics and not (tmp_path / "dump").exists()
-    advantages, metrics = v1_step(estimator, 1, keys)
+    metrics, advantages = dumping(trainer, estimator, KNOWN).step()
     assert metrics["timing_s/gtpo_dump"] > 0
     found = lines(tmp_path / "dump")
     check_lines(found, rows, advantages)
@@ -158,102 +145,54 @@ def test_the_v1_trainer_dumps_what_the_loss_gets(v1_step, rows, tmp_path, estima
     check_header(tmp_path / "dump", estimator, 0.3)
 
 
-def test_with_the_entropy_from_the_update_the_same_is_dumped(v1_step, rows, tmp_path):
+@pytest.mark.parametrize("trainer", STAGES)
+def test_with_the_entropy_from_the_update_the_same_is_dumped(dumping, rows, tmp_path, trainer):
     """The actor is asked for the entropy of each token of the completions that are dumped, and of no others."""
-    rows["prompts"] = [torch.tensor([7])] * 6
-    keys = [f"{uid}_{i}_0" for i, uid in enumerate(UIDS)]
-    v1_step("gtpo", 1, keys)
+    dumping(trainer, "gtpo", KNOWN).step()
     before = lines(tmp_path / "dump")
     shutil.rmtree(tmp_path / "dump")
 
-    advantages, _ = v1_step("gtpo", 1, keys, "algorithm.gtpo.entropy_from=update")
+    from_update = dumping(trainer, "gtpo", KNOWN, "algorithm.gtpo.entropy_from=update")
+    from_update.advantages()
     assert not (tmp_path / "dump").exists()
-    asked = current_step.get().rows
-    assert asked[:, -1].tolist() == [float(i in GROUPED) for i in range(6)]
-    entropy = padded(rows, "entropy")
-    _, means = update_pass.apply_entropy(advantages, padded(rows, "response_mask"), entropy, asked)
-    tokens = [row.tolist() if i in GROUPED else None for i, row in enumerate(torch.nn.functional.pad(entropy, (0, 3)))]
-    entropies = list(zip(range(6), means.tolist(), tokens, strict=True))
-    metrics = reduce_metrics({"actor/pg_loss": [1.0], f"actor/{update_pass.ENTROPIES}": entropies})
-    assert metrics["timing_s/gtpo_dump"] > 0
+    assert Columns.of(from_update.batch).dumped.tolist() == [i in GROUPED for i in range(6)]
+    assert from_update.update()["timing_s/gtpo_dump"] > 0
     for line, expected in zip(lines(tmp_path / "dump"), before, strict=True):
         assert line.keys() == expected.keys()
         for name, value in expected.items():
             assert line[name] == (value if isinstance(value, str) else pytest.approx(value, abs=2e-4)), name
 
 
-def test_of_a_session_with_several_outputs_the_last_one_is_dumped(v1_step, rows, tmp_path):
-    rows["prompts"] = [torch.tensor([7])] * 6
-    v1_step("gtpo", 1, ["p_0_0", "p_0_1", "q_0_0", "p_1_0", "pad0f_0_0", "q_1_0"])
-    found = [line["token_ids"] for line in lines(tmp_path / "dump")]
-    assert found == [rows["responses"][i].tolist() for i in (1, 3, 2, 5)]
-
-
-def test_initial_entropy_without_gtpo_is_that_of_the_first_dump(v1_step, rows, tmp_path):
-    rows["prompts"] = [torch.tensor([7])] * 6
-    keys = [f"{uid}_{i}_0" for i, uid in enumerate(UIDS)]
-    measured = real_mean_entropy(rows)
-    for global_steps in (1, 10):
-        v1_step("grpo", global_steps, keys, initial_entropy="null")
-        check_header(tmp_path / "dump", "grpo", measured)
-        rows["entropy"] = [entropy + 0.5 for entropy in rows["entropy"]]
+@pytest.mark.parametrize("trainer", STAGES)
+def test_rejected_tokens_and_the_rollouts_own_log_probs_are_dumped(dumping, rows, tmp_path, trainer):
+    rows["rollout_log_probs"] = [x.clone() for x in rows["old_log_probs"]]
+    rows["rollout_log_probs"][0][2] -= 5
+    correction = "algorithm.rollout_correction.rollout_rs"
+    dumping(trainer, "gtpo", KNOWN, f"{correction}=token_k2", f"{correction}_threshold=2.0").step()
+    first, *_ = lines(tmp_path / "dump")
+    assert (first["loss_mask"], first["response_mask"]) == ([1, 1, 0, 1, 1], [1] * 5)
+    assert first["inference_logprobs"] == pytest.approx(rows["rollout_log_probs"][0].tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize("adv_estimator", ["gtpo", "grpo"])
-def test_outputs_of_an_agent_loop_are_dumped_as_they_are_trained(v1_step, rows, tmp_path, adv_estimator):
+def test_of_a_session_with_several_outputs_the_last_one_is_dumped(dumping, rows, tmp_path, adv_estimator):
     """verl's own grpo is called with the last outputs alone."""
-    rows["prompts"] = [torch.tensor([7])] * 6
-    v1_step(adv_estimator, 1, ["p_0_1", "p_0_0", "q_0_0", "p_1_0", "pad0f_0_0", "q_1_0"])
+    keys = ["p_0_1", "p_0_0", "q_0_0", "p_1_0", "pad0f_0_0", "q_1_0"]
+    dumping("v1", adv_estimator, KNOWN, keys=keys).step()
     found = [line["token_ids"] for line in lines(tmp_path / "dump")]
     assert found == [rows["responses"][i].tolist() for i in (0, 3, 2, 5)]
 
 
-@pytest.mark.parametrize("estimator", ["gtpo", "grpo"])
-def test_the_legacy_trainer_dumps_what_the_loss_gets(legacy_trainer, legacy_batch, rows, tmp_path, estimator):  # noqa: F811
-    trainer, batch = legacy_trainer, legacy_batch
-    folder = tmp_path / "dump"
-    with open_dict(trainer.config):
-        trainer.config.algorithm.adv_estimator = estimator
-        trainer.config.algorithm.gtpo.dump_dir = str(folder)
-    old_log_prob, _ = trainer._compute_old_log_prob(batch)
-    old_log_prob.batch.pop("entropys")
-    batch = batch.union(old_log_prob)
-    batch.batch["token_level_rewards"] = padded(rows, "rm_scores")
-    batch.batch["old_log_probs"] = padded(rows, "old_log_probs")
-    batch.batch["response_mask"] = batch.batch["response_mask"].clone()
-    batch.batch["response_mask"][0, 2] = 0  # what verl's rollout correction does to a token that it rejects
-    batch.batch["rollout_log_probs"] = batch.batch["old_log_probs"] - 1
-    batch = compute_advantage(batch, adv_estimator=estimator, config=trainer.config.algorithm)
-    found = lines(folder)
-    assert found[0].pop("loss_mask") == [1, 1, 0, 1, 1]
-    found[0]["loss_mask"] = [1] * 5
-    check_lines(found, rows, batch.batch["advantages"])
-    assert [line["prompt_ids"] for line in found] == [[1]] * 5
-    expected = (rows["old_log_probs"][0] - 1).tolist()
-    assert found[0]["inference_logprobs"] == pytest.approx(expected, abs=1e-4)
-    check_header(folder, estimator, real_mean_entropy(rows))
-
-
-def test_the_legacy_trainer_dumps_what_its_actor_has_applied(legacy_trainer, legacy_batch, rows, tmp_path):  # noqa: F811
-    trainer, batch, folder = legacy_trainer, legacy_batch, tmp_path / "dump"
-    update = {"entropy_from": "update", "initial_entropy": 0.3, "dump_dir": str(folder)}
-    with open_dict(trainer.config):
-        trainer.config.algorithm.gtpo.update(update)
-    trainer._compute_old_log_prob(batch)
-    batch.batch["token_level_rewards"] = padded(rows, "rm_scores")
-    batch.batch["old_log_probs"] = padded(rows, "old_log_probs")
-    batch = compute_advantage(batch, adv_estimator="gtpo", config=trainer.config.algorithm)
-    asked, entropy = batch.batch[update_pass.ROWS], padded(rows, "entropy")
-    advantages, means = update_pass.apply_entropy(
-        batch.batch["advantages"], batch.batch["response_mask"], entropy, asked
-    )
-    entropies = list(zip(range(6), means.tolist(), entropy.tolist(), strict=True))
-    reduce_metrics({"actor/pg_loss": [1.0], f"actor/{update_pass.ENTROPIES}": entropies})
-    check_lines(lines(folder), rows, advantages)
+def test_initial_entropy_without_gtpo_is_that_of_the_first_dump(dumping, rows, tmp_path):
+    measured = real_mean_entropy(rows)
+    for global_steps in (1, 10):
+        dumping("v1", "grpo", global_steps=global_steps).step()
+        check_header(tmp_path / "dump", "grpo", measured)
+        rows["entropy"] = [entropy + 0.5 for entropy in rows["entropy"]]
 
 
 def test_a_dump_that_cannot_be_written_is_refused_before_the_run(compose_config, tmp_path):
-    dump, known = f"+algorithm.gtpo.dump_dir={tmp_path}", "algorithm.gtpo.initial_entropy=0.2"
+    dump = f"+algorithm.gtpo.dump_dir={tmp_path}"
     preflight.validate(compose_config("algorithm.adv_estimator=grpo", "+algorithm.gtpo.dump_freq=0"))
     with pytest.raises(ValueError, match="dump_freq=0"):
         preflight.validate(compose_config("algorithm.adv_estimator=grpo", dump, "+algorithm.gtpo.dump_freq=0"))
@@ -261,7 +200,7 @@ def test_a_dump_that_cannot_be_written_is_refused_before_the_run(compose_config,
     (tmp_path / "step_000001.jsonl").touch()
     with pytest.raises(ValueError, match="dump_dir=.* holds the dump of another run"):
         preflight.validate(compose_config(dump))
-    config = compose_config(dump, known)
+    config = compose_config(dump, KNOWN)
     (tmp_path / "gtpo_dump.json").write_text(json.dumps({"checkpoints": "/of/another/run"}))
     with pytest.raises(ValueError, match="dump_dir=.* holds the dump of another run"):
         preflight.validate(config)
@@ -277,5 +216,5 @@ def test_a_run_that_starts_again_drops_the_steps_that_it_will_make_again(compose
     config = compose_config(f"+algorithm.gtpo.dump_dir={tmp_path}")
     for step in (1, 100, 200):
         (tmp_path / f"step_{step:06d}.jsonl").write_text("{}")
-    dump = TokenDump.if_due(SimpleNamespace(config=config, global_steps=100))
+    dump = TokenDump.of(SimpleNamespace(config=config, global_steps=100))
     assert [path.name for path in tmp_path.glob("step_*")] == ["step_000001.jsonl"] and dump._bytes == 2

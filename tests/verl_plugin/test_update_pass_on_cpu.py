@@ -5,13 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 from tensordict import TensorDict
-from verl.utils.metric import reduce_metrics
 
 from gtpo_verl import GTPOConfig, compute_gtpo_outcome_advantage
 from gtpo_verl.advantage import compute_group_advantages
 from gtpo_verl.completions import Completions
-from gtpo_verl.verl_plugin import estimator, update_pass
-from gtpo_verl.verl_plugin.update_pass import apply_entropy, make_rows
+from gtpo_verl.verl_plugin import update_pass
+from gtpo_verl.verl_plugin.update_pass import Columns, RowEntropy, apply_entropy
 
 UIDS = [f"uid{row // 4}" for row in range(16)]
 
@@ -53,12 +52,15 @@ def test_micro_batches_of_whole_rows_get_eq_11(batch, settings, size):
     weighed, _ = compute_gtpo_outcome_advantage(
         **batch, config=replace(config, entropy_coeff=0, completion_filter="never")
     )
-    rows = make_rows(group_advantages, config, config.initial_entropy)
+    columns = Columns.make(group_advantages, config, config.initial_entropy)
     order = torch.randperm(16, generator=torch.Generator().manual_seed(size))
     means = torch.empty(16)
     for micro in order.split(size):
         advantages, means[micro] = apply_entropy(
-            weighed[micro], batch["response_mask"][micro], batch["entropy"][micro], rows[micro]
+            weighed[micro],
+            batch["response_mask"][micro],
+            batch["entropy"][micro],
+            Columns(*(column[micro] for column in columns)),
         )
         torch.testing.assert_close(advantages, whole[micro])
     mask = batch["response_mask"]
@@ -66,31 +68,27 @@ def test_micro_batches_of_whole_rows_get_eq_11(batch, settings, size):
 
 
 def test_entropy_off_the_mask_may_be_anything(batch):
-    rows = make_rows(torch.ones(16), GTPOConfig(), 0.1)
-    kept, _ = apply_entropy(batch["response_mask"].float(), batch["response_mask"], batch["entropy"], rows)
+    columns = Columns.make(torch.ones(16), GTPOConfig(), 0.1)
+    kept, _ = apply_entropy(batch["response_mask"].float(), batch["response_mask"], batch["entropy"], columns)
     entropy = torch.where(batch["response_mask"].bool(), batch["entropy"], torch.nan)
     torch.testing.assert_close(
-        apply_entropy(batch["response_mask"].float(), batch["response_mask"], entropy, rows)[0], kept
+        apply_entropy(batch["response_mask"].float(), batch["response_mask"], entropy, columns)[0], kept
     )
 
 
 def test_the_first_mean_of_a_row_counts_and_a_missing_one_is_nan():
-    means = update_pass.gather_means([(2, 0.5, None), (0, 0.1, None), (2, 0.9, None)], 4)
+    means = update_pass.gather_means([RowEntropy(2, 0.5, None), RowEntropy(0, 0.1, None), RowEntropy(2, 0.9, None)], 4)
     torch.testing.assert_close(means, torch.tensor([0.1, torch.nan, 0.5, torch.nan]), equal_nan=True)
 
 
+def test_columns_pass_through_a_batch_of_verl_in_any_order():
+    columns = Columns.make(torch.arange(4.0), GTPOConfig(), 0.1)
+    data = TensorDict(columns.fields(), batch_size=4)[[2, 0, 3, 1]]
+    assert Columns.of(data).row.tolist() == Columns.of(data).group_advantage.tolist() == [2, 0, 3, 1]
+    assert Columns.of(data.exclude("gtpo_row")) is None
+
+
 def test_a_forward_pass_without_entropy_is_an_error():
-    data = TensorDict({update_pass.ROWS: make_rows(torch.ones(2), GTPOConfig(), 0.1)}, batch_size=2)
+    columns = Columns.make(torch.ones(2), GTPOConfig(), 0.1)
     with pytest.raises(RuntimeError, match="set actor_rollout_ref.actor.calculate_entropy=True"):
-        update_pass.apply_in_actor(None, {"entropy": None}, data)
-
-
-def test_an_update_that_did_not_apply_the_entropy_is_an_error():
-    step = estimator.Step(None, None, 1, rows=make_rows(torch.ones(2), GTPOConfig(), 0.1))
-    token = estimator.current_step.set(step)
-    try:
-        assert reduce_metrics({"critic/vf_loss": [1.0]}) == {"critic/vf_loss": 1.0}
-        with pytest.raises(RuntimeError, match="the actor's loss did not apply the entropy"):
-            reduce_metrics({"actor/pg_loss": [1.0]})
-    finally:
-        estimator.current_step.reset(token)
+        update_pass.apply_in_actor(None, {"entropy": None}, TensorDict(columns.fields(), batch_size=2), columns)

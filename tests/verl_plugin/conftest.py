@@ -1,0 +1,24 @@
+import pytest
+from stages import STAGES
+from verl.trainer.ppo.v1 import trainer_base
+
+from gtpo_verl.verl_plugin.trainer_state import current
+
+
+@pytest.fixture
+def make_stage(compose_config, rows, monkeypatch):
+    """A trainer of verl by its name, with further overrides, on the rows of `rollout_batch` or on others."""
+    monkeypatch.setattr(trainer_base, "tq", None)
+    token = current.set(None)
+
+    def made(name, *overrides, rows=rows, **kwargs):
+        return STAGES[name](compose_config("data.max_response_length=6", *overrides), rows, **kwargs)
+
+    yield made
+    current.reset(token)
+
+
+@pytest.fixture(params=STAGES)
+def stage(make_stage, request):
+    """`make_stage` of each trainer."""
+    return lambda *overrides, **kwargs: make_stage(request.param, *overrides, **kwargs)

@@ -1,0 +1,163 @@
+"""What holds in both trainers of verl, V1 and legacy, from the rows to the loss and the log."""
+
+import numpy as np
+import pytest
+import torch
+from rollout_batch import UIDS, expected, padded, real_mean_entropy
+from verl.trainer.ppo import core_algos
+from verl.utils.metric import reduce_metrics
+
+from gtpo_verl import GTPOConfig
+from gtpo_verl.initial_entropy import InitialEntropy
+from gtpo_verl.verl_plugin.update_pass import Columns
+
+KNOWN = "algorithm.gtpo.initial_entropy=0.3"
+ORDER = [4, 2, 0, 5, 1, 3]
+
+
+@pytest.mark.parametrize("order", [range(6), ORDER])
+@pytest.mark.parametrize("name", ["gtpo", "gtpo_trajectory"])
+def test_advantages_are_those_of_the_bare_function_and_the_metrics_are_logged(stage, rows, order, name):
+    metrics, advantages = stage(f"algorithm.adv_estimator={name}").step(order)
+    initial_entropy = real_mean_entropy(rows)
+    torch.testing.assert_close(advantages, expected(rows, initial_entropy=initial_entropy))
+    assert metrics["gtpo/entropy/initial"] == pytest.approx(initial_entropy)
+    assert metrics["gtpo/group/size_min"] == 2 and metrics["timing_s/gtpo"] > 0
+    assert metrics["gtpo/entropy/truncated"] == pytest.approx(rows["entropy"][5].mean().item())
+    of_positive = [rows["old_log_probs"][i].mean() for i in (0, 5)]
+    assert metrics["gtpo/log_prob/positive"] == pytest.approx(torch.stack(of_positive).mean().item())
+    assert reduce_metrics({"actor/pg_loss": [1.0]}) == {"actor/pg_loss": 1.0}  # they are logged once
+
+
+def test_completions_cut_off_by_the_models_context_count_as_truncated(stage):
+    metrics, _ = stage("actor_rollout_ref.rollout.max_model_len=1").step()
+    assert metrics["gtpo/entropy/truncated"] == pytest.approx(metrics["gtpo/entropy/mean"])
+
+
+def test_settings_reach_the_estimator(stage, rows):
+    overrides = ["algorithm.gtpo.entropy_coeff=0.7", "+algorithm.gtpo.conflict_span=all"]
+    _, advantages = stage(*overrides, KNOWN, "algorithm.norm_adv_by_std_in_grpo=false").step()
+    config = GTPOConfig(entropy_coeff=0.7, conflict_span="all", initial_entropy=0.3)
+    torch.testing.assert_close(advantages, expected(rows, config=config, norm_adv_by_std_in_grpo=False))
+
+
+def test_initial_entropy_is_measured_once_and_written(stage, rows):
+    gtpo = stage()
+    first, _ = gtpo.step()
+    rows["entropy"] = [e + 0.5 for e in rows["entropy"]]
+    second, _ = gtpo.step()
+    assert second["gtpo/entropy/initial"] == first["gtpo/entropy/initial"] < second["gtpo/entropy/mean"]
+    record = InitialEntropy.load(gtpo.config.trainer.default_local_dir)
+    assert record.value == first["gtpo/entropy/initial"] and (record.completions, record.prompts) == (5, 2)
+
+
+@pytest.mark.parametrize("global_steps", [2, 9])
+def test_resumed_run_reads_the_record_and_does_not_measure(stage, global_steps):
+    gtpo = stage(global_steps=global_steps)
+    InitialEntropy(0.123).save(gtpo.config.trainer.default_local_dir, GTPOConfig())
+    assert gtpo.step()[0]["gtpo/entropy/initial"] == 0.123
+    with pytest.raises(ValueError, match="algorithm.gtpo.initial_entropy"):
+        stage("trainer.default_local_dir=/nowhere", global_steps=global_steps).step()
+
+
+def test_resumed_run_without_record_needs_none_where_the_filter_does_not_rest_on_it(stage, tmp_path):
+    overrides = [f"trainer.default_local_dir={tmp_path / 'none'}", "algorithm.gtpo.completion_filter=always"]
+    metrics, _ = stage(*overrides, global_steps=9).step()
+    assert "gtpo/entropy/initial" not in metrics and metrics["gtpo/filter/active"] == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "name"), [("rm_scores", "reward"), ("entropy", "entropy"), ("old_log_probs", "old_log_probs")]
+)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_value_that_is_not_finite_is_an_error_that_names_uid_and_row(stage, rows, field, name, value):
+    rows[field][2][1] = value
+    with pytest.raises(ValueError, match=rf"the {name} of row 2 \(uid q\) is {value}"):
+        stage(KNOWN).step()
+
+
+def test_a_log_prob_off_the_mask_may_be_anything(stage, rows):
+    rows["old_log_probs"][4][0] = -torch.inf
+    _, advantages = stage(KNOWN).step()
+    torch.testing.assert_close(advantages, expected(rows, initial_entropy=0.3))
+
+
+def test_rejected_tokens_keep_their_position_and_get_no_advantage(stage, rows):
+    """verl's rollout correction takes them out of the mask before it computes advantages."""
+    rows["rollout_log_probs"] = [x.clone() for x in rows["old_log_probs"]]
+    rows["rollout_log_probs"][0][0] -= 5
+    correction = "algorithm.rollout_correction.rollout_rs"
+    rejecting = stage(KNOWN, f"{correction}=token_k2", f"{correction}_threshold=2.0")
+    advantages = rejecting.advantages()
+    kept = padded(rows, "response_mask")
+    kept[0, 0] = 0
+    assert torch.equal(rejecting.batch["response_mask"].long(), kept)
+    torch.testing.assert_close(advantages, expected(rows, initial_entropy=0.3) * kept)
+
+
+def test_prompts_that_differ_within_a_group_share_no_positions(stage, rows):
+    """Groups p and q have a conflict on the first token; one completion of q then answers another prompt."""
+    for row in rows["responses"]:
+        row[0] = 7
+    _, alike = stage(KNOWN).step()
+    rows["prompts"][5] = torch.tensor([1, 2])
+    metrics, advantages = stage(KNOWN).step()
+    torch.testing.assert_close(advantages[[0, 1, 3, 4]], alike[[0, 1, 3, 4]])
+    plain = expected(rows, config=GTPOConfig(conflict_span="none"), initial_entropy=0.3)
+    torch.testing.assert_close(advantages[[2, 5]], plain[[2, 5]])
+    assert (advantages[[2, 5]] != alike[[2, 5]]).any() and metrics["gtpo/group/size_min"] == 2
+
+
+def test_with_the_entropy_from_the_update_metrics_and_advantages_are_the_same(stage, rows, tmp_path):
+    """The trainer's rows have λA and ⟨H⟩ is asked of the update, whose metrics then bring what is logged otherwise."""
+    gtpo = ["algorithm.gtpo.completion_filter=always", "+algorithm.gtpo.entropy_threshold=0.5"]
+    before, whole = stage(*gtpo).step(ORDER)
+    record = InitialEntropy.path(tmp_path / "checkpoints")
+    value = InitialEntropy.load(record.parent).value
+    record.unlink()
+
+    from_update = stage(*gtpo, "algorithm.gtpo.entropy_from=update")
+    metrics, advantages = from_update.step(ORDER)
+    assert (advantages != whole).any()
+    torch.testing.assert_close(from_update.in_own_order(from_update.used), whole)
+    assert metrics.pop("timing_s/gtpo") > 0 and before.pop("timing_s/gtpo") > 0
+    assert metrics == pytest.approx(before)
+    assert InitialEntropy.load(record.parent).value == pytest.approx(value)
+
+
+@pytest.mark.parametrize("entropy_from", ["old_log_prob", "update"])
+def test_a_step_that_no_update_followed_is_an_error_at_the_next(stage, entropy_from):
+    gtpo = stage(KNOWN, f"algorithm.gtpo.entropy_from={entropy_from}")
+    gtpo.advantages()
+    gtpo.trainer.global_steps = 2
+    with pytest.raises(RuntimeError, match="advantages of step 1 were not followed by an update"):
+        gtpo.advantages()
+
+
+def test_a_critic_may_be_warmed_up_first(stage):
+    gtpo = stage(KNOWN, "algorithm.gtpo.entropy_from=update", "trainer.critic_warmup=3")
+    for step in (1, 2):
+        gtpo.trainer.global_steps = step
+        gtpo.advantages()
+        assert reduce_metrics({"critic/vf_loss": [1.0]}) == {"critic/vf_loss": 1.0}
+    gtpo.trainer.global_steps = 3
+    assert "gtpo/entropy/mean" in gtpo.step()[0]
+
+
+def test_an_actor_whose_loss_did_not_apply_the_entropy_is_an_error(stage):
+    gtpo = stage(KNOWN, "algorithm.gtpo.entropy_from=update")
+    gtpo.advantages()
+    assert Columns.of(gtpo.batch) is not None
+    with pytest.raises(RuntimeError, match="the actor's loss did not apply the entropy"):
+        reduce_metrics({"actor/my_loss": [1.0]})
+
+
+def test_grpo_in_the_same_process_is_verls(stage, rows):
+    stage(KNOWN).step()
+    grpo = stage("algorithm.adv_estimator=grpo")
+    metrics, advantages = grpo.step()
+    verls, _ = core_algos.compute_grpo_outcome_advantage(
+        padded(rows, "rm_scores"), padded(rows, "response_mask"), np.array(UIDS)
+    )
+    assert torch.equal(advantages, verls) and metrics == {}
+    assert not any("gtpo" in name for name in grpo.batch.keys())
