@@ -6,15 +6,11 @@ from transfer_queue import KVBatchMeta
 
 
 class InMemoryQueue:
-    """What verl's trainers ask of TransferQueue: fields of rows by key, and tags of keys by partition.
-
-    `put` has what was put last of each field, padded, in the order in which it was put.
-    """
+    """What verl's trainers ask of TransferQueue: fields of rows by key, and tags of keys by partition."""
 
     def __init__(self, rows, tags=None):
         self.rows = {key: dict(fields) for key, fields in rows.items()}
         self.tags = tags or {}
-        self.put = {}
 
     @classmethod
     def of_columns(cls, columns, keys):
@@ -41,7 +37,6 @@ class InMemoryQueue:
     def kv_batch_put(self, keys, partition_id, fields, tags=None):
         for name in fields.keys():
             values = fields[name]
-            self.put[name] = values.to_padded_tensor(0.0) if torch.is_tensor(values) and values.is_nested else values
             values = values.unbind() if torch.is_tensor(values) else list(values)
             for key, value in zip(keys, values, strict=True):
                 self.rows.setdefault(key, {})[name] = value
