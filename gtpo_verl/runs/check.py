@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"{x.subject}: {x.says}")
     for x in found:
         if x.advice:
-            print(f"warning: {x.subject}: {x.says}: {x.advice}")
+            print(f"warning: {x.subject}: {x.says}: {x.advice}".replace(": \n", ":\n"))
     for x in problems:
         print(": ".join(filter(None, ("problem", x.subject, x.says, x.remedy))))
     if problems:
@@ -212,7 +212,7 @@ def _settings(config: Any) -> Iterator[Finding]:
         yield Finding("", "", problem)
     with suppress(ValueError):  # of algorithm.gtpo, which is among the problems
         if names_and_versions.serves(config) and (departures := preflight.departures(config)):
-            yield Finding("GTPO", "this is not the paper's", advice=f"\n{preflight.as_table(departures)}")
+            yield Finding("GTPO", "differs from the paper's in", advice=f"\n{preflight.as_table(departures)}")
     if unclipped := preflight.unclipped_updates(config):
         paper = {"trainer.v1.trainer_mode": "sync", "actor_rollout_ref.actor.ppo_epochs": 1}
         one = " ".join(f"{x.setting}={paper.get(x.setting, config.data.train_batch_size)}" for x in unclipped)

@@ -139,7 +139,7 @@ def _weights(get: Callable) -> Iterator[Finding]:
     try:
         tied, size = _model(path)
     except (OSError, ValueError) as error:
-        yield Finding("model", f"{path} cannot be read", str(error))
+        yield Finding("model", f"{path} cannot be read", " ".join(str(error).split()))
         return
     bucket = int(get(f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", 2048)) << 20
     if vllm and tied and (parts := math.ceil(4 * size / bucket)) > 1:
