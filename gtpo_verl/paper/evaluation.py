@@ -182,7 +182,10 @@ def read_dump(path: Path) -> dict[str, list[Question]]:
         session, output = number, 0
         if match := re.fullmatch(r"(.+)_(\d+)_(\d+)", str(row.get("uid"))):
             question, session, output = match[1], int(match[2]), int(match[3])
-        draws = drawn.setdefault((str(row.get("data_source") or ""), question), {})
+        source = str(row.get("data_source") or "")
+        if not source.isprintable():
+            raise ValueError(f"{path}:{number}: data_source is {source!r}: give it a name that can be printed")
+        draws = drawn.setdefault((source, question), {})
         if session not in draws or output >= draws[session][0]:
             draws[session] = output, row
 
