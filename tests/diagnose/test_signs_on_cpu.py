@@ -70,6 +70,8 @@ def test_each_sign_is_named_once_with_its_numbers_and_a_remedy(changed, meaning,
 
 def test_most_completions_cut_off_from_the_start_is_a_sign_of_a_low_limit():
     (sentence,) = said([HEALTHY | {"ended": 0.3}] * 2 * STEPS + [HEALTHY | {"ended": 0.1}] * 2 * STEPS)
+    assert said([HEALTHY | {"ended": 0.501}] * 2 * STEPS) == []
+    assert len(said([HEALTHY | {"ended": 0.499}] * 2 * STEPS)) == 1
     assert sentence.startswith("most completions are cut off") and sentence.endswith(
         "Try: data.max_response_length=128"
     )
@@ -108,6 +110,14 @@ def test_a_run_that_begins_so_has_not_collapsed():
     assert said([HEALTHY | (start if n < 2 * STEPS else later) for n in range(4 * STEPS)]) == []
 
 
+def test_a_mismatch_that_was_tiny_may_grow_tenfold():
+    assert said([{"mismatch": 0.001}] * STEPS + [{"mismatch": 0.02}] * STEPS) == []
+
+
+def test_the_window_has_ten_steps_and_640_completions():
+    assert [window(completions) for completions in (8, 63, 64, 10_000)] == [80, 11, 10, 10]
+
+
 def test_one_bad_step_is_no_collapse():
     records = run()
     records[25] = HEALTHY | {"accuracy": 0.0, "reward": 0.0, "ended": 0.1}
@@ -138,6 +148,8 @@ def test_a_reward_from_minus_one_to_one_has_lost_half_when_it_is_half_way_to_min
         ({"accuracy": 0.7}, {"accuracy": 0.59}, ["accuracy"]),  # below its start
         ({"strict": 0.2, "accuracy": 0.7}, {"strict": 0.11, "accuracy": 0.7}, []),  # half, of few
         ({"ended": 1.0}, {"ended": 0.85}, ["ended"]),
+        ({"strict": 0.9}, {"strict": 0.3}, ["strict"]),
+        ({"reward": 10.0}, {"reward": 9.1}, []),
         ({"reward": 10.0}, {"reward": 8.9}, ["reward"]),  # by a tenth
         ({"accuracy": 0.7, "reward": 10.0}, {"accuracy": 0.7, "reward": 1.0}, []),  # accuracy says more
     ],
@@ -154,6 +166,18 @@ def test_an_outcome_that_rose_is_lost_below_half_of_its_best():
     for step, value in enumerate([0.1] * STEPS + [0.9] * STEPS + [0.44] * STEPS):
         watched.observe(step, {"accuracy": value})
     assert watched.lost(watched.trends) == ["accuracy"]
+
+
+def test_half_of_a_small_best_is_no_loss():
+    watched = Watch({"strict": STEPS}, "verl")
+    for step, value in enumerate([0.05] * STEPS + [0.18] * STEPS + [0.085] * STEPS):
+        watched.observe(step, {"strict": value})
+    assert watched.lost(watched.trends) == []
+
+
+def test_the_first_metric_that_is_logged_counts_and_a_share_of_the_opposite_is_turned():
+    assert translate({"completions/clipped_ratio": 0.25}, "TRL") == {"ended": 0.75}
+    assert translate({"actor/entropy_loss": 2.0, "actor/entropy": 1.0}, "verl") == {"entropy": 1.0}
 
 
 @pytest.mark.parametrize(
