@@ -138,7 +138,8 @@ def legacy_step(trainer: Any, rows: dict[str, Any]) -> torch.Tensor:
     data = data.union(old_log_prob)
     data.batch["entropy"] = entropys  # kept by a patched verl, see patches/
     data.batch["token_level_rewards"] = padded["rm_scores"]
-    data = ray_trainer.compute_advantage(data, adv_estimator="gtpo", config=trainer.config.algorithm)
+    algorithm = trainer.config.algorithm
+    data = ray_trainer.compute_advantage(data, adv_estimator=algorithm.adv_estimator, config=algorithm)
     return data.batch["advantages"][real.bool()]
 
 

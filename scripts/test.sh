@@ -16,7 +16,7 @@ case ${1:-} in
         shift
         selected=(
             tests/test_{advantage,config,conflict,group,initial_entropy,loss,metrics}_on_cpu.py
-            tests/verl_plugin/test_{collapse,legacy_trainer,v1_trainer}_on_cpu.py
+            tests/verl_plugin/test_{collapse,trainers,legacy_trainer,v1_trainer}_on_cpu.py
         )
         extras=()
         ;;
