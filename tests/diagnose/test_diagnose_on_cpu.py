@@ -112,6 +112,7 @@ def test_completions_that_verl_cuts_off_are_seen_with_the_limit(tmp_path):
 def test_too_few_completions_for_a_verdict_is_said(tmp_path):
     log = write(tmp_path / "run.jsonl", [{"completion/eos_rate": n % 2 / 8, "reward/acc/mean": 0.5} for n in range(60)])
     assert diagnose(log)["verdict"] == "cannot tell"
+    assert diagnose(log, completions=16)["verdict"] == "cannot tell"  # one window and a half
     assert diagnose(log, completions=64)["verdict"] != "cannot tell"
 
 
