@@ -103,6 +103,9 @@ def keep(record: dict[str, Any], path: Path) -> None:
 def list_runs() -> None:
     """Each block's runs, how many are done, the hours that they took and those that are left."""
     for name, runs in {"one prompt a step": one_prompt(), **blocks()}.items():
+        if not runs:
+            print(f"{name}: waits for the choice of a rate")
+            continue
         done = [cell.log(seed) for cell, seed in runs if cell.log(seed).exists()]
         seconds = [json.loads(read_log(log))["seconds"] for log in done]
         left = f", about {statistics.median(seconds) * (len(runs) - len(done)) / 3600:.1f} h left" if seconds else ""
