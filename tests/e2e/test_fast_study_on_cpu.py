@@ -40,18 +40,19 @@ def test_with_the_real_model_too(tmp_path):
     smollm2.prepare(tmp_path / "task", smollm2.Config())
     steps = take_steps(tmp_path / "task", tmp_path)
     for case in fast_step.REAL_CASES:
-        check_step(steps, case)
+        # verl takes the entropy from sums of 49,152 logits, which rounds it by 1e-4.
+        check_step(steps, case, atol=5e-6, entropy_rel=3e-4)
 
 
-def check_step(steps, case):
+def check_step(steps, case, atol=1e-6, entropy_rel=1e-5):
     step, moved = steps[case], []
     for name, start in steps["start"].items():
-        torch.testing.assert_close(step["fast"][name], step["verl"][name], rtol=0, atol=1e-6)
+        torch.testing.assert_close(step["fast"][name], step["verl"][name], rtol=0, atol=atol)
         moved.append((step["fast"][name] - start).abs().max())
     assert max(moved) > 1e-3
     logged, metrics = step["logged"], step["metrics"]
     assert logged["grad_norm"] == pytest.approx(metrics["actor/grad_norm"], rel=1e-4)
-    assert logged["entropy"] == pytest.approx(metrics.get("gtpo/entropy/mean", logged["entropy"]), rel=1e-5)
+    assert logged["entropy"] == pytest.approx(metrics.get("gtpo/entropy/mean", logged["entropy"]), rel=entropy_rel)
 
 
 def test_the_methods_take_different_steps(steps):
