@@ -53,11 +53,18 @@ def _range(low: float, high: float, pairs: Sequence[tuple[float, Run, Run]]) -> 
     }
 
 
-def half_rate() -> dict[str, int]:
-    """Of the runs that lost their clean endings and a twin at half of their rate, how many twins kept them."""
+def kept() -> dict[str, int]:
+    """How many runs kept their clean endings at half of a rate at which their twins lost them, and how many with a
+    reward that sees them."""
     runs = {(run.cell, run.seed): run for run in runs_of(TABLES["main"])}
     twins = [runs.get((replace(cell, lr=cell.lr / 2), seed)) for (cell, seed), run in runs.items() if lost(run)]
-    return {"lost": sum(twin is not None for twin in twins), "kept": sum(not lost(twin) for twin in twins if twin)}
+    strict = [run for run in runs_of(TABLES["controls"]) if run.cell.method == "grpo_strict"]
+    return {
+        "lost": sum(twin is not None for twin in twins),
+        "kept": sum(not lost(twin) for twin in twins if twin),
+        "strict": len(strict),
+        "strict_kept": sum(not lost(run) for run in strict),
+    }
 
 
 def calibration() -> dict[str, Any]:
@@ -70,7 +77,7 @@ def calibration() -> dict[str, Any]:
 
 def write() -> None:
     """Write `EVIDENCE`."""
-    evidence = {"early": EARLY, "shares": shares(), "half_rate": half_rate(), "calibration": calibration()}
+    evidence = {"early": EARLY, "shares": shares(), "kept": kept(), "calibration": calibration()}
     atomic_write(EVIDENCE, json.dumps(evidence, indent=1) + "\n")
 
 

@@ -8,7 +8,7 @@ from studies import calibration, shares
 def test_the_evidence_of_diagnose_is_what_the_logs_give():
     evidence = json.loads(shares.EVIDENCE.read_text())
     assert evidence["shares"] == shares.shares(), "python -m studies.shares"
-    assert evidence["half_rate"] == shares.half_rate()
+    assert evidence["kept"] == shares.kept()
     assert evidence["calibration"] == shares.calibration()
     assert evidence["early"] == shares.EARLY
 

@@ -147,11 +147,12 @@ def diagnose(
     Raises:
         ValueError: nothing can be made of these files; the message names the file and a remedy.
     """
-    framework, steps, seen = "verl", {}, None
+    framework, steps, seen, applied = "verl", {}, None, False
     if rollouts is None and log.is_dir() and any(log.glob("gtpo_dump.json")) | any(log.glob("[0-9]*.jsonl")):
         rollouts = log
     else:
         log, framework, logged = read_log(log)
+        applied = any("gtpo/filter/active" in metrics for metrics in logged.values())
         steps = {step: translate(metrics, framework, limit) for step, metrics in logged.items()}
         steps = {step: numbers for step, numbers in steps.items() if numbers.keys() & NUMBERS.keys()}
         if not steps:
@@ -178,7 +179,7 @@ def diagnose(
     watch = Watch(windows | ({"limit": 1} if limit else {}), framework)
     for step in sorted(steps):
         watch.observe(step, steps[step] | ({"limit": limit} if limit else {}))
-    signs = [sign for sign in SIGNS if sign in watch.showing]
+    signs = sorted((sign for sign in SIGNS if sign in watch.showing), key=lambda sign: watch.showing[sign])
     verdict, why = judge(watch, signs, {name for name in windows if counts[name] >= 2 * size}, 2 * size)
     ordered = sorted(steps)  # a sign shows at the end of the first window that is bad
     before = [ordered.index(watch.showing[sign]) - windows[sign.numbers[0]] for sign in signs]
@@ -193,7 +194,7 @@ def diagnose(
         "sound_until": ordered[min(before)] if signs and min(before) >= 0 else None,
         "numbers": {name: _number(name, watch) for name in NUMBERS if name in windows},
         "signs": [_describe(sign, watch, seen.completions if seen else []) for sign in signs],
-        "gtpo": would_gtpo_change_it(seen, watch, signs),
+        "gtpo": would_gtpo_change_it(seen, applied, watch, signs),
         "not_logged": {name: FRAMEWORKS[framework].to_log.get(name) for name in NUMBERS if name not in windows},
         "calibration": EVIDENCE["calibration"],
     }
@@ -239,7 +240,10 @@ def _describe(sign: Sign, watch: Watch, completions: list[dict[str, Any]]) -> di
     """A sign, with the three completions of the last steps that show it best."""
     name, tried = sign.numbers[0], ""
     if sign.remedy == "lr" and name in ("ended", "strict"):
-        tried = "half the rate kept clean endings in {kept} of {lost} runs".format(**EVIDENCE["half_rate"])
+        tried = (
+            "half the rate kept clean endings in {kept} of {lost} runs that had lost them, "
+            "a reward for the format and nothing else in {strict_kept} of {strict} runs"
+        ).format(**EVIDENCE["kept"])
     more_is_worse = not NUMBERS[name][1]
     having = [x for x in completions if name in x and (more_is_worse or x[name] != 1)]
     worst = sorted(having, key=lambda x: (x[name] * (-1) ** more_is_worse, -x["step"]))[:3]
@@ -254,16 +258,18 @@ def _describe(sign: Sign, watch: Watch, completions: list[dict[str, Any]]) -> di
     }
 
 
-def would_gtpo_change_it(seen: "Rollouts | None", watch: Watch, signs: list[Sign]) -> dict[str, Any]:
+def would_gtpo_change_it(seen: "Rollouts | None", applied: bool, watch: Watch, signs: list[Sign]) -> dict[str, Any]:
     """What the study found where as many tokens were in conflict, with the shares of these rollouts."""
     if seen is None:
+        if applied:
+            return {"answer": "no", "why": "it is GTPO's own run"}
         return {"answer": "cannot tell", "why": "that needs the run's completions: --rollouts"}
     early = [numbers for step, numbers in seen.steps.items() if step <= EVIDENCE["early"]] or [*seen.steps.values()][:1]
     shares = {name: fmean(x[name] for x in early) for name in ("forward", "backward", "either", "groups")}
     studied = EVIDENCE["shares"]
     found = next((x for x in studied if x["from"] <= shares["either"] <= x["to"]), None)
     no = {
-        "it is GTPO's own run": seen.applied,
+        "it is GTPO's own run": applied or seen.applied,
         "good and bad completions share no token at their ends": not shares["either"],
         "the reward already sees whether a completion ends": seen.unpunished and fmean(seen.unpunished) < 0.05,
     }
@@ -303,7 +309,8 @@ def screen(report: Mapping[str, Any]) -> str:
     lines += ["", *_wrap(f"{report['verdict'].upper()}: {report['why']}.")]
     signs = report["signs"]
     if report["sound_until"]:
-        lines += _wrap(f"Sound until about step {report['sound_until']}: the last checkpoint before it is good.")
+        until = f"Sound until about step {report['sound_until']}, a window of means before the first bad one"
+        lines += _wrap(f"{until}: go back to the last checkpoint before it.")
     for number, sign in enumerate(signs, start=1):
         note = "" if sign["calibrated"] else " (uncalibrated)"
         lines += _wrap(f"{number}. since step {sign['since']}: {sign['meaning']}{note}", "   ")

@@ -119,7 +119,7 @@ def growth(length: Trend, limit: Trend) -> float:
 
 
 SIGNS = (
-    Sign(("ended",), no_longer_end, 0.1, "completions no longer end"),
+    Sign(("ended",), no_longer_end, 0.1, "some completions no longer end"),
     Sign(("ended",), lambda ended: 1 - ended.best, 0.5, "most completions are cut off, from the start", "limit"),
     Sign(("repetition",), lambda x: x.now - x.lowest, 0.2, "completions repeat themselves", calibrated=False),
     Sign(("equal", "reward"), equal_and_worse, 0.95, "nearly all groups have equal rewards, below the best", "filter"),
@@ -131,7 +131,7 @@ SIGNS = (
         "filter",
         calibrated=False,
     ),
-    Sign(("strict",), drop, 0.1, "text appears outside the format, unseen by the format reward"),
+    Sign(("strict",), drop, 0.1, "text appears outside the format, which the format reward does not see"),
     Sign(("format",), share_lost, 0.5, "completions lose their format"),
     Sign(("accuracy",), accuracy_lost, 0.5, "accuracy fell below half of its best"),
     Sign(("reward",), share_lost, 0.5, "the reward fell below half of its best"),

@@ -79,8 +79,13 @@ def test_json_has_what_the_screen_says(capsys):
     assert status == 2 and report == diagnose(NO_END)
     assert report["verdict"] == "failed" and report["steps"] == [1, 600] and report["means_over"] == 80
     assert report["numbers"]["ended"] == {"start": 1.0, "best": 1.0, "now": pytest.approx(0.8125), "since": 329}
-    assert [sign["since"] for sign in report["signs"]] == [329, 284] and report["sound_until"] == 204
+    assert [sign["since"] for sign in report["signs"]] == [284, 329] and report["sound_until"] == 204
     assert screen(report) == screen(diagnose(NO_END))
+
+
+def test_a_run_of_gtpo_is_not_asked_whether_gtpo_would_change_it(capsys):
+    _, said, _ = command(capsys, NO_END.with_name("gtpo-lr0.0001-seed1.jsonl.gz"))
+    assert "Would GTPO change it? No: it is GTPO's own run." in said
 
 
 def test_a_sign_without_a_loss_is_degraded(tmp_path):
@@ -128,7 +133,7 @@ def test_shares_show_of_how_many_completions_they_are():
 def test_the_demos_rollouts_show_repetition_and_three_completions(capsys):
     status, said, _ = command(capsys, DEMO, "--tokenizer", DEMO)
     assert status == 3 and "CANNOT TELL: a verdict needs 160 steps" in said  # 11 steps of one prompt
-    assert "completions no longer end" in said and "completions repeat themselves (uncalibrated)" in said
+    assert "some completions no longer end" in said and "completions repeat themselves (uncalibrated)" in said
     assert said.count("   step 400: '<reasoning>") == 6
     assert "forward mask 42%, backward mask 37%, either 73%; groups with a conflict: 100%." in " ".join(said.split())
     assert max(map(len, said.splitlines())) <= 80 and len(said.splitlines()) <= 40

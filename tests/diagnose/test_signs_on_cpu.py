@@ -45,7 +45,7 @@ def said(records, **settings):
 @pytest.mark.parametrize(
     ("changed", "meaning", "calibrated"),
     [
-        ({"ended": 0.5}, "completions no longer end", True),
+        ({"ended": 0.5}, "some completions no longer end", True),
         ({"repetition": 0.6}, "completions repeat themselves", False),
         ({"equal": 1.0, "reward": 12.0}, "nearly all groups have equal rewards", True),
         ({"unearned": 0.9}, "most groups with unequal rewards have no right answer", False),
@@ -228,7 +228,7 @@ def test_no_false_alarm_on_healthy_runs(log):
 STUDY = ROOT / "studies/results/verl"
 BESIDE, NO_END, NO_FORMAT = (
     "text appears outside the format",
-    "completions no longer end",
+    "some completions no longer end",
     "completions lose their format",
 )
 NO_ACCURACY, NO_REWARD = "accuracy fell below half of its best", "the reward fell below half of its best"

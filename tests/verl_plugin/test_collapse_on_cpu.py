@@ -58,10 +58,10 @@ def test_signs_that_show_in_one_step_are_all_said():
         for record in records:
             watch.logged(record)
     assert str(raised.value) == (
-        "trainer.collapse_watch=stop, checkpoint of step 26 written: completions no longer end: completions that end 0 "
-        "(first 1, best 1), means over 10 steps. Try: actor_rollout_ref.actor.optim.lr=5e-05; text appears outside the "
-        "format, unseen by the format reward: format and nothing else -0.045 (first 0.95, best 0.95), means over 10 "
-        "steps. Try: actor_rollout_ref.actor.optim.lr=5e-05"
+        "trainer.collapse_watch=stop, checkpoint of step 26 written: some completions no longer end: completions that "
+        "end 0 (first 1, best 1), means over 10 steps. Try: actor_rollout_ref.actor.optim.lr=5e-05; text appears "
+        "outside the format, which the format reward does not see: format and nothing else -0.045 (first 0.95, best "
+        "0.95), means over 10 steps. Try: actor_rollout_ref.actor.optim.lr=5e-05"
     )
 
 
@@ -139,7 +139,7 @@ def test_completions_that_verl_cuts_off_are_seen_without_any_metric_of_ours(capl
     for step in range(4 * STEPS):
         cut = {"response_length/max": 64 if step > 20 else 50, "response_length/clip_ratio": 0.5}
         watch.logged(cut | {"training/global_step": step})
-    assert "completions no longer end: completions that end 0.85 (first 1, best 1)" in caplog.text
+    assert "some completions no longer end: completions that end 0.85 (first 1, best 1)" in caplog.text
 
 
 def test_nothing_is_watched_unless_it_is_asked_for():
