@@ -79,7 +79,8 @@ def write(dump, step, batch, uids, prompts, row_len, initial_entropy=0.3):
 
 def write_dump(folder, tokenizer, steps, adv_estimator="gtpo", prompt="7 + 5 = ?", **config):
     """A dump of `steps`: {step: (texts, rewards, entropy)}, every step one group."""
-    dump = TokenDump(VerlGTPOConfig(dump_dir=str(folder), dump_freq=1, **config), adv_estimator, tokenizer)
+    settings = VerlGTPOConfig(dump_dir=str(folder), dump_freq=1, **config)
+    dump = TokenDump(settings, adv_estimator, tokenizer, applied=adv_estimator == "gtpo")
     for step, (texts, rewards, entropy) in steps.items():
         completions = [[*(text if isinstance(text, bytes) else text.encode()), END] for text in texts]
         batch, row_len = batch_of(completions, rewards, entropy)
