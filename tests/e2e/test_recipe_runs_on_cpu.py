@@ -113,7 +113,8 @@ def test_the_grpo_recipe_trains_after_a_launch_that_failed_goes_on_as_gtpo_and_i
         assert step["actor/grad_norm"] > 0 and step["actor/kl_coef"] == 0.04 and "actor/kl_loss" in step
         assert "reward/strict/mean" in step and not any("gtpo" in key for key in step)
 
-    output, _ = recipe("run_gtpo_qwen", "algorithm.gtpo.entropy_coeff=0.2", status=2, NGPUS_PER_NODE="2")
+    changed = "algorithm.gtpo.entropy_coeff=0.2", "algorithm.gtpo.initial_entropy=0.3"
+    output, _ = recipe("run_gtpo_qwen", *changed, status=2, NGPUS_PER_NODE="2")
     for change in ("adv_estimator=grpo, now gtpo", "entropy_coeff=unset, now 0.2", "n_gpus_per_node=1, now 2"):
         assert change in output
     (tmp_path / "run_gtpo_qwen/settings.json").unlink()
