@@ -129,7 +129,7 @@ def test_the_grpo_recipe_trains_after_a_launch_that_failed_goes_on_as_gtpo_and_i
     checkpoint = tmp_path / "run_gtpo_qwen/checkpoints/global_step_2"
     of = {"DATA_ROOT": str(task.parent), "DATASETS": task.name, "SAMPLES": "2", "LABEL": "tiny/sums/GRPO"}
     output, _ = recipe("evaluate", str(checkpoint), "data.val_max_samples=4", **of)
-    assert "| tiny | sums | GRPO | ours, unbiased |" in output
+    assert "| tiny | sums | GRPO | arithmetic pass@1 |" in output
     assert len((tmp_path / "evaluate/arithmetic.jsonl").read_text().splitlines()) == 8
     assert (checkpoint / "exported/model.safetensors").exists()
 
