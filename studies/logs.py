@@ -1,8 +1,6 @@
 """The runs of the study from their logs: curves, endpoints, and how methods are compared."""
 
 import functools
-import gzip
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -11,7 +9,7 @@ import numpy as np
 from scipy.stats import bootstrap, mannwhitneyu, trim_mean
 
 from gtpo_verl.paper.evaluation import pass_at_k
-from studies.plan import ADDITION, COUNTING, HOT_ADDITION, HOT_COUNTING, SEEDS, SPELLING, WORDED, Cell
+from studies.plan import ADDITION, COUNTING, HOT_ADDITION, HOT_COUNTING, SEEDS, SPELLING, WORDED, Cell, read_log
 
 SAMPLES, K = 64, (1, 2, 4, 8, 16, 32, 64)
 STRETCH = 50
@@ -94,8 +92,7 @@ def stretches(values: np.ndarray) -> np.ndarray:
 @functools.cache
 def load(cell: Cell, seed: int) -> Run:
     """A run from its log."""
-    with gzip.open(cell.log(seed), "rt") as file:
-        record = json.load(file)
+    record = read_log(cell.log(seed))
     curves = {name: np.array(values) for name, values in record["steps"].items()}
     held_out = record["held_out"]
     pass_at = {k: round(float(np.mean([pass_at_k(SAMPLES, right, k) for right in held_out["right"]])), 9) for k in K}

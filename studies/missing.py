@@ -34,8 +34,3 @@ def write_log(text: str, path: Path) -> None:
     """Write a log, compressed; the file appears when it is whole, and the same text gives the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(path, gzip.compress(text.encode(), mtime=0))
-
-
-def read_log(path: Path) -> str:
-    """The text of a log."""
-    return gzip.decompress(path.read_bytes()).decode()

@@ -251,7 +251,8 @@ def log_probs(
             behind = hidden(fused, ids[:, :-1].unsqueeze(0), cache, added.shape[1], mask)
             states = torch.cat([states, behind], 2)
         distribution = (logits_of(fused, states[:, mine]).squeeze(0) / temperature).log_softmax(-1)
-        places = rows[mine.nonzero()[:, 0]], mine.nonzero()[:, 1]
+        row, place = mine.nonzero(as_tuple=True)
+        places = rows[row], place
         log_prob = log_prob.index_put(places, distribution.gather(-1, ids[mine].unsqueeze(-1)).squeeze(-1))
         entropy[places] = -(distribution.exp() * distribution).sum(-1).detach()
     return log_prob, entropy

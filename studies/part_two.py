@@ -1,6 +1,5 @@
 """Part two of the study from its logs: a run's endpoints, each method at its own best rate, and the rates it bears."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,8 +8,7 @@ import pandas as pd
 
 from gtpo_verl.paper.evaluation import pass_at_k
 from studies.logs import TITLES, Comparison, rate
-from studies.missing import read_log
-from studies.plan import Cell, blocks
+from studies.plan import Cell, blocks, read_log
 
 EARLY = 20
 """Steps at the start in which shares of conflict tokens are taken, and at the end for entropy and length."""
@@ -32,7 +30,7 @@ METRICS = {
 
 def load(cell: Cell, seed: int) -> dict[str, Any]:
     """A run from its log: what it was, and its `METRICS`."""
-    record = json.loads(read_log(cell.log(seed)))
+    record = read_log(cell.log(seed))
     held_out, curves = record["held_out"], {name: np.array(values) for name, values in record["steps"].items()}
     samples = held_out["samples"]
     quarter = len(curves["strict"]) // 4

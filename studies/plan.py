@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -206,9 +207,14 @@ def best_rate(start: Start, method: str, rates: Sequence[float], seeds: Sequence
     return max(rates, key=lambda rate: (sum(map(held_out_accuracy, logs[rate])), -rate))
 
 
+def read_log(log: Path) -> dict[str, Any]:
+    """What a run of the fast loop has left."""
+    return json.loads(gzip.decompress(log.read_bytes()))
+
+
 def held_out_accuracy(log: Path) -> float:
     """Share of right completions on held-out questions after the last step."""
-    held_out = json.loads(gzip.decompress(log.read_bytes()))["held_out"]
+    held_out = read_log(log)["held_out"]
     return sum(held_out["right"]) / (held_out["samples"] * len(held_out["right"]))
 
 

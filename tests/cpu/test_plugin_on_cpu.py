@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, distributions, version
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -79,7 +78,6 @@ def test_forward_only_engines_offload_without_pinned_memory():
     assert module.CPUOffloadPolicy(pin_memory=True) == CPUOffloadPolicy(pin_memory=False)
 
 
-@pytest.mark.skipif(not find_spec("verl.plugin"), reason="V1 and its modes came with verl 0.9.0")
 def test_rollouts_apart_from_their_trainer_need_a_weight_transfer_without_accelerator(compose_config):
     module = SimpleNamespace(validate_config=lambda config: "validated")
     fixes.refuse_accelerators_engines(module)

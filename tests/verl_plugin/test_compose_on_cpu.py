@@ -267,7 +267,6 @@ def test_kl_cov_chooses_tokens_by_their_conflict_weight():
     assert penalised(advantages()) == [[0, 0]]
 
 
-@pytest.mark.skipif("dro" not in POLICY_LOSS_REGISTRY, reason="dro came with verl 0.9.0")
 def test_dro_pulls_tokens_of_weight_0_back_in_later_updates():
     grad = gradient("dro", advantages(), LOG_RATIO, dro_beta=0.5)
     torch.testing.assert_close(grad, (0.5 * LOG_RATIO - advantages()) * WEIGHT)
