@@ -111,7 +111,7 @@ def confirmations(steps: int) -> list[Confirmed]:
     """The runs under verl, as if they had ended after so many steps."""
     found = []
     for cell, seed in confirm.runs():
-        values = {name: column[:steps] for name, column in read_run(confirm.log_of(cell, seed)).values.items()}
+        values = {name: column[:steps].to_numpy() for name, column in read_run(confirm.log_of(cell, seed)).items()}
         strict = np.minimum(values["reward/strict/mean"], values["completion/eos_rate"])
         summary = {
             "worst": float(stretches(strict[SETTLED:]).min()),

@@ -95,8 +95,6 @@ def broken(tmp_path, monkeypatch):
         "plot half.jsonl --out figures",
         "plot bytes.jsonl --out figures",
         "plot list.jsonl --out figures",
-        "plot --tokens figures --out figures",
-        "plot --tokens half.jsonl --out figures",
         "export none figures",
         "export plain.parquet figures",
         "view half.jsonl --out figures/view.html",

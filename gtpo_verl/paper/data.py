@@ -13,7 +13,6 @@ know: a run that forgets to set ``reward.custom_reward_function`` fails instead 
 """
 
 import argparse
-import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -65,13 +64,11 @@ def parse_contest_answer(answer: int | float | str) -> str:
     """An AIME or AMC answer as a string: ``27``, ``27.0``, ``"027"`` and ``"27.0"`` all give ``"27"``.
 
     Raises:
-        ValueError: if the answer is missing, empty or not finite.
+        ValueError: if the answer is missing or empty.
     """
-    if isinstance(answer, float) and not math.isfinite(answer) or isinstance(answer, bool) or answer is None:
-        raise ValueError(f"answer is {answer!r}, not a number or a string")
-    text = str(answer).strip()
+    text = "" if answer is None or answer != answer else str(answer).strip()
     if not text:
-        raise ValueError("answer is empty")
+        raise ValueError(f"answer is {answer!r}")
     integer = re.fullmatch(r"(-?[0-9]+)(?:\.0*)?", text)
     return str(int(integer[1])) if integer else text
 
@@ -152,23 +149,7 @@ DATASETS = {
 
 
 def load_splits(dataset: MathDataset, source: str | None = None, split: str | None = None) -> dict[str, list[Row]]:
-    """The raw rows of each wanted split; see :func:`_load`.
-
-    Raises:
-        ValueError: if the source cannot be read, lacks a wanted split or configuration, or does not say which split it
-            is.
-    """
-    from datasets.exceptions import DatasetsError
-
-    try:
-        return _load(dataset, source, split)
-    except (DatasetsError, StopIteration) as error:  # StopIteration: a JSON file without a row
-        reason = error.__cause__ or error
-        raise ValueError(f"--source {source or dataset.source} cannot be read: {reason or 'it has no rows'}") from error
-
-
-def _load(dataset: MathDataset, source: str | None, split: str | None) -> dict[str, list[Row]]:
-    """The rows of a Hub name, a folder or a file.
+    """The raw rows of each wanted split of a Hub name, a folder or a file.
 
     Args:
         dataset: What to load.
@@ -176,37 +157,36 @@ def _load(dataset: MathDataset, source: str | None, split: str | None) -> dict[s
         split: The one split wanted. None for "train" and "test" of a set that is trained on, and for the only split of
             one that is not. A single file without ``split`` is the split its name says (``train.jsonl``), or for a set
             that is only tested on, "test".
+
+    Raises:
+        ValueError: if the source cannot be read, lacks a wanted split or configuration, or does not say which split it
+            is.
     """
     import datasets
-
-    path = Path(source or dataset.source)
-    if path.is_file():
-        name = split or ("test" if not dataset.trained_on else path.stem)
-        if split is None and name not in ("train", "test"):
-            raise ValueError(f"--source {path} does not say which split it is: add --split train or --split test")
-        builder = "parquet" if path.suffix == ".parquet" else "json"
-        return {name: datasets.load_dataset(builder, data_files={name: str(path)}, split=name).to_list()}
+    from datasets.exceptions import DatasetsError
 
     source = source or dataset.source
-    configs = datasets.get_dataset_config_names(source)
-    if len(configs) > 1:
-        missing = sorted(set(dataset.configs) - set(configs))
-        if missing:
-            raise ValueError(f"--source {source} has no configuration {', '.join(missing)}, only {', '.join(configs)}")
-        configs = list(dataset.configs) or configs
-    parts = [datasets.load_dataset(source, config) for config in configs]
+    path = Path(source)
+    try:
+        if path.is_file():
+            name = split or (path.stem if dataset.trained_on else "test")
+            builder = "parquet" if path.suffix == ".parquet" else "json"
+            parts = [datasets.load_dataset(builder, data_files={name: str(path)})]
+        else:
+            configs = datasets.get_dataset_config_names(source)
+            wanted_configs = dataset.configs if dataset.configs and len(configs) > 1 else configs
+            parts = [datasets.load_dataset(source, config) for config in wanted_configs]
+    except (DatasetsError, StopIteration) as error:  # StopIteration: a JSON file without a row
+        raise ValueError(f"--source {source} cannot be read: {error.__cause__ or error or 'it has no rows'}") from error
 
     available = list(dict.fromkeys(name for part in parts for name in part))
-    if split is not None:
-        wanted = [split]
-    elif dataset.trained_on:
-        wanted = [name for name in ("train", "test") if name in available]
-    else:
-        wanted = available
-        if len(available) > 1:
-            raise ValueError(f"--source {source} has the splits {', '.join(available)}: choose one with --split")
-    if not wanted or not set(wanted) <= set(available):
-        raise ValueError(f"--source {source} has no split {split or 'train or test'}, only {', '.join(available)}")
+    of_training = [name for name in ("train", "test") if name in available]
+    wanted = [split] if split else of_training if dataset.trained_on else available
+    if not wanted or not set(wanted) <= set(available) or (len(wanted) > 1 and not dataset.trained_on):
+        raise ValueError(
+            f"--source {source} has the splits {', '.join(available)}: choose one with --split; for a single file it "
+            "says which split it is, train or test"
+        )
     return {name: [row for part in parts for row in part.get(name, [])] for name in wanted}
 
 
@@ -233,14 +213,13 @@ def make_rows(dataset: MathDataset, split: str, rows: Iterable[Row]) -> list[Row
                 f"{dataset.name}, split {split}, row {index}: {error}. Correct the row in a local copy and give that "
                 "with --source"
             ) from error
-        extra = {"split": split, "index": index, "question": question, **extra}
         made.append(
             {
                 "data_source": dataset.name,
                 "prompt": build_messages(question),
                 "ability": "math",
                 "reward_model": {"style": "rule", "ground_truth": ground_truth},
-                "extra_info": extra,
+                "extra_info": extra | {"split": split, "index": index, "question": question},
             }
         )
     return made
@@ -291,15 +270,13 @@ def write_parquet(
     """
     import datasets
 
+    prefix, make = ("sft_", make_sft_rows) if sft else ("", make_rows)
     written = {}
     for split, rows in splits.items():
         if not rows:
             raise ValueError(f"{dataset.name}, split {split}: no rows")
-        file = "train.parquet" if split == "train" and dataset.trained_on else "test.parquet"
-        if sft:
-            written[out / f"sft_{file}"] = make_sft_rows(dataset, split, rows)
-        else:
-            written[out / file] = make_rows(dataset, split, rows)
+        name = "train" if split == "train" and dataset.trained_on else "test"
+        written[out / f"{prefix}{name}.parquet"] = make(dataset, split, rows)
     out.mkdir(parents=True, exist_ok=True)
     for path, rows in written.items():
         partial = path.with_suffix(".partial")

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,24 +40,13 @@ RIGHT, UNPARSED = 0, -1
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Probability that k of n completions, drawn without replacement, hold one of the c right ones (arXiv:2107.03374).
-
-    Raises:
-        ValueError: If not 1 <= k <= n or not 0 <= c <= n.
-    """
-    if not (1 <= k <= n and 0 <= c <= n):
-        raise ValueError(f"pass@k needs 1 <= k <= n and 0 <= c <= n, got k={k}, n={n}, c={c}")
+    """Probability that k of n completions, drawn without replacement, hold one of the c right ones (arXiv:2107.03374);
+    1 <= k <= n."""
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def majority_at_k(votes: Sequence[int], k: int) -> float:
-    """Expected outcome of a majority vote among k of the completions, drawn without replacement.
-
-    Raises:
-        ValueError: If not 1 <= k <= len(votes).
-    """
-    if not 1 <= k <= len(votes):
-        raise ValueError(f"maj@k needs 1 <= k <= n, got k={k}, n={len(votes)}")
+    """Expected outcome of a majority vote among k of the completions, drawn without replacement; 1 <= k <= n."""
     counts = Counter(votes)
     right = counts.pop(RIGHT, 0)
     return _majority_at_k(right, tuple(sorted(counts.values())), k)
@@ -112,21 +101,14 @@ def number_answers(preds: Sequence[str], correct: Sequence[bool]) -> tuple[int, 
     """What each completion of a question votes for; "" is an unparsed answer, which is never right.
 
     All answers that the grader accepted equal the ground truth, so they are one answer, and so is every completion
-    that spells one of them: ``acc`` may also ask for a format, a vote does not.
+    that spells one of them: ``acc`` may also ask for a format, a vote does not. Others are compared letter by letter:
+    the ``pred`` of ``gtpo_verl.paper.reward`` is in canonical form.
     """
-    answers = [_spelling(pred) for pred in preds]
-    accepted = {answer for answer, ok in zip(answers, correct, strict=True) if ok}
-    wrong = dict.fromkeys(answer for answer in answers if answer and answer not in accepted)
+    accepted = {answer for answer, ok in zip(preds, correct, strict=True) if ok}
+    wrong = dict.fromkeys(answer for answer in preds if answer and answer not in accepted)
     numbers = {answer: number for number, answer in enumerate(wrong, start=1)}
     numbers |= {answer: RIGHT for answer in accepted} | {"": UNPARSED}
-    return tuple(numbers[answer] for answer in answers)
-
-
-@lru_cache(maxsize=100_000)
-def _spelling(pred: str) -> str:
-    from gtpo_verl.paper.reward import MAX_ANSWER_CHARS, canonicalize  # which need math-verify
-
-    return canonicalize(pred) if len(pred) <= MAX_ANSWER_CHARS else pred
+    return tuple(numbers[answer] for answer in preds)
 
 
 # --- dumps -----------------------------------------------------------------------------------------------------------
@@ -143,6 +125,13 @@ class Question(NamedTuple):
     votes: tuple[int, ...] | None
 
 
+class _Draw(NamedTuple):
+    output: int
+    question: str
+    correct: bool
+    pred: str | None
+
+
 def read_dump(path: Path) -> dict[str, list[Question]]:
     """The questions of a verl validation dump, by data source.
 
@@ -157,53 +146,42 @@ def read_dump(path: Path) -> dict[str, list[Question]]:
     """
     if path.is_dir():
         raise ValueError(f"{path} is a folder ({', '.join(sorted(p.name for p in path.iterdir()))}): name one dump")
-    rows = []
+    drawn: dict[tuple[str, str], dict[int, _Draw]] = {}
+    timeouts = 0
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 row = json.loads(line)
-                rows.append((number, str(row["input"]), row))
+                question, grade = str(row["input"]), "acc" if "acc" in row else "score"
             except (KeyError, TypeError, json.JSONDecodeError) as error:
                 raise ValueError(f"{path}:{number} is no row of a verl validation dump ({error!r})") from error
-    if not rows:
+            if row.get(grade) not in (0, 1):
+                raise ValueError(
+                    f"{path}:{number}: {grade} is {row.get(grade)!r}, which does not say whether the answer is right: "
+                    "let the reward function return `acc` as 0 or 1 for every completion"
+                )
+            source = str(row.get("data_source") or "")
+            if not source.isprintable():
+                raise ValueError(f"{path}:{number}: data_source is {source!r}: give it a name that can be printed")
+            group, session, output = question, number, 0
+            if match := re.fullmatch(r"(.+)_(\d+)_(\d+)", str(row.get("uid"))):
+                group, session, output = match[1], int(match[2]), int(match[3])
+            draws = drawn.setdefault((source, group), {})
+            if session not in draws or output >= draws[session].output:
+                pred = str(row["pred"] or "").strip() if "pred" in row else None
+                draws[session] = _Draw(output, question, bool(row[grade]), pred)
+            timeouts += bool(row.get("timeout"))
+    if not drawn:
         raise ValueError(f"{path} holds no completions")
-    if timeouts := sum(bool(row.get("timeout")) for _, _, row in rows):
+    if timeouts:
         print(f"{path}: {timeouts} completions count as wrong: comparing their answer took too long", file=sys.stderr)
-
-    grade = "acc" if any("acc" in row for _, _, row in rows) else "score"
-    can_vote = any(row.get("pred") is not None for _, _, row in rows)
-    drawn: dict[tuple[str, str], dict[int, tuple[int, dict[str, Any]]]] = {}
-    for number, question, row in rows:
-        if row.get(grade) not in (0, 1):
-            raise ValueError(
-                f"{path}:{number}: {grade} is {row.get(grade)!r}, which does not say whether the answer is right: let "
-                "the reward function return `acc` as 0 or 1 for every completion"
-            )
-        session, output = number, 0
-        if match := re.fullmatch(r"(.+)_(\d+)_(\d+)", str(row.get("uid"))):
-            question, session, output = match[1], int(match[2]), int(match[3])
-        source = str(row.get("data_source") or "")
-        if not source.isprintable():
-            raise ValueError(f"{path}:{number}: data_source is {source!r}: give it a name that can be printed")
-        draws = drawn.setdefault((source, question), {})
-        if session not in draws or output >= draws[session][0]:
-            draws[session] = output, row
 
     data_sets: dict[str, list[Question]] = {}
     for (source, _), draws in drawn.items():
-        completions = [row for _, (_, row) in sorted(draws.items())]
-        correct = tuple(bool(row[grade]) for row in completions)
-        votes = number_answers([str(row.get("pred") or "") for row in completions], correct) if can_vote else None
-        data_sets.setdefault(source, []).append(Question(str(completions[0]["input"]), correct, votes))
+        _, names, correct, preds = zip(*(draw for _, draw in sorted(draws.items())), strict=True)
+        votes = None if None in preds else number_answers(preds, correct)
+        data_sets.setdefault(source, []).append(Question(names[0], correct, votes))
     return data_sets
-
-
-def benchmark_name(data_source: str) -> str:
-    """The paper's name of its three out-of-distribution benchmarks, whatever prefix they carry; else as given."""
-    name = data_source.rsplit("/", 1)[-1].lower()
-    if match := re.fullmatch(r"\W*aime\D*(?:20)?(24|25)\D*", name):
-        return f"AIME 20{match[1]}"
-    return "AMC 2023" if re.fullmatch(r"\W*amc\D*(?:20)?23\D*", name) else data_source
 
 
 # --- figures ---------------------------------------------------------------------------------------------------------
@@ -240,20 +218,25 @@ class Record(NamedTuple):
 
 
 def evaluate(
-    label: Label, data_set: str, questions: Sequence[Question], ks: Iterable[int] = DEFAULT_K, seed: int = 0
+    label: Label,
+    data_set: str,
+    questions: Sequence[Question],
+    ks: Iterable[int] = DEFAULT_K,
+    seed: int = 0,
+    samples: int | None = None,
 ) -> list[Record]:
     """pass@k and, from k = 2 on, maj@k of one run on one data set, for every k up to the number of completions.
 
     Raises:
-        ValueError: If the questions have different numbers of completions.
+        ValueError: If the questions have different numbers of completions, or others than ``samples``.
     """
     name = " ".join(filter(None, [*label, data_set]))
-    fewest = min(questions, key=lambda q: len(q.correct))
-    n, most = len(fewest.correct), max(len(q.correct) for q in questions)
-    if n != most:
+    n = samples or max(len(q.correct) for q in questions)
+    if wrong := [q for q in questions if len(q.correct) != n]:
         raise ValueError(
-            f"{name}: between {n} and {most} completions per question, fewest for {fewest.name[-60:]!r}: completions "
-            "are lost. Sample them again; bash recipes/evaluate.sh samples what is missing"
+            f"{name}: {len(wrong)} of {len(questions)} questions do not have {n} completions "
+            f"({len(wrong[0].correct)} for {wrong[0].name[-60:]!r}): completions are lost. Sample them again; "
+            "bash recipes/evaluate.sh samples what is missing"
         )
     if dropped := [k for k in ks if k > n]:
         print(f"{name}: left out k = {dropped}, a question has {n} completions (val_kwargs.n)", file=sys.stderr)
@@ -270,11 +253,13 @@ def evaluate(
         return []
     unbiased, draws = 100.0 * np.array(list(figures.values())).transpose(2, 0, 1)
     rows = np.column_stack([unbiased.mean(1), *_bootstrap(unbiased, seed), draws.mean(1)]).tolist()
-    paper, counts = _paper_row(label), (len(questions), n)
-    return [
-        Record(*label, data_set, *counts, metric, k, estimate, low, high, draw, paper.get(f"{data_set} {metric}@{k}"))
-        for (metric, k), (estimate, low, high, draw) in zip(figures, rows, strict=True)
-    ]
+    printed = _paper_table().get(Label(*map(str.lower, label)), {})
+    records = []
+    for (metric, k), (estimate, low, high, draw) in zip(figures, rows, strict=True):
+        cell = printed.get(f"{data_set} {metric}@{k}")
+        paper = float(cell) if cell else None
+        records.append(Record(*label, data_set, len(questions), n, metric, k, estimate, low, high, draw, paper))
+    return records
 
 
 def _bootstrap(values: np.ndarray, seed: int) -> np.ndarray:
@@ -286,22 +271,10 @@ def _bootstrap(values: np.ndarray, seed: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=1)
-def _paper_table() -> dict[Label, dict[str, float]]:
-    """The paper's Table 1 in percent; labels in lower case."""
+def _paper_table() -> dict[Label, dict[str, str]]:
+    """The rows of the paper's Table 1, in percent; labels in lower case."""
     with (files("gtpo_verl.paper") / "table1.csv").open(encoding="utf-8") as file:
-        header, *rows = csv.reader(file)
-    return {
-        Label(*(name.lower() for name in row[:3])): dict(zip(header[3:], map(float, row[3:]), strict=True))
-        for row in rows
-    }
-
-
-def _paper_row(label: Label) -> dict[str, float]:
-    """The paper's row of a run, as printed: {"AIME 2024 pass@1": percent, ...}; empty if it has none."""
-    model = re.sub(r"[^a-z0-9]", "", label.model.lower())
-    if match := re.fullmatch(r"(?:meta)?(llama)(?:318b|8b)?(?:instruct)?|(qwen)(?:253b)?(?:instruct)?", model):
-        model = match[1] or match[2]
-    return _paper_table().get(Label(model, label.training_set.lower(), label.method.lower()), {})
+        return {Label(*(row[name].lower() for name in Label._fields)): row for row in csv.DictReader(file)}
 
 
 def table(records: Iterable[Record]) -> str:
@@ -343,20 +316,15 @@ def evaluate_dumps(
 
     Raises:
         ValueError: If a dump names its data sets and its label another one, or two dumps of one label and data set
-            share a question, or a question has another number of completions than ``samples``.
+            share a question.
     """
     questions: dict[tuple[Label, str], list[Question]] = {}
     for argument in arguments:
         label, named, path = parse_dump_argument(argument)
         for source, found in read_dump(path).items():
-            data_set = benchmark_name(named or source)
-            if named and source and benchmark_name(source) != data_set:
+            data_set = named or source
+            if source not in ("", data_set):
                 raise ValueError(f"{path} has rows of {source!r}: drop the data set {named!r} from its label")
-            if short := [q for q in found if samples is not None and len(q.correct) != samples]:
-                raise ValueError(
-                    f"{path}: {len(short)} of {len(found)} questions do not have --samples {samples} completions "
-                    f"({len(short[0].correct)} for {short[0].name[-60:]!r}): completions are lost, sample them again"
-                )
             held = questions.setdefault((label, data_set), [])
             if again := {q.name for q in held} & {q.name for q in found}:
                 raise ValueError(
@@ -364,7 +332,7 @@ def evaluate_dumps(
                     f"(such as {min(again)[-60:]!r}): give each run and step its own label"
                 )
             held += found
-    return [record for key, held in questions.items() for record in evaluate(*key, held, ks, seed)]
+    return [record for key, held in questions.items() for record in evaluate(*key, held, ks, seed, samples)]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -379,7 +347,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="DUMP",
         help="<step>.jsonl under trainer.validation_data_dir, or LABEL=DUMP, LABEL being "
-        '"METHOD", "MODEL/TRAINING SET/METHOD" or "MODEL/TRAINING SET/METHOD/DATA SET"',
+        '"METHOD", "MODEL/TRAINING SET/METHOD" or "MODEL/TRAINING SET/METHOD/DATA SET"; the paper\'s own are LLaMA or '
+        "Qwen, GSM8K or MATH, SFT, GRPO or GTPO",
     )
     parser.add_argument("--k", nargs="+", type=int, default=list(DEFAULT_K), help="default: 1 4 8 16 32 64")
     parser.add_argument(

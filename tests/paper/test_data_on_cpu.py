@@ -83,35 +83,27 @@ def test_contest_answers_are_integers_whatever_their_column_type(name, file, exp
     assert {file: ground_truths(rows) for file, rows in files.items()} == {"test.parquet": expected}
 
 
-def test_every_ground_truth_earns_the_full_reward(tmp_path):
-    sources = {"gsm8k": "gsm8k", "math": "math", "aime2025": "aime2025.jsonl", "amc2023": "amc2023.jsonl"}
-    for name, source in sources.items():
-        for rows in prepare(name, FIXTURES / source, tmp_path / name).values():
-            for row in rows:
-                answer = row["reward_model"]["ground_truth"]
-                completion = f"<reasoning>.</reasoning><answer>{answer}</answer>"
-                assert compute_score(row["data_source"], completion, answer, row["extra_info"])["score"] == 20.0
-
-
 def test_a_set_that_is_only_tested_on_goes_to_test_parquet_whatever_the_hub_calls_its_split(tmp_path):
-    source = tmp_path / "source"
-    source.mkdir()
-    shutil.copy(FIXTURES / "aime2024.jsonl", source / "train.jsonl")
-    files = prepare("aime2024", source, tmp_path / "out")
+    (tmp_path / "source").mkdir()
+    shutil.copy(FIXTURES / "aime2024.jsonl", tmp_path / "source/train.jsonl")
+    files = prepare("aime2024", tmp_path / "source", tmp_path / "out")
     assert list(files) == ["test.parquet"] and files["test.parquet"][0]["extra_info"]["split"] == "train"
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_a_single_file_is_the_split_of_its_name_or_of_the_option(suffix, tmp_path):
     file = tmp_path / f"train{suffix}"
-    rows = [json.loads(line) for line in (FIXTURES / "gsm8k" / "train.jsonl").read_text().splitlines()]
-    table = datasets.Dataset.from_list(rows)
+    table = datasets.Dataset.from_list(raw_rows("gsm8k"))
     table.to_parquet(file) if suffix == ".parquet" else table.to_json(file)
     assert list(prepare("gsm8k", file, tmp_path / "out")) == ["train.parquet"]
     other = file.rename(tmp_path / f"mine{suffix}")
     with pytest.raises(ValueError, match="--split"):
         prepare("gsm8k", other, tmp_path / "out")
     assert list(prepare("gsm8k", other, tmp_path / "out", split="test")) == ["test.parquet"]
+
+
+def raw_rows(name: str) -> list[dict]:
+    return [json.loads(line) for line in (FIXTURES / name / "train.jsonl").read_text().splitlines()]
 
 
 def hub_folder(folder: Path, configs: tuple[str, ...], rows: list[dict]) -> Path:
@@ -129,33 +121,25 @@ def hub_folder(folder: Path, configs: tuple[str, ...], rows: list[dict]) -> Path
 
 
 def test_math_is_the_union_of_its_seven_subjects(tmp_path):
-    rows = [json.loads(line) for line in (FIXTURES / "math" / "train.jsonl").read_text().splitlines()]
-    subjects = DATASETS["math"].configs
-    source = hub_folder(tmp_path / "hub", subjects, rows)
-    files = prepare("math", source, tmp_path / "out")
+    rows, subjects = raw_rows("math"), DATASETS["math"].configs
+    files = prepare("math", hub_folder(tmp_path / "hub", subjects, rows), tmp_path / "out")
     for file in ("train.parquet", "test.parquet"):
         assert [row["extra_info"]["subject"] for row in files[file]] == [s for s in subjects for _ in rows]
         assert [row["extra_info"]["index"] for row in files[file]] == list(range(len(subjects) * len(rows)))
-
-    source = hub_folder(tmp_path / "part", subjects[1:], rows)
-    with pytest.raises(ValueError, match="no configuration algebra"):
-        prepare("math", source, tmp_path / "out")
+    with pytest.raises(ValueError, match="'algebra' not found"):
+        prepare("math", hub_folder(tmp_path / "part", subjects[1:], rows), tmp_path / "out")
 
 
 def test_gsm8k_leaves_the_socratic_configuration_out(tmp_path):
-    rows = [json.loads(line) for line in (FIXTURES / "gsm8k" / "train.jsonl").read_text().splitlines()]
+    rows = raw_rows("gsm8k")
     source = hub_folder(tmp_path / "hub", ("main", "socratic"), rows)
     assert len(prepare("gsm8k", source, tmp_path / "out")["train.parquet"]) == len(rows)
 
 
-def test_a_split_that_the_source_lacks_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="no split validation, only train, test"):
-        prepare("gsm8k", FIXTURES / "gsm8k", tmp_path / "out", split="validation")
-
-
-def test_several_splits_of_a_set_that_is_only_tested_on_are_an_error(tmp_path):
-    with pytest.raises(ValueError, match="choose one with --split"):
-        prepare("amc2023", FIXTURES / "gsm8k", tmp_path / "out")
+@pytest.mark.parametrize(("name", "split"), [("gsm8k", "validation"), ("amc2023", None)])
+def test_a_split_that_the_source_lacks_or_that_is_one_of_several_must_be_chosen(name, split, tmp_path):
+    with pytest.raises(ValueError, match="has the splits train, test: choose one with --split"):
+        prepare(name, FIXTURES / "gsm8k", tmp_path / "out", split)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +155,7 @@ def test_several_splits_of_a_set_that_is_only_tested_on_are_an_error(tmp_path):
         ("math", {"problem": "q", "type": "t", "level": "l", "solution": rf"\boxed{{{'x' * 301}}}"}, "more than 300"),
         ("amc2023", {"question": "q", "answer": None}, "answer is None"),
         ("amc2023", {"question": "q", "answer": float("nan")}, "answer is nan"),
-        ("amc2023", {"question": "q", "answer": " "}, "answer is empty"),
+        ("amc2023", {"question": "q", "answer": " "}, "answer is ' '"),
     ],
 )
 def test_a_row_that_cannot_be_parsed_is_named(name, row, reason):
@@ -249,25 +233,15 @@ def test_parse_contest_answer(answer, expected):
     assert parse_contest_answer(answer) == expected
 
 
-def run(source: Path, out: Path) -> int:
-    return main(["data", "--dataset", "gsm8k", "--source", str(source), "--out", str(out)])
-
-
 def test_the_command_writes_and_says_what_it_wrote(tmp_path, capsys):
-    assert run(FIXTURES / "gsm8k", tmp_path / "out") == 0
+    assert (
+        main(["data", "--dataset", "gsm8k", "--source", str(FIXTURES / "gsm8k"), "--out", str(tmp_path / "out")]) == 0
+    )
     said = capsys.readouterr().out
     assert f"wrote 3 rows to {tmp_path / 'out' / 'train.parquet'}" in said
     assert f"wrote 2 rows to {tmp_path / 'out' / 'test.parquet'}" in said
     assert SYSTEM_PROMPT in said and "A baker fills 6 trays" in said
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["test.parquet", "train.parquet"]
-
-
-def test_the_command_names_a_bad_row_in_one_line(tmp_path, capsys):
-    bad = tmp_path / "train.jsonl"
-    bad.write_text(json.dumps({"question": "q", "answer": "1"}) + "\n")
-    assert run(bad, tmp_path / "out") == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("gtpo-verl")]
-    assert "GSM8K, split train, row 0" in line
 
 
 def test_the_dataset_of_verl_reads_the_files(tmp_path):
@@ -292,9 +266,8 @@ def test_the_dataset_of_verl_reads_the_files(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "math"])
-def test_sft_texts_are_solutions_in_the_papers_format(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    splits = load_splits(DATASETS[name], str(Path(__file__).parent / "fixtures" / name))
+def test_sft_texts_are_solutions_in_the_papers_format(name, tmp_path):
+    splits = load_splits(DATASETS[name], str(FIXTURES / name))
     write_parquet(DATASETS[name], splits, tmp_path / "data", sft=True)
     rows = pq.read_table(tmp_path / "data/sft_train.parquet").to_pylist()
     assert len(rows) == len(splits["train"])

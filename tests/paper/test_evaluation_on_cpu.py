@@ -6,9 +6,6 @@ import math
 
 import numpy as np
 import pytest
-
-pytest.importorskip("math_verify")
-
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -19,7 +16,6 @@ from gtpo_verl.paper.evaluation import (
     UNPARSED,
     Label,
     Question,
-    benchmark_name,
     evaluate,
     evaluate_dumps,
     majority,
@@ -82,17 +78,6 @@ def test_estimators_stay_finite_at_thousands_of_completions():
     assert majority_at_k([RIGHT] * 1000 + [1] * 1000, 500) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("n, c, k", [(4, 1, 5), (4, 5, 1), (4, 1, 0)])
-def test_pass_at_k_refuses_what_cannot_be_drawn(n, c, k):
-    with pytest.raises(ValueError, match="pass@k needs"):
-        pass_at_k(n, c, k)
-
-
-def test_majority_at_k_refuses_what_cannot_be_drawn():
-    with pytest.raises(ValueError, match="maj@k needs 1 <= k <= n, got k=5, n=4"):
-        majority_at_k([RIGHT, RIGHT, 1, 1], 5)
-
-
 @pytest.mark.parametrize(
     "votes, expected",
     [
@@ -112,16 +97,6 @@ def test_a_tie_counts_one_over_the_number_tied(votes, expected):
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
-def test_spellings_of_one_number_vote_together():
-    preds = ["0.50", "\\frac12", "1/2", "1,234", "1234.0", "12,34", "x+1"]
-    assert number_answers(preds, [False] * 7) == (1, 1, 1, 2, 2, 3, 4)
-
-
-def test_an_answer_too_long_to_be_read_is_a_vote_of_its_own():
-    digits = "1" * 10_000
-    assert number_answers([digits, digits, "1"], [False, False, True]) == (1, 1, RIGHT)
-
-
 def test_every_accepted_answer_is_one_answer_whatever_its_spelling():
     # "half" is accepted by the grader only; the third completion spells it and fails for its format.
     assert number_answers(["0.5", "half", "half", "7", ""], [True, True, False, False, False]) == (
@@ -134,7 +109,7 @@ def test_every_accepted_answer_is_one_answer_whatever_its_spelling():
 
 
 def test_an_unparsed_answer_is_never_right_in_a_vote():
-    assert number_answers(["", " ", "3"], [True, True, False]) == (UNPARSED, UNPARSED, 1)
+    assert number_answers(["", "3", "4", "3"], [True, False, False, False]) == (UNPARSED, 1, 2, 1)
 
 
 # --- verl's dumps ----------------------------------------------------------------------------------------------------
@@ -163,11 +138,6 @@ def test_only_the_last_output_of_a_session_is_a_completion(tmp_path):
 def test_rows_without_uid_are_grouped_by_input(tmp_path):
     rows = [dump_row(None, "…", acc, "1", prompt=p) for p, acc in [("p", 1.0), ("q", 0.0), ("p", 0.0), ("q", 0.0)]]
     assert [q.correct for q in read_dump(write_dump(tmp_path / "1.jsonl", rows))[""]] == [(True, False), (False, False)]
-
-
-def test_the_same_prompt_twice_in_the_data_is_two_questions_by_uid(tmp_path):
-    rows = [dump_row("a_0_0", "…", 1.0, "42"), dump_row("b_0_0", "…", 0.0, "1")]
-    assert len(read_dump(write_dump(tmp_path / "1.jsonl", rows))[""]) == 2
 
 
 def test_an_answer_that_the_reward_did_not_find_is_unparsed(tmp_path):
@@ -225,42 +195,24 @@ def test_a_dump_of_this_packages_reward_written_by_verl_itself_is_read(tmp_path)
     asked = [("p", "1,000", "1000"), ("p", "1000.0", "1000"), ("q", "7", "1/2"), ("q", "0.5", "1/2")]
     outputs = [f"<reasoning>…</reasoning><answer>{answer}</answer>" for _, answer, _ in asked]
     gts = [gold for _, _, gold in asked]
-    scores = [compute_score("math-ai/aime24", *row) for row in zip(outputs, gts, strict=True)]
+    scores = [compute_score("AIME2024", *row) for row in zip(outputs, gts, strict=True)]
     trainer_base.PPOTrainer._write_generations(
         inputs=[prompt for prompt, _, _ in asked],
         outputs=outputs,
         gts=gts,
         scores=[score["score"] for score in scores],
         reward_extra_infos_dict={key: [np.array(score[key])[()] for score in scores] for key in scores[0]}
-        | {"data_source": ["math-ai/aime24"] * 4, "uid": ["0b5e-11_0_0", "0b5e-11_1_0", "9c1f-22_0_0", "9c1f-22_1_0"]},
+        | {"data_source": ["AIME2024"] * 4, "uid": ["0b5e-11_0_0", "0b5e-11_1_0", "9c1f-22_0_0", "9c1f-22_1_0"]},
         dump_path=str(tmp_path),
         global_steps=500,
     )
     records = evaluate_dumps([f"Qwen/GSM8K/GTPO={tmp_path / '500.jsonl'}"], ks=[1, 2])
     figures = {(r.data_set, r.metric, r.k): (round(r.estimate, 9), r.draw) for r in records}
     assert figures == {
-        ("AIME 2024", "pass", 1): (75.0, 50.0),
-        ("AIME 2024", "pass", 2): (100.0, 100.0),
-        ("AIME 2024", "maj", 2): (75.0, 75.0),
+        ("AIME2024", "pass", 1): (75.0, 50.0),
+        ("AIME2024", "pass", 2): (100.0, 100.0),
+        ("AIME2024", "maj", 2): (75.0, 75.0),
     }
-
-
-@pytest.mark.parametrize(
-    "data_source, name",
-    [
-        ("HuggingFaceH4/aime_2024", "AIME 2024"),
-        ("math-ai/aime24", "AIME 2024"),
-        ("AIME 2025", "AIME 2025"),
-        ("opencompass/AIME2025", "AIME 2025"),
-        ("math-ai/amc23", "AMC 2023"),
-        ("amc_2023", "AMC 2023"),
-        ("openai/gsm8k", "openai/gsm8k"),
-        ("aime_1983_2023", "aime_1983_2023"),
-        ("", ""),
-    ],
-)
-def test_the_papers_benchmarks_are_known_by_any_prefix(data_source, name):
-    assert benchmark_name(data_source) == name
 
 
 # --- figures of a data set -------------------------------------------------------------------------------------------
@@ -268,7 +220,7 @@ def test_the_papers_benchmarks_are_known_by_any_prefix(data_source, name):
 
 def test_the_two_figures_of_a_data_set_are_the_mean_over_all_subsets_and_the_first_k():
     questions = [question("0011", "ab42"), question("1000", "4 cc")]
-    figures = {(r.metric, r.k): r for r in evaluate(GTPO, "AIME 2024", questions, ks=[1, 2, 4])}
+    figures = {(r.metric, r.k): r for r in evaluate(GTPO, "AIME2024", questions, ks=[1, 2, 4])}
     assert set(figures) == {("pass", 1), ("pass", 2), ("pass", 4), ("maj", 2), ("maj", 4)}
     assert figures["pass", 2].draw == 50.0
     assert figures["pass", 2].estimate == pytest.approx(100 * ((1 - 1 / 6) + 1 / 2) / 2)
@@ -287,21 +239,22 @@ def test_the_interval_has_the_width_of_a_mean_over_questions_whatever_the_other_
 
 
 def test_a_question_that_lacks_completions_is_an_error():
-    questions = [question("1011"), question("100", name="short one")]
-    with pytest.raises(ValueError, match="between 3 and 4 completions per question, fewest for 'short one'"):
-        evaluate(GTPO, "AMC 2023", questions)
+    questions = [question("1011"), question("100", name="short one"), question("1000")]
+    lost = r"1 of 3 questions do not have 4 completions \(3 for 'short one'\): completions are lost"
+    with pytest.raises(ValueError, match=lost):
+        evaluate(GTPO, "AMC2023", questions)
 
 
-def test_a_dump_with_fewer_completions_than_were_asked_for_is_an_error(tmp_path, capsys):
+def test_questions_with_fewer_completions_than_were_asked_for_are_an_error(tmp_path, capsys):
     rows = [dump_row(f"{q}_{s}_0", "…", 1.0, "42", prompt=q) for q in "ab" for s in range(3)]
     dump = write_dump(tmp_path / "1.jsonl", rows)
     assert main(["evaluate", str(dump), "--k", "1", "--samples", "3"]) == 0
     assert main(["evaluate", str(dump), "--k", "1", "--samples", "4"]) == 2
-    assert "2 of 2 questions do not have --samples 4 completions (3 for " in capsys.readouterr().err
+    assert "2 of 2 questions do not have 4 completions (3 for " in capsys.readouterr().err
 
 
 def test_a_k_beyond_the_completions_is_left_out_with_a_message(capsys):
-    records = evaluate(GTPO, "AMC 2023", [question("101"), question("100")], ks=[1, 4])
+    records = evaluate(GTPO, "AMC2023", [question("101"), question("100")], ks=[1, 4])
     assert [(r.k, r.completions) for r in records] == [(1, 3)]
     assert "left out k = [4], a question has 3 completions" in capsys.readouterr().err
 
@@ -314,30 +267,20 @@ def test_without_pred_there_is_no_vote_and_a_message_says_why(capsys):
 
 def test_the_papers_table_is_whole_and_as_printed():
     rows = evaluation._paper_table()
-    assert {len(row) for row in rows.values()} == {20} and len(rows) == 12
+    assert {len(row) for row in rows.values()} == {3 + 20} and len(rows) == 12
     off_grid = []
     for label, row in rows.items():
-        for column, value in row.items():
-            questions = 40 if column.startswith("AMC") else 30
+        figures = {name: float(cell) for name, cell in row.items() if "@" in name}
+        for name, value in figures.items():
+            questions = 40 if name.startswith("AMC") else 30
             if abs(round(value * questions / 100) * 100 / questions - value) > 0.051:
-                off_grid.append((*label, column, value))
-        for benchmark in ("AIME 2024", "AIME 2025", "AMC 2023"):
-            curve = [row[f"{benchmark} pass@{k}"] for k in (1, 8, 16, 32, 64)]
+                off_grid.append((*label, name, value))
+        for benchmark in ("AIME2024", "AIME2025", "AMC2023"):
+            curve = [figures[f"{benchmark} pass@{k}"] for k in (1, 8, 16, 32, 64)]
             assert curve == sorted(curve), (label, benchmark)
-    assert off_grid == [("qwen", "gsm8k", "gtpo", "AIME 2024 pass@1", 3.0)]
-    assert rows[Label("qwen", "math", "gtpo")]["AMC 2023 maj@4"] == 52.5
-    assert rows[Label("llama", "gsm8k", "sft")]["AMC 2023 maj@64"] == 17.5
-
-
-@pytest.mark.parametrize(
-    "model, figure",
-    [("Qwen", 26.7), ("qwen2.5-3B-Instruct", 26.7), ("Qwen2.5-3B", 26.7), ("LLaMA", 30.0)]
-    + [("Meta-Llama-3.1-8B-Instruct", 30.0), ("llama8b", 30.0)]
-    + [(other, None) for other in ("Qwen2.5-0.5B-Instruct", "Qwen3-8B", "", "Llama-3.2-1B")],
-)
-def test_the_papers_figure_belongs_to_its_models_under_their_usual_names(model, figure):
-    (record,) = evaluate(Label(model, "gsm8k", "gtpo"), "AIME 2024", [question("1" * 64)], ks=[64])
-    assert (record.metric, record.paper) == ("pass", figure)
+    assert off_grid == [("qwen", "gsm8k", "gtpo", "AIME2024 pass@1", 3.0)]
+    assert rows[Label("qwen", "math", "gtpo")]["AMC2023 maj@4"] == "52.5"
+    assert rows[Label("llama", "gsm8k", "sft")]["AMC2023 maj@64"] == "17.5"
 
 
 # --- command line ----------------------------------------------------------------------------------------------------
@@ -346,16 +289,16 @@ def test_the_papers_figure_belongs_to_its_models_under_their_usual_names(model, 
 def test_the_command_prints_the_papers_figure_beside_ours_and_writes_every_figure(tmp_path, capsys):
     rows = [dump_row(f"{q}_{s}_0", "…", float(s % 2), "42" if s % 2 else "1", prompt=q) for q in "ab" for s in range(8)]
     dump = write_dump(tmp_path / "500.jsonl", rows)
-    arguments = [f"Qwen/MATH/{method}/AIME 2025={dump}" for method in ("GTPO", "mine|")]
+    arguments = [f"Qwen/MATH/{method}/AIME2025={dump}" for method in ("GTPO", "mine|")]
     assert main(["evaluate", *arguments, "--k", "1", "8", "--out", str(tmp_path / "out")]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[2:] == [
-        "| Qwen | MATH | GTPO | AIME 2025 pass@1 | 3.3 | 0.0 | 50.0 | 50.0–50.0 |",
-        r"| Qwen | MATH | mine\| | AIME 2025 pass@1 |  | 0.0 | 50.0 | 50.0–50.0 |",
-        "| Qwen | MATH | GTPO | AIME 2025 pass@8 | 10.0 | 100.0 | 100.0 | 100.0–100.0 |",
-        r"| Qwen | MATH | mine\| | AIME 2025 pass@8 |  | 100.0 | 100.0 | 100.0–100.0 |",
-        "| Qwen | MATH | GTPO | AIME 2025 maj@8 |  | 50.0 | 50.0 | 50.0–50.0 |",
-        r"| Qwen | MATH | mine\| | AIME 2025 maj@8 |  | 50.0 | 50.0 | 50.0–50.0 |",
+        "| Qwen | MATH | GTPO | AIME2025 pass@1 | 3.3 | 0.0 | 50.0 | 50.0–50.0 |",
+        r"| Qwen | MATH | mine\| | AIME2025 pass@1 |  | 0.0 | 50.0 | 50.0–50.0 |",
+        "| Qwen | MATH | GTPO | AIME2025 pass@8 | 10.0 | 100.0 | 100.0 | 100.0–100.0 |",
+        r"| Qwen | MATH | mine\| | AIME2025 pass@8 |  | 100.0 | 100.0 | 100.0–100.0 |",
+        "| Qwen | MATH | GTPO | AIME2025 maj@8 |  | 50.0 | 50.0 | 50.0–50.0 |",
+        r"| Qwen | MATH | mine\| | AIME2025 maj@8 |  | 50.0 | 50.0 | 50.0–50.0 |",
     ]
     assert (tmp_path / "out/table.md").read_text(encoding="utf-8") == out
     records = json.loads((tmp_path / "out/evaluation.json").read_text(encoding="utf-8"))["records"]
@@ -369,7 +312,7 @@ def test_the_command_prints_the_papers_figure_beside_ours_and_writes_every_figur
     "argument, expected",
     [
         ("Qwen/MATH/GTPO=a.jsonl", (Label("Qwen", "MATH", "GTPO"), "", "a.jsonl")),
-        ("Qwen/MATH/GTPO/AIME 2024=x=1/a.jsonl", (Label("Qwen", "MATH", "GTPO"), "AIME 2024", "x=1/a.jsonl")),
+        ("Qwen/MATH/GTPO/AIME2024=x=1/a.jsonl", (Label("Qwen", "MATH", "GTPO"), "AIME2024", "x=1/a.jsonl")),
         ("grpo=a.jsonl", (Label("", "", "grpo"), "", "a.jsonl")),
         ("runs/500.jsonl", (Label("", "", "500"), "", "runs/500.jsonl")),
     ],
@@ -393,8 +336,8 @@ def test_two_steps_of_one_run_under_one_label_are_refused(tmp_path):
 
 def test_a_label_may_not_contradict_the_dumps_data_source(tmp_path):
     dump = write_dump(tmp_path / "1.jsonl", [dump_row("a_0_0", "…", 1.0, "42", data_source="openai/gsm8k")])
-    with pytest.raises(ValueError, match="has rows of 'openai/gsm8k': drop the data set 'AIME 2024'"):
-        evaluate_dumps([f"Qwen/MATH/GTPO/AIME 2024={dump}"])
+    with pytest.raises(ValueError, match="has rows of 'openai/gsm8k': drop the data set 'AIME2024'"):
+        evaluate_dumps([f"Qwen/MATH/GTPO/AIME2024={dump}"])
 
 
 @pytest.mark.parametrize(
