@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gtpo_verl import cli, view
 from gtpo_verl.view.page import page_step, render, summarize
-from gtpo_verl.view.sources import find_dump, find_source, read_step
+from gtpo_verl.view.sources import find_source, read_step
 from gtpo_verl.view.tokens import load_tokenizer, token_pieces
 
 
@@ -43,9 +43,8 @@ def test_pieces_of_a_vocabulary_with_byte_tokens():
 
 
 def test_a_dump_is_found_by_folder_by_run_and_by_file(dump):
-    header, steps = find_dump(dump.parent)
-    assert (header, steps) == find_dump(dump) and len(steps) == 3
-    assert find_dump(steps[1]) == (header, [steps[1]])
+    steps = find_source(dump.parent).paths
+    assert len(steps) == 3 and find_source(dump).paths == steps and find_source(steps[1]).paths == [steps[1]]
 
 
 def test_what_is_no_dump_is_an_error_with_a_remedy(dump, tmp_path, capsys):
@@ -57,29 +56,26 @@ def test_what_is_no_dump_is_an_error_with_a_remedy(dump, tmp_path, capsys):
     assert "several runs" in capsys.readouterr().err
     assert cli.main(["view", str(tmp_path / "a"), "--tokenizer", str(tmp_path / "none")]) == 2
     assert "--tokenizer" in capsys.readouterr().err
+    write_rollouts(tmp_path / "rollouts", {1: STEPS[1][:2]})
+    assert cli.main(["view", str(tmp_path / "rollouts")]) == 2
+    assert "name the run's tokenizer with --tokenizer" in capsys.readouterr().err
     header = json.loads((tmp_path / "b/gtpo_dump.json").read_text())
     (tmp_path / "b/gtpo_dump.json").write_text(json.dumps(header | {"schema_version": 99}))
     assert cli.main(["view", str(tmp_path / "b")]) == 2
     assert "schema_version 99" in capsys.readouterr().err
 
 
-WRONG_FIELDS = [
-    (name, value)
-    for names, values in (
-        (("uid",), (None, 1, ["a"])),
-        (
-            ("step", "reward", "group_advantage", "trajectory_entropy", "keep", "prefix_len"),
-            (None, "1", [1], float("inf")),
-        ),
-        (("prompt_ids", "token_ids"), (None, "ab", 7, {"a": 1}, ["a"], [1.5], [-1], [10**30])),
-        (("response_mask", "loss_mask", "lambda", "advantages", "entropy", "trainer_logprobs"), (None, "x", [], ["a"])),
-    )
-    for name in names
-    for value in (..., *values)  # ...: it is not there
-]
-
-
-@pytest.mark.parametrize(("field", "value"), WRONG_FIELDS)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((name, ...) for name in ("uid", "reward", "keep", "prompt_ids", "lambda", "entropy")),  # not there
+        ("uid", 1),
+        *(("reward", value) for value in (None, "1", [1], float("inf"))),
+        *(("prompt_ids", value) for value in (None, 7, {"a": 1}, ["a"], [1.5], [-1], [10**30])),
+        *(("lambda", value) for value in (None, "x", [], ["a"])),
+        ("inference_logprobs", [0.0]),
+    ],
+)
 def test_a_completion_of_wrong_fields_is_named_by_its_line(dump, tmp_path, capsys, field, value):
     shutil.copy(dump / "gtpo_dump.json", tmp_path)
     first, second, *_ = (dump / "step_000001.jsonl").read_text().splitlines()
@@ -112,11 +108,10 @@ def test_steps_are_thinned_out_evenly_to_a_size(tmp_path):
 
 
 def test_the_page_holds_no_markup_of_the_run_and_asks_for_nothing(tmp_path, tokenizer):
-    write_dump(tmp_path / "dump", tokenizer, {1: (HOSTILE, [1.0, 0.0, 0.5], 0.2)}, prompt="</script><b>")
-    header, paths = find_dump(tmp_path / "dump")
-    steps = [page_step(read_step(path)) for path in paths]
+    source = find_source(write_dump(tmp_path, tokenizer, {1: (HOSTILE, [1.0, 0.0, 0.5], 0.2)}, prompt="</script><b>"))
+    steps = [page_step(source.read(path)) for path in source.paths]
     pieces = {id: f"</script><img {id}>" for step in steps for id in step.ids}
-    page = render(header, steps, pieces, source="</title><script>x</script>")
+    page = render(source.header, steps, pieces, source="</title><script>x</script>")
     assert page.count("</script>") == 3 and "<img" not in page and page.count("</title>") == 1
     assert "default-src 'none'" in page
     assert not re.search(r"<[^>]+(src|href)=|https?://(?!www.w3.org/2000/svg)|@\w+@", page)
@@ -145,7 +140,7 @@ def test_rollouts_get_what_a_dump_of_the_same_completions_has_but_for_the_end(du
         for name in ("step", "reward", "group_advantage", "prefix_len"):
             assert found[name] == dumped[name]
         assert found["suffix_len"] == max(0, dumped["suffix_len"] - 1)
-        assert found["entropy"] is found["trajectory_entropy"] is found["trainer_logprobs"] is None
+        assert not found.keys() & {"entropy", "trajectory_entropy", "trainer_logprobs"}
 
 
 def test_rollouts_of_both_trainers_are_grouped(tmp_path, tokenizer):
@@ -185,12 +180,6 @@ def test_a_file_that_is_no_rollout_is_named(tmp_path, tokenizer, capsys, line, m
     (tmp_path / "1.jsonl").write_text('{"input": "q", "output": "o", "score": 1}\n' + line + "\n")
     assert cli.main(["view", str(tmp_path), "--tokenizer", tokenizer, "-o", str(tmp_path / "view.html")]) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "view.html").exists()
-
-
-def test_rollouts_need_a_tokenizer(tmp_path, capsys):
-    write_rollouts(tmp_path, {1: STEPS[1][:2]})
-    assert cli.main(["view", str(tmp_path)]) == 2
-    assert "name the run's tokenizer with --tokenizer" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- demo and --follow

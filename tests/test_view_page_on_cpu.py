@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import pairwise
 
 import pytest
 from token_dump import END, GOOD, HOSTILE, STEPS, batch_of, save_tokenizer, write, write_dump, write_rollouts
@@ -76,11 +77,11 @@ def tokens(driver, row):
     return driver.execute_script(f"{script}.map(x => [x.textContent, x.className])", row)
 
 
-def move_slider(driver, name, value):
+def filter_above(driver, threshold):
     script = (
-        "const x = document.getElementById(arguments[0]); x.value = arguments[1]; x.dispatchEvent(new Event('input'))"
+        "const x = document.getElementById('threshold'); x.value = arguments[0]; x.dispatchEvent(new Event('input'))"
     )
-    driver.execute_script(script, name, value)
+    driver.execute_script(script, threshold)
 
 
 def test_tokens_are_coloured_by_what_the_dump_says(show, dump):
@@ -103,74 +104,60 @@ def test_hover_shows_numbers_and_the_completions_that_share_the_token(show, dump
     assert "0.250 nats" in details and "77.9 %" in details and "3 from the start, 35 from the end" in details
     partner = find(driver, "#rows .partner")
     assert len(partner) == 1 and partner[0].find_element(By.XPATH, "ancestor::article/h2/b").text == "#1"
+    find(driver, "#token .context")[0].click()
+    assert text(driver, "#token h3") == "e of #1"
 
 
 def test_it_can_be_used_by_keyboard(show, dump):
     driver = show(dump)
     driver.execute_script("document.querySelector('#prompt summary').focus()")
     keys = lambda *sent: ActionChains(driver).send_keys(*sent).perform()  # noqa: E731
-    keys(Keys.TAB, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    keys(Keys.TAB, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
     assert text(driver, "#token h3") == "e of #1"
-    keys(Keys.ARROW_DOWN, Keys.END)
-    assert text(driver, "#token h3") == "<|im_end|> of #2"
+    keys(Keys.ARROW_DOWN, Keys.ARROW_LEFT)
+    assert text(driver, "#token h3") == "r of #2"
     keys(Keys.ENTER)
     ActionChains(driver).move_to_element(find(driver, "article .token")[5]).perform()
-    assert text(driver, "#token h3") == "<|im_end|> of #2"
+    assert text(driver, "#token h3") == "r of #2"
     keys(Keys.ESCAPE)
     assert not find(driver, "#token")[0].is_displayed()
     driver.execute_script("document.getElementById('step').focus()")
     keys(Keys.ARROW_RIGHT)
     assert text(driver, "#step-name") == "10" and len(find(driver, "article")) == 3
+    driver.refresh()
+    assert text(driver, "#step-name") == "10"
 
 
 def test_the_threshold_slider_filters_completions(show, dump):
     driver = show(dump)
     assert "The filter takes 0 of the 3 completions" in text(driver, "#summary")
-    move_slider(driver, "threshold", 0.1)
+    assert text(driver, "#threshold-name") == "filter above 0.693 nats"
+    filter_above(driver, 0.1)
     assert "The filter takes 3 of the 3 completions" in text(driver, "#summary")
     assert {classes.split()[1] for _, classes in tokens(driver, 0)} == {"filtered"}
-    Select(find(driver, "#colour")[0]).select_by_value("advantage")
-    assert driver.execute_script("return rows[0].completion.advantage(0)") == 0
-    find(driver, "#reset")[0].click()
-    assert "doubled" in str(tokens(driver, 0)) and text(driver, "#threshold-name") == "0.693 nats"
-
-
-def test_a_completion_that_the_run_filtered_gets_its_advantage_back_above_its_entropy(show, dump):
-    driver = show(dump)
-    find(driver, "#strip g")[2].click()
+    find(driver, "#strip g")[2].click()  # of completions with an entropy of 0.9
+    filter_above(driver, 0.85)
     assert "filtered" in text(driver, "article h2")
-    advantage = "return rows[0].completion.advantage(arguments[0])"
-    move_slider(driver, "threshold", 0.95)
-    line = json.loads((dump / "step_000020.jsonl").read_text().splitlines()[0])
-    regularized = line["group_advantage"] - 0.1 * line["trajectory_entropy"]
-    assert driver.execute_script(advantage, 0) == pytest.approx(2 * regularized)
-    find(driver, "#filter")[0].click()
-    assert "The filter is off" in text(driver, "#summary")
+    filter_above(driver, 0.95)
+    assert "kept" in text(driver, "article h2") and "doubled" in str(tokens(driver, 0))
+    filter_above(driver, 9)
+    assert text(driver, "#threshold-name") == "no filter" == find(driver, "article .badge")[0].text
 
 
-def test_entropy_and_advantage_are_heat(show, dump):
-    driver = show(dump)
+def test_entropy_and_mismatch_are_heat(show):
+    driver = show("--demo")
+    driver.execute_script(
+        "const c = rows[0].completion; c.entropy.splice(0, 2, 0, 1.5);"
+        "c.inference_logprobs[0] = c.trainer_logprobs[0] + Math.LN2; c.inference_logprobs[1] = c.trainer_logprobs[1];"
+    )
     colours = {}
-    for kind in ("fate", "entropy", "advantage"):
+    for kind in ("entropy", "mismatch"):
         Select(find(driver, "#colour")[0]).select_by_value(kind)
-        row = find(driver, "article:nth-child(2) .token")
-        colours[kind] = [row[t].value_of_css_property("background-color") for t in (0, 20)]
-    assert colours["entropy"][0] == colours["entropy"][1]
-    assert len({str(colour) for colour in colours.values()}) == 3
-    assert "nats" not in text(driver, "#scale")
-
-
-def test_frequent_tokens_are_counted_and_marked(show, dump):
-    driver = show(dump)
-    table = [row.text for row in find(driver, "#frequent tbody tr")]
-    lines = [json.loads(line) for line in (dump / "step_000001.jsonl").read_text().splitlines()]
-    zeroed = [i for x in lines for i, weight in zip(x["token_ids"], x["lambda"], strict=True) if weight == 0]
-    assert [row.split()[-2] for row in table][:3] == [
-        str(n) for n in sorted((zeroed.count(i) for i in set(zeroed)), reverse=True)[:3]
-    ]
-    find(driver, "#frequent tbody button")[0].click()
-    marked = find(driver, "#rows .marked")
-    assert marked and {x.text for x in marked} == {table[0].split()[0]}
+        colours[kind] = [x.value_of_css_property("background-color") for x in find(driver, "article .token")[:2]]
+    (cold, warm), (off, same) = colours.values()
+    assert cold == same and len({cold, warm, off}) == 3
+    find(driver, "article .token")[0].click()
+    assert "ratio of both\n0.500" in text(driver, "#token") and "twice, or half" in text(driver, "#scale")
 
 
 def test_any_unicode_is_shown_and_no_byte_is_lost(show, tmp_path, tokenizer):
@@ -183,9 +170,14 @@ def test_any_unicode_is_shown_and_no_byte_is_lost(show, tmp_path, tokenizer):
     assert "bytes\n98" in text(driver, "#token")
 
 
-def test_hostile_text_is_inert(show, tmp_path, tokenizer):
-    write_dump(tmp_path / "dump", tokenizer, {1: (HOSTILE, [1.0, 0.0, 0.5], 0.2)}, prompt="</script>\u202e<b>")
-    driver = show(tmp_path / "dump")
+@pytest.mark.parametrize("of", ["dump", "rollouts"])
+def test_hostile_text_is_inert(show, tmp_path, tokenizer, of):
+    prompt = "</script>\u202e<b>"
+    if of == "dump":
+        driver = show(write_dump(tmp_path / "dump", tokenizer, {1: (HOSTILE, [1.0, 0.0, 0.5], 0.2)}, prompt=prompt))
+    else:
+        rollouts = write_rollouts(tmp_path / "rollouts", {7: (HOSTILE, [1.0, 0.0, 0.5])}, prompt=prompt)
+        driver = show(rollouts, "--tokenizer", tokenizer)
     # Rows are drawn as they come into sight, which a busy machine delays.
     WebDriverWait(driver, 60).until(lambda driver: "⟨U+202E⟩" in text(driver, "#rows"))
     state = driver.execute_script("return [window.hacked, document.images.length, document.scripts.length]")
@@ -194,17 +186,16 @@ def test_hostile_text_is_inert(show, tmp_path, tokenizer):
     assert not re.search("[\u0000\u001b\u200b\u202a-\u202e\u2066-\u2069\u2028\ufeff]", page)
     assert "⟨U+202E⟩" in page and "␛" in page and "</script>⟨U+202E⟩<b>" in text(driver, "#prompt")
     boxes = [x.rect["x"] for x in find(driver, "article:nth-child(2) .token")[:9]]
-    assert boxes == sorted(boxes)
+    assert all(left <= right for left, right in pairwise(boxes))
 
 
 def test_under_grpo_it_says_that_nothing_was_applied(show, tmp_path, tokenizer):
-    write_dump(tmp_path / "dump", tokenizer, STEPS, adv_estimator="grpo")
-    driver = show(tmp_path / "dump")
+    driver = show(write_dump(tmp_path / "dump", tokenizer, STEPS, adv_estimator="grpo"))
     assert "This run trains with grpo, not with GTPO" in text(driver, "#notice")
     find(driver, "article:nth-child(2) .token")[2].click()
     assert "GTPO would leave it alone" in text(driver, "#token")
     assert "advantage\n−7.00" in text(driver, "#token") and "λ\n0" in text(driver, "#token")
-    move_slider(driver, "threshold", 0.1)
+    filter_above(driver, 0.1)
     assert "The filter would take 3" in text(driver, "#summary")
 
 
@@ -229,65 +220,25 @@ def test_tool_output_is_not_trained_and_shifts_no_place(show, tmp_path, tokenize
 def test_a_long_completion_shows_its_two_ends_until_it_is_unfolded(show, tmp_path, tokenizer):
     words = (GOOD + "\n") * 256
     texts = [words[i : i + 8191] for i in range(4)]
-    write_dump(tmp_path / "dump", tokenizer, {1: (texts, [float(i % 2) for i in range(4)], 0.2)})
-    driver = show(tmp_path / "dump")
+    driver = show(write_dump(tmp_path / "dump", tokenizer, {1: (texts, [float(i % 2) for i in range(4)], 0.2)}))
     drawn = lambda: driver.execute_script("return rows.map((row) => row.element.querySelectorAll('.token').length)")  # noqa: E731
     assert drawn() == [240] * 4 and "7,952 more tokens" in text(driver, "article .fold")
     find(driver, "article .fold")[0].click()
-    assert drawn() == [8192, 240, 240, 240]
-    driver.execute_script("choose(rows[3], 4000)")
+    driver.execute_script("goTo(rows[3], 4000)")
     assert "#4" in text(driver, "#token h3") and drawn() == [8192, 240, 240, 8192]
-    words = driver.execute_script("return [...rows[3].spans.values()].map((span) => span.t)")
-    assert sorted(words) == list(range(8192))
-    find(driver, "#unfold")[0].click()
-    assert drawn() == [8192] * 4
+    words = driver.execute_script("return [...rows[3].element.querySelectorAll('.token')].map((span) => span.t)")
+    assert words == list(range(8192))
 
 
-def test_the_phone_gets_no_sideways_scrolling_and_the_dark_a_dark_page(show, dump):
-    driver = show(dump, width=390, scheme="dark")
-    find(driver, "article .token")[2].click()
-    assert find(driver, "#token")[0].is_displayed()
-    assert driver.execute_script("return document.documentElement.scrollWidth") <= 390
-    assert (
-        driver.execute_script("return getComputedStyle(document.documentElement).backgroundColor") == "rgb(20, 23, 26)"
-    )
-
-
-@pytest.mark.parametrize("width", [1280, 390])
-def test_hostile_rollouts_of_verl_are_inert_and_their_ends_unknown(show, tmp_path, tokenizer, width):
-    (tmp_path / "rollouts").mkdir()
-    rollouts = write_rollouts(tmp_path / "rollouts", {7: (HOSTILE, [1.0, 0.0, 0.5])}, prompt="</script>\u202e<b>")
-    driver = show(rollouts, "--tokenizer", tokenizer, width=width)
-    WebDriverWait(driver, 60).until(lambda driver: "⟨U+202E⟩" in text(driver, "#rows"))
-    assert driver.execute_script("return [window.hacked, document.images.length, document.scripts.length]") == [
-        None,
-        0,
-        3,
-    ]
-    assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+def test_rollouts_on_a_phone_in_the_dark_have_no_entropy_and_unknown_ends(show, tmp_path, tokenizer):
+    rollouts = write_rollouts(tmp_path / "rollouts", {7: (HOSTILE, [1.0, 0.0, 0.5])})
+    driver = show(rollouts, "--tokenizer", tokenizer, width=390, scheme="dark")
     assert "Ends are unknown" in text(driver, "#notice")
     assert [x.text for x in find(driver, "article .badge")] == ["end unknown"] * 3
-    assert not find(driver, "#threshold")[0].is_displayed() and not find(driver, "#filter")[0].is_displayed()
+    assert not find(driver, "#threshold")[0].is_displayed() and "entropy" not in text(driver, "#rows")
     find(driver, "article .token")[2].click()
     assert "advantage\n+1.00" in text(driver, "#token") and "nats" not in text(driver, "#token")
-    for kind in ("advantage", "fate"):
-        Select(find(driver, "#colour")[0]).select_by_value(kind)
-
-
-def test_the_demo_colours_the_mismatch_with_inference(show):
-    driver = show("--demo")
-    assert "grpo" in text(driver, "#run") and "would" in text(driver, "#notice")
-    driver.execute_script("rows[0].completion.token_inference[0] = rows[0].completion.token_logprob[0] + 693")
-    Select(find(driver, "#colour")[0]).select_by_value("ratio")
-    first, second = (find(driver, "article .token")[t] for t in (0, 1))
-    assert "falls" in first.get_attribute("class") and "falls" not in second.get_attribute("class")
-    assert first.value_of_css_property("background-color") != second.value_of_css_property("background-color")
-    first.click()
-    assert "ratio of both\n0.500" in text(driver, "#token") and "half" in text(driver, "#scale")
-
-
-def test_a_step_that_was_chosen_stays_when_the_page_is_loaded_again(show, dump):
-    driver = show(dump)
-    find(driver, "#strip g")[1].click()
-    driver.refresh()
-    assert text(driver, "#step-name") == "10" and find(driver, "#colour .needs-inference")[0].get_property("hidden")
+    assert all(x.get_property("hidden") for x in find(driver, ".needs-inference"))
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= 390
+    background = driver.execute_script("return getComputedStyle(document.documentElement).backgroundColor")
+    assert background == "rgb(20, 23, 26)"

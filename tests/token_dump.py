@@ -91,6 +91,7 @@ def write_dump(folder, tokenizer, steps, adv_estimator="gtpo", prompt="7 + 5 = ?
 
 def write_rollouts(folder, steps, prompt="7 + 5 = ?"):
     """Files as verl's V1 trainer writes them under `trainer.rollout_data_dir`: {step: (texts, rewards)}, one group."""
+    folder.mkdir(exist_ok=True)
     for step, (texts, rewards) in steps.items():
         with (folder / f"{step}.jsonl").open("w") as file:
             for i, (text, reward) in enumerate(zip(texts, rewards, strict=True)):

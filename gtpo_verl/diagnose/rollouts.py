@@ -74,7 +74,7 @@ def _completion(row: dict[str, Any], source: Source, limit: float | None) -> Com
     elif limit:
         numbers["ended"] = float(len(ids) < 0.98 * limit)  # a text may be cut into other tokens than were sampled
     numbers |= {"reward": row["reward"], "length": len(ids), "repetition": repetition(ids)}
-    numbers |= {"entropy": row["trajectory_entropy"], "forward": row["prefix_len"], "backward": row["suffix_len"]}
+    numbers |= {"entropy": row.get("trajectory_entropy"), "forward": row["prefix_len"], "backward": row["suffix_len"]}
     numbers["either"] = min(row["prefix_len"] + row["suffix_len"], len(ids))
     numbers |= {"step": row["step"], "text": source.tokenizer.decode(ids)}
     return {name: value for name, value in numbers.items() if value is not None}

@@ -8,6 +8,7 @@ import argparse
 import time
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from gtpo_verl.records import atomic_write
 from gtpo_verl.view.page import PageStep, page_step, render
@@ -16,8 +17,6 @@ from gtpo_verl.view.tokens import token_pieces
 
 DEMO = Path(str(files(__package__))) / "demo"
 _POLL_S = 2.0
-
-_Stamped = tuple[Path, int, int]  # a file as it was at a time, by its size and time of change
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,56 +49,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page, with --follow again and again."""
+    """Write the page; with --follow whenever the files change, after waiting for the first of them."""
     if args.demo:
         if args.path or args.tokenizer or args.follow:
             raise ValueError("--demo shows a run of its own: it takes no RUN_OR_FILE, --tokenizer or --follow")
-        write_page(find_source(DEMO, str(DEMO)), args.out, "gtpo-verl view --demo")
+        write_page(find_source(DEMO, str(DEMO)), args.out, "gtpo-verl view --demo", {})
         return 0
     if args.path is None:
         raise ValueError("give a RUN_OR_FILE, or --demo")
-    if not args.follow:
-        write_page(find_source(args.path, args.tokenizer), args.out, str(args.path))
-        return 0
-    return follow(args.path, args.tokenizer, args.out)
-
-
-def follow(path: Path, tokenizer: str | None, out: Path) -> int:
-    """Write the page whenever the files at `path` change; a run that has not written a step yet is waited for."""
-    pages: dict[_Stamped, PageStep] = {}
-    written: list[_Stamped] = []
-    said = ""
+    pages: dict[Any, PageStep] = {}  # of files as they were, by name, size and time of change
+    written, said = None, ""
     while True:
         try:
-            source = find_source(path, tokenizer)
-            found = [_stamped(file) for file in source.paths]
-            if found != written:
-                write_page(source, out, str(path), pages)
+            source = find_source(args.path, args.tokenizer)
+            if (found := [*map(_stamped, source.paths)]) != written:
+                write_page(source, args.out, str(args.path), pages, args.follow)
                 written = found
         except NoStepYetError as error:
+            if not args.follow:
+                raise
             if str(error) != said:
                 said = str(error)
                 print(f"waiting: {said}", flush=True)
+        if not args.follow:
+            return 0
         time.sleep(_POLL_S)
 
 
-def write_page(source: Source, out: Path, name: str, pages: dict[_Stamped, PageStep] | None = None) -> None:
+def write_page(source: Source, out: Path, name: str, pages: dict[Any, PageStep], follow: bool = False) -> None:
     """Write the page of a source, and print what it holds.
 
     Args:
         source: what to show.
         out: the page.
         name (str): where the source is, for the reader.
-        pages: finished steps, to which new ones are added; a followed page opens at its last step.
+        pages: finished steps, to which new ones are added.
+        follow (bool): open the page at the last step.
     """
     paths = thin_out(source.paths, source.size_limit)
-    header, pages = source.header | {"follow": pages is not None}, {} if pages is None else pages
-    steps = []
-    for stamped in map(_stamped, paths):
-        if stamped not in pages:
-            pages[stamped] = page_step(source.read(stamped[0]))
-        steps.append(pages[stamped])
-    page = render(header, steps, token_pieces(source.tokenizer, {id for step in steps for id in step.ids}), name)
+    for path in paths:
+        if _stamped(path) not in pages:
+            pages[_stamped(path)] = page_step(source.read(path))
+    steps = [pages[_stamped(path)] for path in paths]
+    pieces = token_pieces(source.tokenizer, frozenset().union(*(step.ids for step in steps)))
+    page = render(source.header | {"follow": follow}, steps, pieces, name)
     out.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(out, page)
     tokens = sum(step.summary["tokens"] for step in steps)
@@ -116,6 +109,6 @@ def thin_out(paths: list[Path], size: int) -> list[Path]:
     return paths
 
 
-def _stamped(path: Path) -> _Stamped:
+def _stamped(path: Path) -> tuple[Path, int, int]:
     status = path.stat()
     return path, status.st_mtime_ns, status.st_size

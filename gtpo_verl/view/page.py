@@ -12,34 +12,24 @@ from typing import Any, NamedTuple
 
 
 class PageStep(NamedTuple):
-    """A step as the page holds it, and what the rest of the page needs to know about it.
+    """A step as the page holds it.
 
     Args:
         summary: numbers for the strip.
         data (str): the element that holds its groups.
         ids: token ids of its prompts and completions.
-        max_entropy (float | None): highest mean entropy of a completion, in nats per token; None: not known.
-        has_inference (bool): whether it has log-probs of the inference engine.
     """
 
     summary: dict[str, Any]
     data: str
     ids: frozenset[int]
-    max_entropy: float | None
-    has_inference: bool
 
 
 def page_step(step: list[dict[str, Any]]) -> PageStep:
     """The completions of a step, as `gtpo_verl.view.sources` reads them, in the form of the page."""
     summary = summarize(step)
-    entropies = [completion["trajectory_entropy"] for completion in step]
-    return PageStep(
-        summary,
-        _data_element(f"step-{summary['step']}", list(_groups(step))),
-        frozenset().union(*(completion[name] for completion in step for name in ("prompt_ids", "token_ids"))),
-        None if None in entropies else max(entropies),
-        any("inference_logprobs" in completion for completion in step),
-    )
+    ids = frozenset().union(*(completion[name] for completion in step for name in ("prompt_ids", "token_ids")))
+    return PageStep(summary, _data_element(f"step-{summary['step']}", list(_groups(step))), ids)
 
 
 def render(header: dict[str, Any], steps: Sequence[PageStep], pieces: dict[int, str | list[int]], source: str) -> str:
@@ -51,14 +41,7 @@ def render(header: dict[str, Any], steps: Sequence[PageStep], pieces: dict[int, 
         pieces: of `token_pieces`.
         source (str): where the steps came from, for the reader.
     """
-    entropies = [step.max_entropy for step in steps if step.max_entropy is not None]
-    run_data = header | {
-        "source": source,
-        "pieces": pieces,
-        "steps": [step.summary for step in steps],
-        "max_entropy": max(entropies, default=None),
-        "has_inference": any(step.has_inference for step in steps),
-    }
+    run_data = header | {"source": source, "pieces": pieces, "steps": [step.summary for step in steps]}
     script = _asset("view.js")
     digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
     parts = {
@@ -91,36 +74,17 @@ def _groups(step: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     groups: dict[tuple[str, tuple[int, ...]], list[dict[str, Any]]] = {}
     for completion in step:
         groups.setdefault((completion["uid"], tuple(completion["prompt_ids"])), []).append(completion)
-    for completions in groups.values():
-        yield {"prompt": completions[0]["prompt_ids"], "completions": [_shown(x) for x in completions]}
+    for (_, prompt), completions in groups.items():
+        shown = [{name: _packed(x[name]) for name in x.keys() - {"uid", "prompt_ids"}} for x in completions]
+        yield {"prompt": prompt, "completions": shown}
 
 
-def _shown(completion: dict[str, Any]) -> dict[str, Any]:
-    """A completion as `view.js` reads it: thousandths for entropies and log-probs, runs for what rarely changes."""
-    return {
-        "reward": completion["reward"],
-        "A": completion["group_advantage"],
-        "entropy": completion["trajectory_entropy"],
-        "keep": completion["keep"],
-        "prefix_len": completion["prefix_len"],
-        "suffix_len": completion["suffix_len"],
-        "ids": completion["token_ids"],
-        "token_entropy": _thousandths(completion["entropy"]),
-        "token_logprob": _thousandths(completion["trainer_logprobs"]),
-        "token_inference": _thousandths(completion.get("inference_logprobs")),
-        "lambda": _runs(completion["lambda"]),
-        "advantages": _runs(completion["advantages"]),
-        "own": _runs(completion["response_mask"]),
-        "trained": _runs(completion["loss_mask"]),
-    }
-
-
-def _thousandths(values: list[float | None] | None) -> list[int | None] | None:
-    return None if values is None else [None if x is None else round(1000 * x) for x in values]
-
-
-def _runs(values: list[float]) -> list[tuple[int, float]]:
-    return [(len(list(run)), value) for value, run in groupby(values)]
+def _packed(value: Any) -> Any:
+    """A list of what rarely changes along a completion as runs, `[count, value]` each."""
+    if not isinstance(value, list):
+        return value
+    runs = [(len(list(run)), x) for x, run in groupby(value)]
+    return {"runs": runs} if 3 * len(runs) < len(value) else value
 
 
 def _data_element(name: str, data: Any) -> str:

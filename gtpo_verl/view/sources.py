@@ -3,7 +3,7 @@
 Both become completions with the fields of a dump's line. verl's files, `N.jsonl` under `trainer.rollout_data_dir`, hold
 text without special tokens. This module tokenises it again. How a completion ended, how unsure the model was, and which
 text a tool wrote are unknown. It computes from the scores what GTPO (arXiv:2508.03772) would do with its default
-settings and without its filter. There `trajectory_entropy`, `entropy` and `trainer_logprobs` are None.
+settings and without its filter. `trajectory_entropy`, `entropy` and `trainer_logprobs` are left out.
 """
 
 import json
@@ -23,11 +23,10 @@ from gtpo_verl.records import read_record
 from gtpo_verl.verl_plugin.token_dump import HEADER_NAME, SCHEMA_VERSION, STEP_FILES
 from gtpo_verl.view.tokens import load_tokenizer
 
-# What a completion of a dump must have, beside its uid.
+# What a completion of a dump must have, beside its uid; other lists have an entry per token too.
 _NUMBERS = ("step", "reward", "group_advantage", "trajectory_entropy", "keep", "prefix_len", "suffix_len")
 _IDS = ("prompt_ids", "token_ids")
 _PER_TOKEN = ("response_mask", "loss_mask", "lambda", "advantages", "entropy", "trainer_logprobs")
-_INFERENCE = "inference_logprobs"  # only where verl has the log-probs of its inference engine
 
 # A page of about five million tokens is still opened by a browser in a moment.
 _DUMP_BYTES, _ROLLOUT_BYTES = 256 << 20, 24 << 20
@@ -66,41 +65,29 @@ def find_source(path: Path, tokenizer: str | None = None) -> Source:
     Raises:
         ValueError: there is neither, or more than one dump, or it is of another version, or there is no tokenizer.
     """
-    rollouts = sorted(rollout_files(path), key=lambda file: int(file.stem))
     headers = [path.parent / HEADER_NAME] if path.is_file() else sorted(path.rglob(HEADER_NAME))
-    if rollouts and not any(header.is_file() for header in headers):
-        if tokenizer is None:
-            raise ValueError(f"{path} has verl's rollouts, which are text: name the run's tokenizer with --tokenizer")
-        loaded, settings = load_tokenizer(tokenizer), GTPOConfig(completion_filter="never")
-        header = {
-            "rollouts": True,
-            "adv_estimator": None,
-            "gtpo_applied": False,
-            "initial_entropy": None,
-            "filter_active": False,
-            "gtpo": asdict(settings),
-        }
-        return Source(header, loaded, rollouts, _ROLLOUT_BYTES, lambda file: read_rollouts(file, loaded, settings))
-    header, paths = find_dump(path)
-    return Source(header, load_tokenizer(tokenizer or str(header["tokenizer"])), paths, _DUMP_BYTES, read_step)
+    headers = [header for header in headers if header.is_file()]
+    if headers:
+        header, paths = _read_dump(path, headers)
+        return Source(header, load_tokenizer(tokenizer or header["tokenizer"]), paths, _DUMP_BYTES, read_step)
+    rollouts = sorted(_rollout_files(path), key=lambda file: int(file.stem))
+    if not rollouts:
+        raise NoStepYetError(
+            f"{path} has no {HEADER_NAME} and no N.jsonl: train with +algorithm.gtpo.dump_dir=DIR or "
+            "trainer.rollout_data_dir=DIR and name that folder or a file of it"
+        )
+    if tokenizer is None:
+        raise ValueError(f"{path} has verl's rollouts, which are text: name the run's tokenizer with --tokenizer")
+    loaded, settings = load_tokenizer(tokenizer), GTPOConfig(completion_filter="never")
+    header = {"rollouts": True, "gtpo_applied": False, "filter_active": False, "gtpo": asdict(settings)}
+    return Source(header, loaded, rollouts, _ROLLOUT_BYTES, lambda file: _read_rollouts(file, loaded, settings))
 
 
 # ---------------------------------------------------------------- a token dump
 
 
-def find_dump(path: Path) -> tuple[dict[str, Any], list[Path]]:
-    """Header and step files of a dump, from its folder, a folder above it, or one of its step files.
-
-    Raises:
-        ValueError: there is none, or more than one, or it is of another version.
-    """
-    headers = [path.parent / HEADER_NAME] if path.is_file() else sorted(path.rglob(HEADER_NAME))
-    headers = [header for header in headers if header.is_file()]
-    if not headers:
-        raise NoStepYetError(
-            f"{path} has no {HEADER_NAME} and no N.jsonl: train with +algorithm.gtpo.dump_dir=DIR or "
-            "trainer.rollout_data_dir=DIR and name that folder or a file of it"
-        )
+def _read_dump(path: Path, headers: list[Path]) -> tuple[dict[str, Any], list[Path]]:
+    """Header and step files of the dump at or below a path."""
     if len(headers) > 1:
         raise ValueError(f"{path} has the dumps of several runs, name one: {', '.join(str(x.parent) for x in headers)}")
     header = read_record(headers[0], "schema_version", "tokenizer")
@@ -141,7 +128,8 @@ def _checked(completion: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("uid is not text, or a number is not finite")
     if not all(type(x) is int and 0 <= x < 1 << 31 for name in _IDS for x in completion[name]):
         raise ValueError("a token id is out of range")
-    for name in [*_PER_TOKEN, *[_INFERENCE] * (_INFERENCE in completion)]:
+    per_token = {name for name, value in completion.items() if isinstance(value, list)} - {*_IDS}
+    for name in per_token | {*_PER_TOKEN}:
         values = completion[name]
         if len(values) != len(completion["token_ids"]) or not math.isfinite(sum(filter(None, values))):
             raise ValueError(f"{name} is not a number or null for each token")
@@ -151,7 +139,7 @@ def _checked(completion: dict[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------- verl's rollout files
 
 
-def rollout_files(path: Path) -> list[Path]:
+def _rollout_files(path: Path) -> list[Path]:
     """The whole `N.jsonl` of verl at a path; the one that verl is writing does not end with a line's end yet."""
     files = [path] if path.is_file() else list(path.glob("*.jsonl"))
     return [file for file in files if file.stem.isdecimal() and file.suffix == ".jsonl" and _ends_a_line(file)]
@@ -162,7 +150,7 @@ def _ends_a_line(path: Path) -> bool:
         return file.seek(0, 2) > 0 and file.seek(-1, 2) >= 0 and file.read() == b"\n"
 
 
-def read_rollouts(path: Path, tokenizer: Any, config: GTPOConfig) -> list[dict[str, Any]]:
+def _read_rollouts(path: Path, tokenizer: Any, config: GTPOConfig) -> list[dict[str, Any]]:
     """The completions in a file of verl's rollouts, with what GTPO would do to them.
 
     A group is what has one `uid`, or, in files of verl's legacy trainer, one prompt; of a session with several outputs
@@ -196,7 +184,6 @@ def read_rollouts(path: Path, tokenizer: Any, config: GTPOConfig) -> list[dict[s
             "reward": row["score"],
             "scores": {key: row[key] for key in ("acc", "format", "strict") if isinstance(row.get(key), int | float)},
             "group_advantage": advantages[i].item(),
-            "trajectory_entropy": None,
             "keep": True,
             "prefix_len": int(result.conflicts.prefix_len[i]),
             "suffix_len": int(result.conflicts.suffix_len[i]),
@@ -206,8 +193,6 @@ def read_rollouts(path: Path, tokenizer: Any, config: GTPOConfig) -> list[dict[s
             "loss_mask": [1] * len(ids),
             "lambda": weights[: len(ids)],
             "advantages": [round(advantages[i].item(), 4)] * len(ids),
-            "entropy": None,
-            "trainer_logprobs": None,
         }
         for i, (row, ids, weights) in enumerate(zip(rows, outputs, result.token_weights.tolist(), strict=True))
     ]

@@ -2,10 +2,12 @@
 // Text of the run reaches the page through text nodes only, and hidden characters are spelled out by `drawText`.
 
 const FOLD = { above: 400, head: 160, tail: 80 }; // longer completions show their two ends
-const HEAT_NATS = 2;
-const HEAT_RATIO = Math.log(2);
 const PARTNERS_SHOWN = 5;
 const CONTEXT = 6;
+const HEAT = {
+  entropy: { share: (c, t) => c.entropy[t] / 2, ends: ["0", "2 nats and more"] },
+  mismatch: { share: (c, t) => Math.abs(c.logRatio(t)) / Math.LN2, ends: ["equal probabilities", "twice, or half, and more"] },
+};
 
 const $ = (id) => document.getElementById(id);
 const readData = (id) => JSON.parse($(id).textContent);
@@ -13,12 +15,12 @@ const readData = (id) => JSON.parse($(id).textContent);
 const run = readData("run-data");
 const applied = run.gtpo_applied;
 const state = {
-  step: 0, group: 0, colour: "fate", order: "sampled", unfold: false,
-  filter: run.filter_active, threshold: run.gtpo.entropy_threshold,
-  marked: null, chosen: null, held: false,
+  step: 0, group: 0, colour: "fate",
+  threshold: run.filter_active ? run.gtpo.entropy_threshold : Infinity, // of the filter, as it is set on the page
+  chosen: null, held: false, // { row, t } whose details are shown, and whether pointing elsewhere leaves them
 };
-let rows = [];
-let groups = [];
+let groups = []; // of the step
+let rows = []; // of the group
 
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -32,6 +34,7 @@ function make(tag, attributes = {}, ...children) {
 
 const number = (x, digits = 2) => x.toFixed(digits).replace("-", "−");
 const signed = (x) => (x > 0 ? "+" : "") + number(x);
+const amount = (x) => number(x, Number.isInteger(x) ? 0 : 2);
 const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
 
 // ---------------------------------------------------------------- text of tokens
@@ -79,8 +82,7 @@ function drawText(element, text) {
     if (found.index > end) element.append(text.slice(end, found.index));
     end = found.index + found[0].length;
     element.append(make("span", { className: "mark" }, nameOf(found[0])));
-    if (found[0] === "\n" || found[0] === "\t") element.append(found[0]);
-    if (/\p{M}/u.test(found[0])) element.append(found[0]);
+    if (/[\n\t\p{M}]/u.test(found[0])) element.append(found[0]);
   }
   if (end < text.length) element.append(text.slice(end));
   if (text === " ") element.replaceChildren(make("span", { className: "mark" }, "␣"));
@@ -100,62 +102,54 @@ function nameOf(character) {
 
 // ---------------------------------------------------------------- the numbers of a step
 
-/** [[count, value], …] as an array of one value per token. */
-function unroll(runs, length) {
-  const values = new Float32Array(length);
-  let at = 0;
-  for (const [n, value] of runs) values.fill(value, at, (at += n));
-  return values;
-}
-
+/** A completion, with the names of the dump; what is not known of one, such as the entropy of a rollout, it lacks. */
 class Completion {
   constructor(record, number) {
     Object.assign(this, record);
-    this.number = number;
+    for (const [name, value] of Object.entries(record)) {
+      if (value?.runs) this[name] = value.runs.flatMap(([n, x]) => Array(n).fill(x));
+    }
     this.name = `#${number + 1}`;
-    this.length = this.ids.length;
-    for (const field of ["lambda", "advantages", "own", "trained"]) this[field] = unroll(record[field], this.length);
-    this.rank = new Int32Array(this.length).fill(-1); // number of a token among the model's own
-    this.owned = [];
-    for (let t = 0; t < this.length; t++) if (this.own[t]) this.rank[t] = this.owned.push(t) - 1;
+    this.length = this.token_ids.length;
+    this.own = [...this.token_ids.keys()].filter((t) => this.response_mask[t]); // places of the model's own tokens
   }
 
   get words() {
-    return (this._words ??= spell(this.ids));
+    return (this._words ??= spell(this.token_ids));
   }
 
   get kept() {
-    return !state.filter || this.entropy <= state.threshold || (run.gtpo.filter_scope === "negative" && this.A >= 0);
+    if (run.rollouts || state.threshold === Infinity) return true;
+    return this.trajectory_entropy <= state.threshold || (run.gtpo.filter_scope === "negative" && this.group_advantage >= 0);
   }
 
   fate(t) {
-    if (!this.trained[t]) return "other";
+    if (!this.loss_mask[t]) return "other";
     if (!this.kept) return "filtered";
     return this.lambda[t] < 1 ? "protected" : this.lambda[t] > 1 ? "doubled" : "plain";
   }
 
-  /** The advantage of a token, with the filter as it is set on the page. */
-  advantage(t) {
-    if (!applied || this.kept === this.keep) return this.advantages[t];
-    if (!this.kept || !this.trained[t]) return 0;
-    return (this.A - run.gtpo.entropy_coeff * this.entropy) * this.lambda[t];
+  /** How many tokens from `start` to `end` are protected and doubled, as parts of a sentence. */
+  counts(start = 0, end = this.length) {
+    const fates = { protected: 0, doubled: 0 };
+    for (let t = start; t < end; t++) if (this.lambda[t] !== 1) fates[this.fate(t)]++;
+    return ["protected", "doubled"].filter((fate) => fates[fate]).map((fate) => `${fates[fate]} ${fate}`);
   }
 
-  /** How much more probable the trainer holds a token than the inference engine did, as a logarithm; null: not known. */
+  /** How much more probable the trainer holds a token than the inference engine did, as a logarithm. */
   logRatio(t) {
-    const trainer = this.token_logprob?.[t], inference = this.token_inference?.[t];
-    return (trainer ?? null) === null || (inference ?? null) === null ? null : (trainer - inference) / 1000;
+    return (this.trainer_logprobs[t] ?? NaN) - (this.inference_logprobs[t] ?? NaN);
   }
 
   /** Completions of opposite sign with the same token at the same place: [{completion, t, fromEnd}]. */
   partners(t) {
-    const rank = this.rank[t], found = [];
+    const rank = this.own.indexOf(t), found = [];
     if (rank < 0) return found;
     for (const other of groups[state.group].completions) {
-      if (other.A * this.A >= 0) continue;
-      const places = [[other.owned[rank], false], [other.owned[other.owned.length - this.owned.length + rank], true]];
+      if (other.group_advantage * this.group_advantage >= 0) continue;
+      const places = [[other.own[rank], false], [other.own[other.own.length - this.own.length + rank], true]];
       for (const [place, fromEnd] of places) {
-        if (place !== undefined && other.ids[place] === this.ids[t]) found.push({ completion: other, t: place, fromEnd });
+        if (other.token_ids[place] === this.token_ids[t]) found.push({ completion: other, t: place, fromEnd });
       }
     }
     return found;
@@ -163,62 +157,49 @@ class Completion {
 
   /** The partners that put a token on the conflict mask: on its forward run, its backward run, or both. */
   conflicts(t) {
-    const partners = this.partners(t);
+    const partners = this.partners(t), rank = this.own.indexOf(t);
     if (run.gtpo.conflict_span !== "leading") return this.lambda[t] === 1 ? [] : partners;
-    const forward = this.rank[t] < this.prefix_len, backward = this.owned.length - 1 - this.rank[t] < this.suffix_len;
+    const forward = rank < this.prefix_len, backward = this.own.length - 1 - rank < this.suffix_len;
     return partners.filter((partner) => (partner.fromEnd ? backward : forward));
   }
 }
 
 function loadStep() {
-  const { step } = run.steps[state.step];
-  groups = readData(`step-${step}`).map((group) => ({
-    ...group, completions: group.completions.map((record, number) => new Completion(record, number)),
+  groups = readData(`step-${run.steps[state.step].step}`).map(({ prompt, completions }) => ({
+    prompt, completions: completions.map((record, number) => new Completion(record, number)),
   }));
-  const shared = groups.map(({ completions }) => completions.some((c) => c.prefix_len || c.suffix_len || c.lambda.some((x) => x !== 1)));
+  const shared = groups.map(({ completions }) => completions.some((c) => c.lambda.some((x) => x !== 1)));
   state.group = Math.max(0, shared.indexOf(true));
-  $("group").replaceChildren(...groups.map((group, number) => {
-    const rewards = group.completions.map((c) => c.reward);
-    const [low, high] = [Math.min(...rewards), Math.max(...rewards)];
+  $("group").replaceChildren(...groups.map(({ completions }, number) => {
+    const rewards = completions.map((c) => c.reward), [low, high] = [Math.min(...rewards), Math.max(...rewards)];
     const range = low === high ? amount(low) : `${amount(low)} to ${amount(high)}`;
     const note = shared[number] ? "" : ", no conflict";
     return make("option", { value: number }, `${number + 1} of ${groups.length}: ${rewards.length} completions, reward ${range}${note}`);
   }));
   $("group").value = state.group;
+  const highest = groups.flatMap(({ completions }) => completions.map((c) => c.trajectory_entropy ?? 0));
+  $("threshold").max = Math.max(1.5 * run.gtpo.entropy_threshold, 1.05 * Math.max(...highest));
 }
-
-const amount = (x) => number(x, Number.isInteger(x) ? 0 : 2);
 
 // ---------------------------------------------------------------- drawing
 
-const rowOf = new WeakMap(); // element → Row
-
 function paint(span, completion, t) {
   span.className = `token ${completion.fate(t)}`;
-  if (completion.ids[t] === state.marked) span.classList.add("marked");
-  if (state.colour === "entropy") {
-    span.style.setProperty("--heat-share", `${Math.min(100, completion.token_entropy[t] / (10 * HEAT_NATS))}%`);
-  } else if (state.colour === "advantage") {
-    const advantage = completion.advantage(t);
-    span.style.setProperty("--up-share", `${80 * Math.abs(advantage) / groups[state.group].top}%`);
-    span.classList.toggle("falls", advantage < 0);
-  } else if (state.colour === "ratio") {
-    const ratio = completion.logRatio(t) ?? 0;
-    span.style.setProperty("--up-share", `${Math.min(80, 80 * Math.abs(ratio) / HEAT_RATIO)}%`);
-    span.classList.toggle("falls", ratio < 0);
-  }
+  const share = HEAT[state.colour]?.share(completion, t);
+  if (share >= 0) span.style.setProperty("--heat-share", `${Math.min(100, 100 * share)}%`);
 }
 
+/** The drawn completion: `spans` are those of its tokens that are in the page. */
 class Row {
   constructor(completion) {
     this.completion = completion;
     this.head = make("h2");
     this.body = make("div", { className: "text", dir: "ltr" });
     this.element = make("article", { ariaLabel: `completion ${completion.name}` }, this.head, this.body);
-    rowOf.set(this.element, this);
+    this.element.row = this;
+    this.spans = new Map();
     const { length } = completion;
-    this.spans = new Map(); // of the tokens that are in the page
-    if (state.unfold || length <= FOLD.above) {
+    if (length <= FOLD.above) {
       this.body.append(...this.draw(0, length));
     } else {
       this.fold = make("button", { className: "fold", type: "button", onclick: () => this.unfold() });
@@ -230,7 +211,7 @@ class Row {
   draw(start, end) {
     const spans = [];
     for (let t = start; t < end; t++) {
-      const span = drawText(make("span", { tabIndex: -1 }), this.completion.words[t]);
+      const span = drawText(make("span"), this.completion.words[t]);
       span.t = t;
       paint(span, this.completion, t);
       this.spans.set(t, span);
@@ -245,24 +226,19 @@ class Row {
   }
 
   label() {
-    const c = this.completion, fates = countFates(c, 0, c.length);
-    const verdict = c.kept ? (state.filter ? "kept" : "no filter") : applied ? "filtered" : "would be filtered";
+    const c = this.completion, sign = Math.sign(c.group_advantage);
+    const verdict = !c.kept ? (applied ? "filtered" : "would be filtered") : state.threshold === Infinity ? "no filter" : "kept";
+    const parts = [`reward ${amount(c.reward)}`, count(c.length, "token"), ...c.counts()];
+    if (!run.rollouts) parts.splice(1, 0, `entropy ${number(c.trajectory_entropy)}`);
     this.head.replaceChildren(
       make("b", {}, c.name),
-      make("span", {}, `reward ${amount(c.reward)}`),
-      make("span", { className: c.A > 0 ? "up" : c.A < 0 ? "down" : "", title: "advantage over the group's average" },
-        `A ${signed(c.A)}`),
-      run.rollouts
-        ? make("span", { className: "badge", title: "verl's rollout files do not say whether a completion ended by itself" }, "end unknown")
-        : make("span", { title: "mean entropy, nats per token" }, `entropy ${number(c.entropy)}`),
-      ...(run.rollouts ? [] : [make("span", { className: `badge ${c.kept ? "" : "dropped"}` }, verdict)]),
-      make("span", {}, count(c.length, "token")),
-      ...["protected", "doubled"].filter((fate) => fates[fate]).map((fate) => make("span", {}, `${fates[fate]} ${fate}`)),
+      make("span", { className: ["down", "", "up"][sign + 1], title: "advantage over the group's average" }, `A ${signed(c.group_advantage)}`),
+      ...parts.map((part) => make("span", {}, part)),
+      make("span", { className: `badge ${c.kept ? "" : "dropped"}` }, run.rollouts ? "end unknown" : verdict),
     );
     if (this.fold) {
-      const hidden = countFates(c, FOLD.head, c.length - FOLD.tail);
-      const parts = ["protected", "doubled"].filter((fate) => hidden[fate]).map((fate) => `, ${hidden[fate]} ${fate}`);
-      this.fold.textContent = `… ${count(c.length - FOLD.head - FOLD.tail, "more token")}${parts.join("")} …`;
+      const [start, end] = [FOLD.head, c.length - FOLD.tail];
+      this.fold.textContent = `… ${[count(end - start, "more token"), ...c.counts(start, end)].join(", ")} …`;
     }
   }
 
@@ -277,29 +253,15 @@ class Row {
   }
 }
 
-function countFates(completion, start, end) {
-  const fates = { protected: 0, doubled: 0 };
-  if (completion.kept) {
-    for (let t = start; t < end; t++) {
-      if (completion.lambda[t] !== 1 && completion.trained[t]) fates[completion.lambda[t] < 1 ? "protected" : "doubled"]++;
-    }
-  }
-  return fates;
-}
+const rowFor = (completion) => rows.find((row) => row.completion === completion);
 
 function drawGroup() {
   release();
-  const group = groups[state.group], { completions } = group;
-  group.top = completions.reduce((top, c) => c.advantages.reduce((m, x) => Math.max(m, Math.abs(x)), top), 0) || 1;
-  const ordered = [...completions];
-  if (state.order === "reward") ordered.sort((a, b) => b.reward - a.reward);
-  if (state.order === "entropy") ordered.sort((a, b) => b.entropy - a.entropy);
-  rows = ordered.map((completion) => new Row(completion));
-  const prompt = $("prompt").querySelector(".text");
-  prompt.replaceChildren();
-  drawText(prompt, spell(group.prompt).join("").replaceAll(CONTINUED, ""));
+  const { prompt, completions } = groups[state.group];
+  rows = completions.map((completion) => new Row(completion));
+  $("prompt").querySelector(".text").replaceChildren();
+  drawText($("prompt").querySelector(".text"), spell(prompt).join("").replaceAll(CONTINUED, ""));
   $("rows").replaceChildren(...rows.map((row) => row.element));
-  if (rows[0]?.completion.length) rows[0].span(0).tabIndex = 0;
   describe();
 }
 
@@ -309,58 +271,19 @@ function repaint() {
   describe();
 }
 
-/** Everything around the rows: the summary, the scale of the colours, the most frequent tokens, the filter. */
+/** Everything around the rows. */
 function describe() {
-  $("rows").className = state.colour;
-  const fates = { protected: 0, doubled: 0 };
-  for (const { completion } of rows) {
-    const found = countFates(completion, 0, completion.length);
-    fates.protected += found.protected;
-    fates.doubled += found.doubled;
+  $("rows").className = state.colour in HEAT ? "heat" : "fate";
+  $("scale").hidden = !(state.colour in HEAT);
+  if (state.colour in HEAT) {
+    const [low, high] = HEAT[state.colour].ends;
+    $("scale").replaceChildren(`${low} `, make("span", { className: "ramp" }), ` ${high}`);
   }
-  const all = groups.flatMap((group) => group.completions), dropped = all.filter((c) => !c.kept).length;
-  const tokens = rows.reduce((sum, row) => sum + row.completion.length, 0);
-  const filter = run.rollouts ? "" : state.filter
-    ? `The filter ${applied ? "takes" : "would take"} ${dropped} of the ${count(all.length, "completion")} of this step.`
-    : "The filter is off.";
-  $("summary").textContent = `This group: ${count(rows.length, "completion")}, ${count(tokens, "token")}, ` +
-    `${fates.protected} protected, ${fates.doubled} doubled. ${filter}`;
-  $("threshold-name").textContent = `${number(state.threshold, 3)} nats`;
-  $("threshold").value = state.threshold;
-  $("threshold").disabled = !state.filter;
-  $("filter").checked = state.filter;
-  $("unfold").setAttribute("aria-pressed", state.unfold);
-  const top = groups[state.group].top;
-  const ends = {
-    entropy: ["0", `${HEAT_NATS} nats and more`],
-    advantage: [number(-top), signed(top)],
-    ratio: ["trainer's probability half the inference engine's", "twice"],
-  }[state.colour];
-  $("scale").hidden = !ends;
-  if (ends) $("scale").replaceChildren(`${ends[0]} `, make("span", { className: `ramp ${state.colour}` }), ` ${ends[1]}`);
-  describeFrequent(all);
-}
-
-function describeFrequent(completions) {
-  const counts = new Map();
-  for (const c of completions) {
-    if (!c.kept) continue;
-    for (let t = 0; t < c.length; t++) {
-      if (c.lambda[t] === 1 || !c.trained[t]) continue;
-      if (!counts.has(c.ids[t])) counts.set(c.ids[t], [0, 0]);
-      counts.get(c.ids[t])[c.lambda[t] < 1 ? 0 : 1]++;
-    }
-  }
-  const top = [...counts].sort(([, a], [, b]) => b[0] - a[0] || b[1] - a[1]).slice(0, 12);
-  $("frequent").querySelector("tbody").replaceChildren(...top.map(([id, [zeroed, doubled]]) => {
-    const button = make("button", { type: "button", className: "text", ariaPressed: String(id === state.marked) });
-    drawText(button, spell([id])[0].replaceAll(/[\n\t]/g, (c) => nameOf(c)));
-    button.onclick = () => {
-      state.marked = id === state.marked ? null : id;
-      repaint();
-    };
-    return make("tr", {}, make("td", {}, button), make("td", {}, String(zeroed)), make("td", {}, String(doubled)));
-  }));
+  $("threshold").value = Math.min(state.threshold, $("threshold").max);
+  $("threshold-name").textContent = state.threshold === Infinity ? "no filter" : `filter above ${number(state.threshold, 3)} nats`;
+  const all = groups.flatMap(({ completions }) => completions), dropped = all.filter((c) => !c.kept).length;
+  $("summary").textContent = state.threshold === Infinity ? "" :
+    `The filter ${applied ? "takes" : "would take"} ${dropped} of the ${count(all.length, "completion")} of this step.`;
 }
 
 // ---------------------------------------------------------------- one token
@@ -378,60 +301,54 @@ function show(row, t) {
   Object.assign(state, { chosen: { row, t }, held });
   row.span(t).classList.add("chosen");
   const conflicts = row.completion.conflicts(t);
-  for (const partner of conflicts) rowFor(partner.completion)?.spans.get(partner.t)?.classList.add("partner");
+  for (const partner of conflicts) rowFor(partner.completion).spans.get(partner.t)?.classList.add("partner");
   $("token-body").replaceChildren(...tokenDetails(row.completion, t, conflicts));
   $("token").hidden = false;
 }
 
-const rowFor = (completion) => rows.find((row) => row.completion === completion);
-
 function tokenDetails(c, t, conflicts) {
-  const id = c.ids[t], piece = run.pieces[id];
+  const id = c.token_ids[t], piece = run.pieces[id], place = c.own.indexOf(t);
   const title = make("h3", {}, drawText(make("span", { className: `text token ${c.fate(t)}` }), c.words[t]), ` of ${c.name}`);
-  const probability = (logprob) => (logprob === null ? "0" : `${number(100 * Math.exp(logprob / 1000), 1)} %`);
-  const ratio = c.logRatio(t);
-  const facts = [
-    ["advantage", signed(c.advantage(t))],
-    ["λ", amount(c.lambda[t])],
-    ...(run.rollouts ? [] : [
-      ["entropy", c.token_entropy[t] === null ? "not finite" : `${number(c.token_entropy[t] / 1000, 3)} nats`],
-      ["probability", probability(c.token_logprob[t])],
-    ]),
-    ...(c.token_inference ? [
-      ["… at inference", probability(c.token_inference[t])],
-      ["ratio of both", ratio === null ? "not finite" : number(Math.exp(ratio), 3)],
-    ] : []),
-    ["place", c.rank[t] < 0 ? "–" : `${c.rank[t] + 1} from the start, ${c.owned.length - c.rank[t]} from the end`],
-    ["token id", String(id)],
-  ];
+  const unless = (value, text) => (Number.isFinite(value ?? NaN) ? text(value) : "not finite");
+  const probability = (logprob) => unless(logprob, (x) => `${number(100 * Math.exp(x), 1)} %`);
+  const facts = [["advantage", signed(c.advantages[t])], ["λ", amount(c.lambda[t])]];
+  if (c.entropy) facts.push(["entropy", unless(c.entropy[t], (x) => `${number(x, 3)} nats`)]);
+  if (c.trainer_logprobs) facts.push(["probability", probability(c.trainer_logprobs[t])]);
+  if (c.inference_logprobs) {
+    facts.push(["… at inference", probability(c.inference_logprobs[t])]);
+    facts.push(["ratio of both", unless(c.logRatio(t), (x) => number(Math.exp(x), 3))]);
+  }
+  facts.push(["place", place < 0 ? "–" : `${place + 1} from the start, ${c.own.length - place} from the end`], ["token id", String(id)]);
   if (typeof piece !== "string") facts.push(["bytes", piece.map((b) => b.toString(16).toUpperCase().padStart(2, "0")).join(" ")]);
   const list = make("dl", {}, ...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
   return [title, make("p", {}, sentence(c, t, conflicts)), list, ...partnerList(conflicts)];
 }
 
 function sentence(c, t, conflicts) {
-  const fate = c.fate(t);
+  const fate = c.fate(t), weight = amount(c.lambda[t]);
   if (fate === "other") return "Not trained: not the model's own token, or rejected by the trainer.";
   if (fate === "filtered") {
-    return `Filtered: the mean entropy of this completion, ${number(c.entropy)}, is above the threshold ` +
+    return `Filtered: the mean entropy of this completion, ${number(c.trajectory_entropy)}, is above the threshold ` +
       `${number(state.threshold)}, so no token of it ${applied ? "is" : "would be"} trained on.`;
   }
   if (fate === "protected") {
-    const weight = c.lambda[t] === 0 ? "" : ` with ${amount(c.lambda[t])} times the weight`;
-    const course = applied ? ["It is left alone", "It is made less likely"] : ["GTPO would leave it alone", "GTPO would make it less likely"];
+    const course = weight === "0" ? ["It is left alone", "GTPO would leave it alone"] :
+      ["It is made less likely", "GTPO would make it less likely"].map((text) => `${text} with ${weight} times the weight`);
     return "Protected: this completion is worse than the group's average, and better ones have the same token at the " +
-      `same place. ${course[weight ? 1 : 0]}${weight}.`;
+      `same place. ${course[applied ? 0 : 1]}.`;
   }
   if (fate === "doubled") {
     return `Doubled: this completion is better than the group's average, and worse ones have the same token at the ` +
-      `same place. ${applied ? "It is made" : "GTPO would make it"} more likely with ${amount(c.lambda[t])} times the weight.`;
+      `same place. ${applied ? "It is made" : "GTPO would make it"} more likely with ${weight} times the weight.`;
   }
-  const advantage = c.advantage(t);
+  if (applied && !c.keep) return "Plain: no mask holds it. The run filtered this completion.";
+  const advantage = c.advantages[t];
   const course = advantage > 0 ? "It is made more likely" : advantage < 0 ? "It is made less likely" : "It is left as it is";
   if (conflicts.length) return `Plain: completions of the other sign share it, but their weight is 1 in this run. ${course}.`;
-  const others = c.partners(t).length;
-  if (others) return `Plain: completions of the other sign have this token here, but after the shared run ended. ${course}.`;
-  if (c.A === 0) {
+  if (c.partners(t).length) {
+    return `Plain: completions of the other sign have this token here, but after the shared run ended. ${course}.`;
+  }
+  if (c.group_advantage === 0) {
     return "Plain: the reward of this completion is the group's average, so it has no signal of its own. " +
       `${course}${advantage ? ", by the entropy term alone" : ""}.`;
   }
@@ -444,30 +361,25 @@ function partnerList(conflicts) {
     const line = make("span", { className: "text fate", dir: "ltr" });
     for (let i = Math.max(0, t - CONTEXT); i < Math.min(other.length, t + CONTEXT + 1); i++) {
       const span = make("span", { className: `token ${other.fate(i)}${i === t ? " partner" : ""}` });
-      line.append(drawText(span, other.words[i].replaceAll(/[\n\t]/g, (c) => nameOf(c))));
+      line.append(drawText(span, other.words[i].replaceAll(/[\n\t]/g, nameOf)));
     }
-    const button = make("button", { type: "button", className: "context" });
-    button.append(`${other.name} (A ${signed(other.A)}), from the ${fromEnd ? "end" : "start"}: `, line);
-    button.onclick = () => choose(rowFor(other), t);
+    const button = make("button", { type: "button", className: "context", onclick: () => goTo(rowFor(other), t) });
+    button.append(`${other.name} (A ${signed(other.group_advantage)}), from the ${fromEnd ? "end" : "start"}: `, line);
     return button;
   });
   const rest = conflicts.length - shown.length;
   return [make("p", {}, "Shared with:"), ...shown, ...(rest > 0 ? [make("p", { className: "small" }, `and ${rest} more`)] : [])];
 }
 
-/** Go to a token: focus, numbers, partners. */
-function choose(row, t) {
-  const span = row.span(t);
-  for (const other of document.querySelectorAll('#rows .token[tabindex="0"]')) other.tabIndex = -1;
-  span.tabIndex = 0;
-  span.focus({ preventScroll: true });
-  span.scrollIntoView({ block: "nearest" });
+/** Show a token and bring it into sight. */
+function goTo(row, t) {
   show(row, t);
+  row.span(t).scrollIntoView({ block: "nearest" });
 }
 
 function tokenAt(event) {
-  const span = event.target.closest?.("#rows .token");
-  return span && { row: rowOf.get(span.closest("article")), t: span.t };
+  const span = event.target.closest(".token");
+  return span && { row: span.closest("article").row, t: span.t };
 }
 
 $("rows").addEventListener("pointerover", (event) => {
@@ -475,33 +387,20 @@ $("rows").addEventListener("pointerover", (event) => {
   if (at && !state.held) show(at.row, at.t);
 });
 $("rows").addEventListener("click", (event) => {
-  const at = tokenAt(event);
+  const at = tokenAt(event), { chosen } = state;
   if (!at) return;
-  const again = state.held && state.chosen?.row === at.row && state.chosen.t === at.t;
-  state.held = !again;
-  choose(at.row, at.t);
-});
-$("rows").addEventListener("focusin", (event) => {
-  const at = tokenAt(event);
-  if (at && !(state.chosen?.row === at.row && state.chosen.t === at.t)) show(at.row, at.t);
+  state.held = !(state.held && chosen.row === at.row && chosen.t === at.t);
+  show(at.row, at.t);
 });
 $("rows").addEventListener("keydown", (event) => {
-  const at = tokenAt(event);
-  if (!at || event.ctrlKey || event.metaKey || event.altKey) return;
-  const last = at.row.completion.length - 1, place = rows.indexOf(at.row);
-  const moves = {
-    ArrowRight: [at.row, Math.min(last, at.t + 1)],
-    ArrowLeft: [at.row, Math.max(0, at.t - 1)],
-    Home: [at.row, 0],
-    End: [at.row, last],
-    ArrowDown: [rows[place + 1], at.t],
-    ArrowUp: [rows[place - 1], at.t],
-  };
-  if (event.key === "Enter" || event.key === " ") {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const { row, t } = state.chosen ?? { row: rows[0], t: -1 }, place = rows.indexOf(row);
+  const moves = { ArrowRight: [row, t + 1], ArrowLeft: [row, t - 1], ArrowDown: [rows[place + 1], t], ArrowUp: [rows[place - 1], t] };
+  if (event.key in moves) {
+    const [to, at] = moves[event.key];
+    if (to?.completion.length) goTo(to, Math.max(0, Math.min(at, to.completion.length - 1)));
+  } else if (event.key === "Enter" && event.target === $("rows")) {
     state.held = !state.held;
-  } else if (event.key in moves) {
-    const [row, t] = moves[event.key];
-    if (row?.completion.length) choose(row, Math.min(t, row.completion.length - 1));
   } else {
     return;
   }
@@ -512,13 +411,13 @@ document.addEventListener("keydown", (event) => {
 });
 $("close").addEventListener("click", release);
 
-// ---------------------------------------------------------------- the strip over the steps
+// ---------------------------------------------------------------- the steps
 
-const svg = (tag, attributes) => {
+function svg(tag, attributes) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
   return element;
-};
+}
 
 function drawStrip() {
   const fates = ["protected", "doubled", "filtered"], { steps } = run;
@@ -526,8 +425,7 @@ function drawStrip() {
   const share = (step, fate) => step[fate] / Math.max(1, step.tokens);
   const top = Math.max(0.01, ...steps.map((step) => fates.reduce((sum, fate) => sum + share(step, fate), 0)));
   const rewards = steps.map((step) => step.reward), low = Math.min(...rewards), high = Math.max(...rewards);
-  const strip = $("strip");
-  strip.setAttribute("viewBox", `0 0 ${steps.length} 100`);
+  $("strip").setAttribute("viewBox", `0 0 ${steps.length} 100`);
   steps.forEach((step, at) => {
     const bar = svg("g", {});
     bar.append(svg("rect", { class: "back", x: at, y: 0, width: 1, height: 100 }));
@@ -537,10 +435,10 @@ function drawStrip() {
       bar.append(svg("rect", { class: fate, x: at + 0.1, y: (y -= height), width: 0.8, height }));
     }
     bar.addEventListener("click", () => chooseStep(at));
-    strip.append(bar);
+    $("strip").append(bar);
   });
   const points = rewards.map((reward, at) => `${at + 0.5},${95 - (90 * (reward - low)) / (high - low || 1)}`);
-  strip.append(svg("polyline", { points: points.join(" ") }));
+  $("strip").append(svg("polyline", { points: points.join(" ") }));
   $("strip-top").textContent = `${number(100 * top, 1)} %`;
   $("strip-reward").textContent = `${amount(low)} to ${amount(high)}`;
   $("step").max = steps.length - 1;
@@ -566,43 +464,36 @@ function chooseStep(at) {
 
 $("step").addEventListener("input", (event) => chooseStep(Number(event.target.value)));
 $("group").addEventListener("change", (event) => { state.group = Number(event.target.value); drawGroup(); });
-$("order").addEventListener("change", (event) => { state.order = event.target.value; drawGroup(); });
 $("colour").addEventListener("change", (event) => { state.colour = event.target.value; repaint(); });
-$("filter").addEventListener("change", (event) => { state.filter = event.target.checked; repaint(); });
-$("threshold").addEventListener("input", (event) => { state.threshold = Number(event.target.value); repaint(); });
-$("reset").addEventListener("click", () => {
-  Object.assign(state, { filter: run.filter_active, threshold: run.gtpo.entropy_threshold });
+$("threshold").addEventListener("input", ({ target }) => {
+  state.threshold = target.valueAsNumber < Number(target.max) ? target.valueAsNumber : Infinity;
   repaint();
 });
-$("unfold").addEventListener("click", () => { state.unfold = !state.unfold; drawGroup(); });
-$("controls").addEventListener("submit", (event) => event.preventDefault());
 
 // ---------------------------------------------------------------- start
 
-const filterWords = run.filter_active ? "on" : "off";
 $("run").textContent = `${run.source}: ${run.rollouts ? "verl's rollout files" : run.adv_estimator}, ` +
-  `${count(run.steps.length, "step")}. ` + (run.rollouts ? "" : `Filter ${filterWords}: completion_filter=${run.gtpo.completion_filter}, initial entropy ` +
+  `${count(run.steps.length, "step")}. ` + (run.rollouts ? "" : `Filter ${run.filter_active ? "on" : "off"}: ` +
+  `completion_filter=${run.gtpo.completion_filter}, initial entropy ` +
   `${run.initial_entropy === null ? "unknown" : number(run.initial_entropy, 3)}, threshold ` +
   `${number(run.gtpo.entropy_threshold, 3)} nats per token.`);
 if (run.follow) $("run").append(" Load the page again for newer steps.");
-if (run.rollouts) {
-  $("notice").hidden = false;
-  $("notice").textContent = "These are the rollout files of verl: text, which this page tokenises again. Ends are unknown: verl leaves " +
-    "out special tokens, so a completion that was cut off looks like one that ended by itself. A token may not be the " +
-    "one that was sampled, and text that a tool wrote looks like the model's. The colours show what GTPO would do " +
-    "with its default settings, without its filter; A is GRPO's, from the scores.";
-} else if (!applied) {
-  $("notice").hidden = false;
-  $("notice").textContent = `This run trains with ${run.adv_estimator}, not with GTPO. The colours show what GTPO would do ` +
-    "to these tokens: the protected and doubled ones are those that this run pushes both ways. Advantages are the run's own.";
-}
+$("notice").hidden = applied;
+$("notice").textContent = run.rollouts ?
+  "These are the rollout files of verl: text, which this page tokenises again. Ends are unknown: verl leaves " +
+  "out special tokens, so a completion that was cut off looks like one that ended by itself. A token may not be the " +
+  "one that was sampled, and text that a tool wrote looks like the model's. The colours show what GTPO would do " +
+  "with its default settings, without its filter; A is GRPO's, from the scores." :
+  `This run trains with ${run.adv_estimator}, not with GTPO. The colours show what GTPO would do ` +
+  "to these tokens: the protected and doubled ones are those that this run pushes both ways. Advantages are the run's own.";
 for (const element of document.querySelectorAll("[data-lambda]")) {
   element.textContent = amount(run.gtpo[`conflict_weight_${element.dataset.lambda}`]);
 }
-if (run.rollouts) for (const element of document.querySelectorAll(".needs-entropy")) element.hidden = true;
-if (!run.has_inference) for (const element of document.querySelectorAll(".needs-inference")) element.hidden = true;
-$("threshold").max = Math.max(1.5 * run.gtpo.entropy_threshold, 1.05 * run.max_entropy);
-if (window.matchMedia("(max-width: 60rem)").matches) $("guide").open = $("frequent").open = false;
+for (const element of document.querySelectorAll(".needs-entropy")) element.hidden = Boolean(run.rollouts);
+if (window.matchMedia("(max-width: 60rem)").matches) $("guide").open = false;
 drawStrip();
 const wanted = run.steps.findIndex(({ step }) => `#${step}` === location.hash);
 goToStep(wanted >= 0 ? wanted : run.follow ? run.steps.length - 1 : 0);
+for (const element of document.querySelectorAll(".needs-inference")) {
+  element.hidden = !groups.some(({ completions }) => completions.some((c) => c.inference_logprobs));
+}
