@@ -12,7 +12,6 @@ from gtpo_verl import GTPOConfig, compute_gtpo_token_advantages
 from gtpo_verl.advantage import compute_group_advantages
 from gtpo_verl.completions import Completions
 from gtpo_verl.initial_entropy import InitialEntropy
-from gtpo_verl.openrlhf.options import Settings
 
 GROUPS, SIZE, LENGTH, PROMPT = 3, 4, 9, 2
 
@@ -62,8 +61,12 @@ class Trainer:
     """As much of OpenRLHF's as the stage uses; every micro-batch is computed by `duplicates` ranks."""
 
     def __init__(self, batch, folder, config, order, sizes, duplicates=1, norm_by_std=True):
-        settings = Settings(GTPOConfig(**config), SIZE, norm_by_std, duplicates, str(folder))
-        self.args = SimpleNamespace(algo=SimpleNamespace(gtpo=settings))
+        self.args = SimpleNamespace(
+            algo=SimpleNamespace(gtpo=GTPOConfig(**config), advantage=SimpleNamespace(no_std_norm=not norm_by_std)),
+            ckpt=SimpleNamespace(path=str(folder)),
+            ds=SimpleNamespace(ring_attn_size=duplicates, tensor_parallel_size=1),
+            rollout=SimpleNamespace(n_samples_per_prompt=SIZE),
+        )
         self.experience_maker = SimpleNamespace(compute_advantages_and_returns=lambda experiences: experiences)
         self.actor_model_group = self
         self.duplicates = duplicates
@@ -129,22 +132,17 @@ def test_initial_entropy_is_that_of_the_first_rollout_and_is_kept(stage, batch, 
     assert InitialEntropy.load(tmp_path) == record
 
 
-def test_resumed_run_reads_the_initial_entropy(stage, batch, tmp_path):
-    InitialEntropy(0.123).save(tmp_path, GTPOConfig())
-    trainer = Trainer(batch, tmp_path, {}, **IN_ORDER)
-    made = stage.GTPOStage(trainer, resumed=True)
-    trainer.compute()
-    assert made.metrics["gtpo/entropy/initial"] == 0.123
-
-
 def test_resumed_run_without_its_record_is_an_error(stage, batch, tmp_path):
     with pytest.raises(ValueError, match="gtpo_initial_entropy.json with its initial entropy is missing"):
         stage.GTPOStage(Trainer(batch, tmp_path, {}, **IN_ORDER), resumed=True)
 
 
-def test_given_initial_entropy_decides(stage, batch, tmp_path):
-    trainer = Trainer(batch, tmp_path, {"initial_entropy": 0.9}, **IN_ORDER)
-    made = stage.GTPOStage(trainer, resumed=False)
+@pytest.mark.parametrize("resumed", [True, False])
+def test_known_initial_entropy_is_not_measured(stage, batch, tmp_path, resumed):
+    if resumed:
+        InitialEntropy(0.9).save(tmp_path, GTPOConfig())
+    trainer = Trainer(batch, tmp_path, {} if resumed else {"initial_entropy": 0.9}, **IN_ORDER)
+    made = stage.GTPOStage(trainer, resumed)
     trainer.compute()
-    assert made.metrics["gtpo/filter/active"] == 0
+    assert (made.metrics["gtpo/entropy/initial"], made.metrics["gtpo/filter/active"]) == (0.9, 0)
     assert InitialEntropy.load(tmp_path).value == 0.9

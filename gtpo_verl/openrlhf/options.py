@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import Any
 
 from packaging.version import Version
 
@@ -20,26 +20,8 @@ SETTINGS = "algo.gtpo"
 logger = logging.getLogger("gtpo_verl")
 
 
-class Settings(NamedTuple):
-    """What GTPO takes from the command line; it travels in OpenRLHF's own arguments, as `args.algo.gtpo`.
-
-    Args:
-        config (GTPOConfig): of `--algo.gtpo`.
-        n_samples_per_prompt (int): completions of a group.
-        norm_by_std (bool): A_i is over the group's standard deviation; False with `--algo.advantage.no_std_norm`.
-        duplicates (int): ranks that compute the same micro-batch.
-        checkpoints (str): folder of the checkpoints, which the initial entropy is kept in.
-    """
-
-    config: GTPOConfig
-    n_samples_per_prompt: int
-    norm_by_std: bool
-    duplicates: int
-    checkpoints: str
-
-
 def parse_args(wrapped: Callable, parser: argparse.ArgumentParser, args: tuple, kwargs: dict) -> argparse.Namespace:
-    """Around `ArgumentParser.parse_args`: OpenRLHF's parser knows `gtpo`, whose `Settings` are then `algo.gtpo`."""
+    """Around `ArgumentParser.parse_args`: OpenRLHF's parser knows `gtpo`, and `algo.gtpo` is its `GTPOConfig`."""
     estimator = next((x for x in parser._actions if x.dest == ESTIMATOR), None)
     if estimator is None or not estimator.choices or "gtpo" in estimator.choices:  # OpenRLHF may have GTPO of its own
         return wrapped(*args, **kwargs)
@@ -62,7 +44,7 @@ def in_openrlhf(text: object) -> str:
     return str(text).replace("algorithm.gtpo", SETTINGS)
 
 
-def check(options: Mapping[str, Any], text: str) -> Settings:
+def check(options: Mapping[str, Any], text: str) -> GTPOConfig:
     """The settings of a run with GTPO; warns where it is not the paper's.
 
     Args:
@@ -76,16 +58,12 @@ def check(options: Mapping[str, Any], text: str) -> Settings:
     _check_options(options)
     folder = options["ckpt.path"]
     if options["ckpt.load_enable"] and os.path.exists(os.path.join(folder, "_actor")):
-        _check_resume(folder, config)
+        InitialEntropy.known_before(config, folder)
+        if changed := changed_settings(folder, config):
+            logger.warning("GTPO goes on from %s with other settings: %s", folder, in_openrlhf("; ".join(changed)))
     if found := _departures(options):
         logger.warning("GTPO: with these options the run is not the paper's:\n  %s", "\n  ".join(found))
-    return Settings(
-        config,
-        options["rollout.n_samples_per_prompt"],
-        norm_by_std=not options["algo.advantage.no_std_norm"],
-        duplicates=options["ds.ring_attn_size"] * options["ds.tensor_parallel_size"],
-        checkpoints=folder,
-    )
+    return config
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
@@ -126,13 +104,6 @@ def _config(text: str) -> GTPOConfig:
     if not isinstance(section, dict):
         raise ValueError(f"--{SETTINGS} {text}: must be a JSON object, such as '{{\"entropy_coeff\": 0.1}}'")
     return GTPOConfig.from_config(section)
-
-
-def _check_resume(folder: str, config: GTPOConfig) -> None:
-    InitialEntropy.known_before(config, folder)
-    changed = changed_settings(folder, config)
-    if changed:
-        logger.warning("GTPO goes on from %s with other settings: %s", folder, in_openrlhf("; ".join(changed)))
 
 
 def _departures(options: Mapping[str, Any]) -> list[str]:

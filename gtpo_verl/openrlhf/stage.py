@@ -14,9 +14,10 @@ from openrlhf.utils.utils import zero_pad_sequences
 
 from gtpo_verl.advantage import compute_group_advantages, compute_gtpo_token_advantages
 from gtpo_verl.completions import Completions
+from gtpo_verl.config import GTPOConfig
 from gtpo_verl.initial_entropy import InitialEntropy
 from gtpo_verl.metrics import compute_gtpo_metrics
-from gtpo_verl.openrlhf.options import Settings, in_openrlhf
+from gtpo_verl.openrlhf.options import in_openrlhf
 
 logger = logging.getLogger("gtpo_verl")
 
@@ -37,13 +38,14 @@ class GTPOStage:
 
     def __init__(self, trainer: Any, resumed: bool):
         init_logger("gtpo_verl")
-        self.settings: Settings = trainer.args.algo.gtpo
+        self.args = trainer.args
+        self.config: GTPOConfig = trainer.args.algo.gtpo
         self.metrics: dict[str, float] = {}
         self._actors = trainer.actor_model_group
         self._initial_entropy: InitialEntropy | None = None
         self._resumed = resumed
-        resumed_from = self.settings.checkpoints if resumed else None
-        if known := InitialEntropy.known_before(self.settings.config, resumed_from):
+        resumed_from = self.args.ckpt.path if resumed else None
+        if known := InitialEntropy.known_before(self.config, resumed_from):
             self._settle(known)
         # One that OpenRLHF knows, whose advantages GTPO's then replace; elsewhere `gtpo` stays, and raises.
         trainer.experience_maker.advantage_estimator = "group_norm"
@@ -54,9 +56,8 @@ class GTPOStage:
         """OpenRLHF's own rewards, penalties and logs; then the advantages are GTPO's."""
         experiences = wrapped(*args, **kwargs)
         start = time.perf_counter()
-        config = self.settings.config
         numbers = itertools.chain.from_iterable(experience.index for experience in experiences)
-        index = [number // self.settings.n_samples_per_prompt for number in numbers]
+        index = [number // self.args.rollout.n_samples_per_prompt for number in numbers]
         mask = zero_pad_sequences([experience.action_mask for experience in experiences], "right")
         responses = zero_pad_sequences([experience.sequences[:, 1:] for experience in experiences], "right")
         entropy = zero_pad_sequences(self._take_entropies(len(experiences)), "right")
@@ -68,24 +69,26 @@ class GTPOStage:
             trajectory_entropy = completions.mean(entropy)
             self._settle(InitialEntropy.measure(trajectory_entropy, completions.lengths, index))
         initial_entropy = self._initial_entropy.value if self._initial_entropy else None
-        group_advantages = compute_group_advantages(rewards, completions, self.settings.norm_by_std)
+        norm_by_std = not self.args.algo.advantage.no_std_norm
+        group_advantages = compute_group_advantages(rewards, completions, norm_by_std)
         result = compute_gtpo_token_advantages(
-            group_advantages, index, responses, mask, entropy, config, initial_entropy
+            group_advantages, index, responses, mask, entropy, self.config, initial_entropy
         )
         rows = result.advantages.split([len(experience.index) for experience in experiences])
         for experience, advantages in zip(experiences, rows, strict=True):
             experience.advantages = advantages[:, : experience.action_mask.size(1)].clone()
             experience.returns = experience.advantages.clone()
-        self.metrics = compute_gtpo_metrics(result, config, initial_entropy, truncated)
+        self.metrics = compute_gtpo_metrics(result, self.config, initial_entropy, truncated)
         self.metrics["timing_s/gtpo"] = time.perf_counter() - start
         return experiences
 
     def _take_entropies(self, micro_batches: int) -> list[torch.Tensor]:
         """(micro-batch, length - 1) each, from the ranks that have computed them, dealt out as for their forward."""
         refs = self._actors.async_run_method_batch("take_gtpo_entropy", number=list(range(micro_batches)))
-        return list(itertools.chain.from_iterable(ray.get(refs)[:: self.settings.duplicates]))
+        same = self.args.ds.ring_attn_size * self.args.ds.tensor_parallel_size  # ranks that compute one micro-batch
+        return list(itertools.chain.from_iterable(ray.get(refs)[::same]))
 
     def _settle(self, initial_entropy: InitialEntropy) -> None:
         self._initial_entropy = initial_entropy
-        path = initial_entropy.save(self.settings.checkpoints, self.settings.config)
-        logger.info("GTPO %s; written to %s", in_openrlhf(initial_entropy.decision(self.settings.config)), path)
+        path = initial_entropy.save(self.args.ckpt.path, self.config)
+        logger.info("GTPO %s; written to %s", in_openrlhf(initial_entropy.decision(self.config)), path)
