@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-[ $# -gt 0 ] || set -- advantage completion_filter conflict group loss config metrics initial_entropy collapse signs
+[ $# -gt 0 ] || set -- advantage completions conflict loss config metrics initial_entropy collapse signs
 cache=$PWD/.cache/mutation
 mkdir -p "$cache"
 if [ ! -x "$cache/venv/bin/mutmut" ]; then
@@ -34,9 +34,7 @@ for path in map(Path, modules.values()):
     applied = (f"\n{function} = {decorator}({function})\n" for decorator, function in decorated.findall(text))
     path.write_text(decorated.sub(r"def \2", text) + "".join(applied))
 
-tests = {"completion_filter": ["advantage"], "group": ["conflict", "advantage"]}
-selected = {test for name in sys.argv[1:] for test in [name, *tests.get(name, [])]}
-paths = [str(path) for name in sorted(selected) for path in Path("tests").rglob(f"test_{name}_on_cpu.py")]
+paths = [str(path) for name in sys.argv[1:] for path in Path("tests").rglob(f"test_{name}_on_cpu.py")]
 settings = {
     "source_paths": ["gtpo_verl"],
     "only_mutate": list(modules.values()),

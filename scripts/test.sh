@@ -15,7 +15,7 @@ case ${1:-} in
     core)
         shift
         selected=(
-            tests/test_{advantage,config,conflict,group,initial_entropy,loss,metrics}_on_cpu.py
+            tests/test_{advantage,completions,config,conflict,initial_entropy,loss,metrics}_on_cpu.py
             tests/verl_plugin/test_{collapse,trainers,legacy_trainer,v1_trainer}_on_cpu.py
         )
         extras=()
