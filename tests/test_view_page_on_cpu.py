@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -94,6 +95,9 @@ def test_tokens_are_coloured_by_what_the_dump_says(show, dump):
     head = text(driver, "article h2")
     assert "reward 20" in head and "A +1.15" in head and "entropy 0.25" in head and "kept" in head
     assert "7 + 5 = ?" in text(driver, "#prompt")
+    zeroed = [id for line in lines for id, x in zip(line["token_ids"], line["lambda"], strict=True) if x == 0]
+    table = [row.text.split()[-2] for row in find(driver, "#frequent tbody tr")]
+    assert table[:3] == [str(n) for _, n in Counter(zeroed).most_common(3)]
 
 
 def test_hover_shows_numbers_and_the_completions_that_share_the_token(show, dump):

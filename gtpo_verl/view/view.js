@@ -284,6 +284,23 @@ function describe() {
   const all = groups.flatMap(({ completions }) => completions), dropped = all.filter((c) => !c.kept).length;
   $("summary").textContent = state.threshold === Infinity ? "" :
     `The filter ${applied ? "takes" : "would take"} ${dropped} of the ${count(all.length, "completion")} of this step.`;
+  listFrequent(all);
+}
+
+function listFrequent(completions) {
+  const counts = new Map(); // token id → how often it is protected, and doubled
+  for (const c of completions) {
+    for (let t = 0; t < c.length; t++) {
+      const at = ["protected", "doubled"].indexOf(c.fate(t));
+      if (at < 0) continue;
+      if (!counts.has(c.token_ids[t])) counts.set(c.token_ids[t], [0, 0]);
+      counts.get(c.token_ids[t])[at]++;
+    }
+  }
+  const top = [...counts].sort(([, a], [, b]) => b[0] - a[0] || b[1] - a[1]).slice(0, 12);
+  $("frequent").querySelector("tbody").replaceChildren(...top.map(([id, [zeroed, doubled]]) => make("tr", {},
+    drawText(make("td", { className: "text" }), spell([id])[0].replaceAll(/[\n\t]/g, nameOf)),
+    make("td", {}, String(zeroed)), make("td", {}, String(doubled)))));
 }
 
 // ---------------------------------------------------------------- one token
@@ -490,7 +507,7 @@ for (const element of document.querySelectorAll("[data-lambda]")) {
   element.textContent = amount(run.gtpo[`conflict_weight_${element.dataset.lambda}`]);
 }
 for (const element of document.querySelectorAll(".needs-entropy")) element.hidden = Boolean(run.rollouts);
-if (window.matchMedia("(max-width: 60rem)").matches) $("guide").open = false;
+if (window.matchMedia("(max-width: 60rem)").matches) $("guide").open = $("frequent").open = false;
 drawStrip();
 const wanted = run.steps.findIndex(({ step }) => `#${step}` === location.hash);
 goToStep(wanted >= 0 ? wanted : run.follow ? run.steps.length - 1 : 0);
