@@ -31,40 +31,8 @@ def metrics_of(config=GTPOConfig(), padding_rows=0):  # noqa: B008
     return compute_gtpo_metrics(result, config, 0.3, truncated)
 
 
-def test_every_metric_by_hand():
-    assert metrics_of() == pytest.approx(
-        {
-            "gtpo/conflict/token_frac": 2 / 12,
-            "gtpo/conflict/prefix_len/mean": 0.5,
-            "gtpo/conflict/prefix_len/max": 1,
-            "gtpo/conflict/suffix_len/mean": 0,
-            "gtpo/conflict/suffix_len/max": 0,
-            "gtpo/conflict/group_frac": 0.5,
-            "gtpo/lambda/zeroed_frac": 1 / 12,
-            "gtpo/lambda/amplified_frac": 1 / 12,
-            # App. 8.2: shares 1/4 of the good one and 1/2 of the bad one, |A| equal.
-            "gtpo/lambda/signal_residual": (1 / 4 - 1 / 2) / (1 / 4 + 1 / 2),
-            "gtpo/entropy/mean": 0.4,
-            "gtpo/entropy/max": 0.9,
-            "gtpo/entropy/positive": 0.1,
-            "gtpo/entropy/negative": 0.9,
-            "gtpo/entropy/truncated": 0.1,
-            "gtpo/entropy/initial": 0.3,
-            "gtpo/entropy/threshold": 0.693147,
-            "gtpo/filter/active": 1,
-            "gtpo/filter/dropped_frac": 0.25,
-            "gtpo/filter/dropped_groups": 0,
-            "gtpo/regularizer/mean": 0.04,
-            "gtpo/regularizer/sign_flip_frac": 0,
-            "gtpo/group/size_min": 2,
-            "gtpo/group/zero_std_frac": 0.5,
-        },
-        abs=1e-6,
-    )
-
-
 @pytest.mark.parametrize(("threshold", "dropped", "dropped_groups"), [(0.693, 1 / 6, 0), (0.45, 3 / 6, 1)])
-def test_every_metric_of_groups_of_unequal_size_by_hand(threshold, dropped, dropped_groups):
+def test_every_metric_by_hand(threshold, dropped, dropped_groups):
     """Group p: A of 3, -1, -2 and 0; three share the first token, one of which has no other. Group q: no signal."""
     responses = torch.tensor([[5, 1], [5, 0], [6, 3], [5, 4], [7, 0], [7, 0]])
     response_mask = torch.tensor([[1, 1], [1, 0], [1, 1], [1, 1], [1, 0], [1, 0]])
@@ -72,7 +40,9 @@ def test_every_metric_of_groups_of_unequal_size_by_hand(threshold, dropped, drop
     config = GTPOConfig(entropy_threshold=threshold, completion_filter="always")
     advantages = torch.tensor([3.0, -1.0, -2.0, 0.0, 0.0, 0.0])
     result = compute_gtpo_token_advantages(advantages, "ppppqq", responses, response_mask, entropy, config)
-    assert compute_gtpo_metrics(result, config, None, torch.zeros(6, dtype=torch.bool)) == pytest.approx(
+    metrics = compute_gtpo_metrics(result, config, 0.3, torch.tensor([True, True, *[False] * 4]))
+    assert {type(value) for value in metrics.values()} == {float}
+    assert metrics == pytest.approx(
         {
             "gtpo/conflict/token_frac": 3 / 9,
             "gtpo/conflict/prefix_len/mean": 3 / 6,
@@ -82,11 +52,14 @@ def test_every_metric_of_groups_of_unequal_size_by_hand(threshold, dropped, drop
             "gtpo/conflict/group_frac": 1 / 2,
             "gtpo/lambda/zeroed_frac": 1 / 9,
             "gtpo/lambda/amplified_frac": 1 / 9,
+            # App. 8.2: |A| times the share of conflict tokens, which is 1/2 of the good one and all of the bad one.
             "gtpo/lambda/signal_residual": (3 / 2 - 1) / (3 / 2 + 1),
             "gtpo/entropy/mean": 2.6 / 6,
             "gtpo/entropy/max": 0.9,
             "gtpo/entropy/positive": 0.1,
             "gtpo/entropy/negative": 0.55,
+            "gtpo/entropy/truncated": 0.5,
+            "gtpo/entropy/initial": 0.3,
             "gtpo/entropy/threshold": threshold,
             "gtpo/filter/active": 1,
             "gtpo/filter/dropped_frac": dropped,
@@ -123,10 +96,6 @@ def test_padding_rows_count_in_no_metric():
     assert metrics_of(padding_rows=5) == metrics_of()
 
 
-def test_every_metric_is_a_float():
-    assert {type(value) for value in metrics_of().values()} == {float}
-
-
 def test_sign_flips_and_dropped_groups_are_counted():
     metrics = metrics_of(GTPOConfig(entropy_coeff=10.0, entropy_threshold=0.15, completion_filter="always"))
     assert metrics["gtpo/regularizer/sign_flip_frac"] == 0.25
@@ -134,19 +103,14 @@ def test_sign_flips_and_dropped_groups_are_counted():
     assert metrics["gtpo/filter/dropped_groups"] == 1
 
 
-def test_weights_of_one_move_no_signal():
-    metrics = metrics_of(GTPOConfig(conflict_weight_positive=1.0, conflict_weight_negative=1.0))
-    assert metrics["gtpo/lambda/zeroed_frac"] == metrics["gtpo/lambda/amplified_frac"] == 0
-    assert metrics["gtpo/lambda/signal_residual"] == 0
-
-
-@pytest.mark.parametrize(("positive", "negative"), [(0.0, 0.0), (2.0, 2.0), (0.5, 3.0)])
+@pytest.mark.parametrize(("positive", "negative"), [(0.0, 0.0), (2.0, 2.0), (0.5, 3.0), (1.0, 1.0)])
 def test_lambda_is_counted_as_it_is_on_either_side(positive, negative):
     config = GTPOConfig(conflict_weight_positive=positive, conflict_weight_negative=negative)
     metrics = metrics_of(config)
     # one conflict token in each of the two completions of group p, of 12 tokens in all
     assert metrics["gtpo/lambda/zeroed_frac"] == pytest.approx([positive, negative].count(0) / 12)
     assert metrics["gtpo/lambda/amplified_frac"] == pytest.approx(sum(x > 1 for x in (positive, negative)) / 12)
+    assert (metrics["gtpo/lambda/signal_residual"] == 0) is (positive == 1)
 
 
 def test_the_documented_metrics_are_those_that_are_logged():

@@ -40,12 +40,13 @@ class TrainerWatch:
         steps = window(
             data.train_batch_size * OmegaConf.select(trainer.config, "actor_rollout_ref.rollout.n", default=1)
         )
-        self._watch = Watch(dict.fromkeys((*NUMBERS, "limit"), steps), "verl")
-        self._collapse = ""
+        windows = dict.fromkeys((*NUMBERS, "limit"), steps)
         agg_mode = OmegaConf.select(trainer.config, "actor_rollout_ref.actor.loss_agg_mode")
-        self._entropy_is_a_mean = "sum" not in str(agg_mode)
-        if not self._entropy_is_a_mean:
+        if "sum" in str(agg_mode):
             logger.warning("%s: entropy is not watched, since verl sums it under loss_agg_mode=%s", KEY, agg_mode)
+            del windows["entropy"]
+        self._watch = Watch(windows, "verl")
+        self._collapse = ""
 
     @classmethod
     def of(cls, trainer: Any) -> "TrainerWatch | None":
@@ -64,10 +65,7 @@ class TrainerWatch:
         step = metrics["training/global_step"]
         if self._collapse:
             raise CollapseError(f"{KEY}=stop, checkpoint of step {step} written: {self._collapse}")
-        numbers = translate(metrics, "verl", self._limit)
-        if not self._entropy_is_a_mean:
-            numbers.pop("entropy", None)
-        alarms = self._watch.observe(step, numbers)
+        alarms = self._watch.observe(step, translate(metrics, "verl", self._limit))
         for alarm in alarms:
             logger.warning("watch for collapse, step %d: %s", step, alarm.said)
         grave = [alarm.said for alarm in alarms if alarm.calibrated]

@@ -10,7 +10,7 @@ done; the advantages are the estimator's own.
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,34 @@ class TokenDump:
         atomic_write(self.folder / HEADER_NAME, json.dumps(header | {"gtpo": asdict(self.config)}, indent=2) + "\n")
         path = self.folder / f"step_{step:06d}.jsonl"
         rows = bounded_rows(result)
-        lines = "".join(line + "\n" for line in dump_lines(step, rows, batch, uids, prompts, row_len, result))
+        columns = {
+            "token_ids": batch["responses"][rows].tolist(),
+            "response_mask": batch["response_mask"][rows].int().tolist(),
+            "loss_mask": batch["loss_mask"][rows].int().tolist(),
+            "lambda": _short(result.token_weights[rows]),
+            "advantages": _short(batch["advantages"][rows]),
+            "entropy": _short(batch["entropy"][rows]),
+            "trainer_logprobs": _short(batch["old_log_probs"][rows]),
+        }
+        if "rollout_log_probs" in batch:
+            columns["inference_logprobs"] = _short(batch["rollout_log_probs"][rows])
+        rewards = batch["token_level_rewards"].sum(-1)
+        lines = ""
+        for at, row in enumerate(rows):
+            completion = {
+                "schema_version": SCHEMA_VERSION,
+                "step": step,
+                "uid": str(uids[row]),
+                "reward": rewards[row].item(),
+                "group_advantage": result.group_advantages[row].item(),
+                "trajectory_entropy": result.trajectory_entropy[row].item(),
+                "keep": bool(result.keep[row]),
+                "prefix_len": int(result.conflicts.prefix_len[row]),
+                "suffix_len": int(result.conflicts.suffix_len[row]),
+                "prompt_ids": prompts[row].tolist(),
+                **{name: column[at][: int(row_len[row])] for name, column in columns.items()},
+            }
+            lines += json.dumps(completion, separators=(",", ":"), allow_nan=False) + "\n"
         atomic_write(path, (path.read_text() if step == self._step else "") + lines)
         self._step = step
         self._bytes += len(lines)  # JSON is ASCII
@@ -147,49 +174,6 @@ def bounded_rows(result: GTPOAdvantage, tokens: int = _STEP_TOKENS) -> list[int]
             break
         rows += members.nonzero().flatten().tolist()
     return rows
-
-
-def dump_lines(
-    step: int,
-    rows: Sequence[int],
-    batch: Mapping[str, torch.Tensor],
-    uids: Sequence[str],
-    prompts: Sequence[np.ndarray],
-    row_len: torch.Tensor,
-    result: GTPOAdvantage,
-) -> Iterator[str]:
-    """One line of JSON per row; the arguments are those of `TokenDump.write`."""
-    columns = {
-        "token_ids": batch["responses"][rows].tolist(),
-        "response_mask": batch["response_mask"][rows].int().tolist(),
-        "loss_mask": batch["loss_mask"][rows].int().tolist(),
-        "lambda": _short(result.token_weights[rows]),
-        "advantages": _short(batch["advantages"][rows]),
-        "entropy": _short(batch["entropy"][rows]),
-        "trainer_logprobs": _short(batch["old_log_probs"][rows]),
-    }
-    if "rollout_log_probs" in batch:
-        columns["inference_logprobs"] = _short(batch["rollout_log_probs"][rows])
-    rewards = batch["token_level_rewards"].sum(-1)
-    for at, row in enumerate(rows):
-        length = int(row_len[row])
-        yield json.dumps(
-            {
-                "schema_version": SCHEMA_VERSION,
-                "step": step,
-                "uid": str(uids[row]),
-                "reward": rewards[row].item(),
-                "group_advantage": result.group_advantages[row].item(),
-                "trajectory_entropy": result.trajectory_entropy[row].item(),
-                "keep": bool(result.keep[row]),
-                "prefix_len": int(result.conflicts.prefix_len[row]),
-                "suffix_len": int(result.conflicts.suffix_len[row]),
-                "prompt_ids": prompts[row].tolist(),
-                **{name: column[at][:length] for name, column in columns.items()},
-            },
-            separators=(",", ":"),
-            allow_nan=False,
-        )
 
 
 def _short(values: torch.Tensor) -> list[list[float | None]]:

@@ -1,3 +1,5 @@
+"""The watch in training: what it takes of verl's config and log, and what it does; its rules are in tests/diagnose."""
+
 from types import SimpleNamespace
 
 import pytest
@@ -26,37 +28,34 @@ def run(**changed):
     return [{"training/global_step": step, **(HEALTHY if step < 2 * STEPS else after)} for step in range(4 * STEPS)]
 
 
-def trainer(choice):
-    trainer = {"collapse_watch": choice, "save_freq": -1} if choice else {"save_freq": -1}
-    return SimpleNamespace(
-        config=OmegaConf.create(
-            {
-                "trainer": trainer,
-                "data": {"max_response_length": 64, "train_batch_size": 8},
-                "actor_rollout_ref": {"rollout": {"n": 8}, "actor": {"loss_agg_mode": "token-mean"}},
-            }
-        )
-    )
+def trainer(choice, batch_size=8, loss_agg_mode="token-mean"):
+    config = {
+        "trainer": {"collapse_watch": choice, "save_freq": -1},
+        "data": {"max_response_length": 64, "train_batch_size": batch_size},
+        "actor_rollout_ref": {"rollout": {"n": 8}, "actor": {"loss_agg_mode": loss_agg_mode}},
+    }
+    return SimpleNamespace(config=OmegaConf.create(config))
+
+
+def watch(watched, records):
+    """The records up to the one at which the trainer's run ends."""
+    watch = TrainerWatch.of(watched)
+    for record in records:
+        yield record
+        watch.logged(record)
 
 
 def test_an_entropy_that_verl_sums_is_not_watched(caplog):
-    summed = trainer("warn")
-    summed.config.actor_rollout_ref.actor.loss_agg_mode = "seq-mean-token-sum"
-    watch = TrainerWatch.of(summed)
-    assert "entropy is not watched, since verl sums it under loss_agg_mode=seq-mean-token-sum" in caplog.text
-    caplog.clear()
-    for step in range(60):
-        watch.logged({"training/global_step": step, "actor/entropy": 30.0 + 2 * step})
-    assert not caplog.text
+    assert [*watch(trainer("warn", loss_agg_mode="seq-mean-token-sum"), run(actor__entropy=90.0))]
+    (said,) = caplog.messages
+    assert "entropy is not watched, since verl sums it under loss_agg_mode=seq-mean-token-sum" in said
 
 
 def test_signs_that_show_in_one_step_are_all_said():
     records = run()
     records[25] |= {"reward/strict/mean": -9.0, "completion/eos_rate": -9.0}
-    watch = TrainerWatch.of(trainer("stop"))
     with pytest.raises(CollapseError) as raised:
-        for record in records:
-            watch.logged(record)
+        [*watch(trainer("stop"), records)]
     assert str(raised.value) == (
         "trainer.collapse_watch=stop, checkpoint of step 26 written: some completions no longer end: completions that "
         "end 0 (first 1, best 1), means over 10 steps. Try: actor_rollout_ref.actor.optim.lr=5e-05; text appears "
@@ -65,32 +64,17 @@ def test_signs_that_show_in_one_step_are_all_said():
     )
 
 
-def test_a_sign_of_two_metrics_gives_both(caplog):
-    watch = TrainerWatch.of(trainer("warn"))
-    for record in run(gtpo__group__zero_std_frac=1.0, critic__score__mean=12.0):
-        watch.logged(record)
-    numbers = "groups with equal rewards 1 (first 0.3, best 1), reward 12 (first 15, best 15)"
-    assert f": {numbers}, means over 10 steps. Try: " in caplog.text
-
-
 def test_it_averages_over_more_steps_where_these_have_few_completions(caplog):
-    few = trainer("warn")
-    few.config.data.train_batch_size = 4
-    watch = TrainerWatch.of(few)
-    for record in run(completion__eos_rate=0.5):
-        watch.logged(record)
+    assert [*watch(trainer("warn", batch_size=4), run(completion__eos_rate=0.5))]
     assert "best 1), means over 20 steps" in caplog.text
 
 
 def test_stop_saves_at_the_next_step_and_then_ends_the_run():
-    stopped = trainer("stop")
-    watch = TrainerWatch.of(stopped)
+    stopped, saved = trainer("stop"), []
     with pytest.raises(CollapseError, match="collapse_watch=stop, checkpoint of step .*no longer end"):
-        for record in run(completion__eos_rate=0.5):
-            saves = stopped.config.trainer.save_freq == 1
-            watch.logged(record)
-    assert saves
-    assert record["training/global_step"] < 3 * STEPS
+        for _ in watch(stopped, run(completion__eos_rate=0.5)):
+            saved.append(stopped.config.trainer.save_freq == 1)
+    assert saved[-2:] == [False, True] and len(saved) < 3 * STEPS
 
 
 def test_it_follows_what_a_trainer_of_verl_logs_under_grpo():
@@ -113,11 +97,8 @@ def test_it_follows_what_a_trainer_of_verl_logs_under_grpo():
 
 
 def test_warn_only_warns(caplog):
-    watched = trainer("warn")
-    watch = TrainerWatch.of(watched)
-    for record in run(response_length__mean=63.0):
-        watch.logged({"val-core/acc": 0.1})  # a validation
-        watch.logged(record)
+    watched, records = trainer("warn"), run(response_length__mean=63.0)
+    assert [*watch(watched, [x for record in records for x in ({"val-core/acc": 0.1}, record)])]  # with validations
     (said,) = caplog.messages
     assert said == (
         "watch for collapse, step 28: completions grow to the limit: length, tokens 59.7 (first 30, best 59.7), "
@@ -127,27 +108,22 @@ def test_warn_only_warns(caplog):
 
 
 def test_a_sign_whose_limit_is_not_calibrated_stops_no_run(caplog):
-    watched = trainer("stop")
-    watch = TrainerWatch.of(watched)
-    for record in run(actor__entropy=0.9):
-        watch.logged(record)
-    assert "drifts towards noise (uncalibrated)" in caplog.text and watched.config.trainer.save_freq == -1
+    assert len([*watch(trainer("stop"), run(actor__entropy=0.9))]) == 4 * STEPS
+    assert "drifts towards noise (uncalibrated)" in caplog.text
 
 
 def test_completions_that_verl_cuts_off_are_seen_without_any_metric_of_ours(caplog):
-    watch = TrainerWatch.of(trainer("warn"))
-    for step in range(4 * STEPS):
-        cut = {"response_length/max": 64 if step > 20 else 50, "response_length/clip_ratio": 0.5}
-        watch.logged(cut | {"training/global_step": step})
+    records = [{"response_length/max": 64 if step > 20 else 50, "training/global_step": step} for step in range(40)]
+    assert [*watch(trainer("warn"), [record | {"response_length/clip_ratio": 0.5} for record in records])]
     assert "some completions no longer end: completions that end 0.85 (first 1, best 1)" in caplog.text
 
 
-def test_nothing_is_watched_unless_it_is_asked_for():
-    assert TrainerWatch.of(trainer(None)) is None
-    assert TrainerWatch.of(trainer("none")) is None
-    off = trainer("none")
-    off.config.trainer.collapse_watch = False
-    assert TrainerWatch.of(off) is None
+@pytest.mark.parametrize("choice", [None, "none", False])
+def test_nothing_is_watched_unless_it_is_asked_for(choice):
+    assert TrainerWatch.of(trainer(choice)) is None
+
+
+def test_a_choice_that_is_none_is_an_error():
     with pytest.raises(ValueError, match="trainer.collapse_watch=off: must be one of none, warn, stop"):
         collapse.read_mode(trainer("off").config)
 
