@@ -28,6 +28,7 @@ from studies.plan import HERE, ROOT, TABLES
 MODEL = "a model of 0.4 M parameters"
 PAGE, TABLES_OF_PAGE = ROOT / "docs/diagnose.md", re.compile(r"^\| sign \| limit (?:.+\n)+", re.MULTILINE)
 _SOUND = 0.95
+_LIMIT = 64  # tokens of a completion under verl
 _FAST = {"ended": "eos", "accuracy": "acc"} | {
     name: name for name in ("strict", "format", "entropy", "length", "grad_norm")
 }
@@ -65,14 +66,14 @@ class Run(NamedTuple):
         return self.steps[above[0]] if len(above) else None
 
 
-def observe(path: Path, task: str, completions: int, steps: Steps) -> Run | None:
+def observe(path: Path, task: str, completions: int, limit: int, steps: Steps) -> Run | None:
     """A run from our numbers at each step, unless it is too short."""
     size = window(completions)
     if len(steps) < 2 * size:
         return None
     logged = set[str]().union(*steps.values())
     signs = tuple(sign for sign in ALL_SIGNS if logged >= set(sign.numbers))
-    watch = Watch(dict.fromkeys(logged & {*NUMBERS, "limit", *_UNDER_VERL}, size), "verl", signs)
+    watch = Watch(dict.fromkeys(logged & {*NUMBERS, *_UNDER_VERL}, size), "verl", limit, signs)
     values: dict[Sign, list[float]] = {sign: [] for sign in signs}
     failed = None
     for step, numbers in steps.items():
@@ -98,20 +99,20 @@ def stored_runs() -> list[Run]:
         curves = {ours: run.curves[theirs] for ours, theirs in _FAST.items()}
         curves |= {"dropped": run.curves["dropped"]} if "dropped" in run.curves else {}
         curves["reward"] = curves["format"] + 10 * curves["accuracy"]
-        curves["limit"] = np.full(len(curves["reward"]), max_response_length(run.cell.start.task))
         steps = {i + 1: {name: float(x[i]) for name, x in curves.items()} for i in range(len(curves["reward"]))}
         completions = 12 if run.cell.method.endswith("G12") else 8
-        found.append(observe(run.cell.log(run.seed), run.cell.start.task, completions, steps))
+        limit = max_response_length(run.cell.start.task)
+        found.append(observe(run.cell.log(run.seed), run.cell.start.task, completions, limit, steps))
     for path in sorted((HERE / "results/verl").rglob("*.jsonl.gz")):
-        found.append(observe(path, path.parent.name.partition("-")[0], 8, _under_verl(path)))
+        found.append(observe(path, path.parent.name.partition("-")[0], 8, _LIMIT, _under_verl(path)))
     for path in sorted((ROOT / "docs/results/cpu").glob("*.jsonl")):
-        found.append(observe(path, "arithmetic", 64, _under_verl(path)))
+        found.append(observe(path, "arithmetic", 64, _LIMIT, _under_verl(path)))
     return [run for run in found if run]
 
 
 def _under_verl(path: Path) -> Steps:
     return {
-        step: translate(metrics, "verl", 64)
+        step: translate(metrics, "verl", _LIMIT)
         | {ours: metrics[name] for ours, name in _UNDER_VERL.items() if name in metrics}
         for step, metrics in read_metrics(path).items()
     }

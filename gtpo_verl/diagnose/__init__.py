@@ -176,9 +176,9 @@ def diagnose(
     size = window(completions or completions_per_step(steps))
     counts = {name: sum(name in numbers for numbers in steps.values()) for name in NUMBERS}
     windows = {name: min(size, count // 2) for name, count in counts.items() if count > 1}
-    watch = Watch(windows | ({"limit": 1} if limit else {}), framework)
+    watch = Watch(windows, framework, limit)
     for step in sorted(steps):
-        watch.observe(step, steps[step] | ({"limit": limit} if limit else {}))
+        watch.observe(step, steps[step])
     signs = sorted((sign for sign in SIGNS if sign in watch.showing), key=lambda sign: watch.showing[sign])
     verdict, why = judge(watch, signs, {name for name in windows if counts[name] >= 2 * size}, 2 * size)
     ordered = sorted(steps)  # a sign shows at the end of the first window that is bad
@@ -229,11 +229,10 @@ def judge(watch: Watch, signs: list[Sign], enough: set[str], needed: int) -> tup
 
 
 def _number(name: str, watch: Watch) -> dict[str, Any]:
-    trend, floor, higher = watch.trends[name], watch.floor * (name == "reward"), NUMBERS[name][1]
-    shown = {"start": trend.first, "now": trend.now}
-    shown |= {} if higher is None else {"best": trend.best if higher else trend.lowest}
-    since = [step for sign, step in watch.showing.items() if sign.numbers[0] == name]
-    return {key: value + floor for key, value in shown.items()} | {"since": min(since, default=None)}
+    trend, more_is_better = watch.trends[name], NUMBERS[name][1]
+    best = {} if more_is_better is None else {"best": trend.best if more_is_better else trend.lowest}
+    since = min((step for sign, step in watch.showing.items() if sign.numbers[0] == name), default=None)
+    return {"start": trend.first, **best, "now": trend.now, "since": since}
 
 
 def _describe(sign: Sign, watch: Watch, completions: list[dict[str, Any]]) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def translate(metrics: Mapping[str, float], framework: str, limit: float | None 
     With the `limit` of a completion in tokens, verl's `response_length/clip_ratio` says how many were cut off: its V1
     trainer counts the completions as long as the longest (verl #7817), which are cut off if that is the limit.
     """
-    found = {} if limit is None else {"limit": limit}
+    found: dict[str, float] = {}
     for name, sources in FRAMEWORKS[framework].metrics.items():
         for source in sources:
             metric = source.removeprefix("1 - ")
@@ -104,7 +104,7 @@ def translate(metrics: Mapping[str, float], framework: str, limit: float | None 
     return found
 
 
-def remedy(kind: str, framework: str, lr: float, limit: float) -> str:
+def remedy(kind: str, framework: str, lr: float, limit: float | None) -> str:
     """The override to try: half the learning rate that was logged, or twice the limit of a completion."""
     templates = FRAMEWORKS[framework].remedies
     half, double = f"{lr / 2:.3g}" if lr else "<half of it>", f"{2 * limit:.0f}" if limit else "<twice of it>"

@@ -34,10 +34,13 @@ NUMBERS = {
 
 
 class Trend:
-    """Mean of a number over the last `window` steps: now, in the first window, and the highest and lowest so far."""
+    """Mean of a number over the last `window` steps: now, in the first window, and the highest and lowest so far.
+
+    `floor` is what it falls to at worst, and `limit` what it cannot exceed.
+    """
 
     def __init__(self, window: int) -> None:
-        self.window = window
+        self.window, self.floor, self.limit = window, 0.0, math.inf
         self._last: deque[float] = deque(maxlen=window)
         self.first = self.now = math.nan
         self.best, self.lowest = -math.inf, math.inf
@@ -89,8 +92,8 @@ def drop(trend: Trend) -> float:
 
 
 def share_lost(trend: Trend) -> float:
-    """How much of its best a number has lost, from 0 to 1; 0 for one that was never above 0."""
-    return drop(trend) / trend.best if trend.best > 0 else 0.0
+    """How much of its best a number has lost, from 0 to 1; 0 for one that was never above its floor."""
+    return drop(trend) / (trend.best - trend.floor) if trend.best > trend.floor else 0.0
 
 
 def no_longer_end(ended: Trend) -> float:
@@ -113,9 +116,9 @@ def noise(entropy: Trend) -> float:
     return entropy.now / max(LN2 / 2, entropy.first)
 
 
-def growth(length: Trend, limit: Trend) -> float:
-    """Length as a share of the limit, if it was short at first."""
-    return length.now / limit.now if length.first < 0.7 * limit.now else 0
+def growth(length: Trend) -> float:
+    """Length as a share of its limit, if it was short at first."""
+    return length.now / length.limit if length.first < 0.7 * length.limit else 0
 
 
 SIGNS = (
@@ -123,20 +126,13 @@ SIGNS = (
     Sign(("ended",), lambda ended: 1 - ended.best, 0.5, "most completions are cut off, from the start", "limit"),
     Sign(("repetition",), lambda x: x.now - x.lowest, 0.2, "completions repeat themselves", calibrated=False),
     Sign(("equal", "reward"), equal_and_worse, 0.95, "nearly all groups have equal rewards, below the best", "filter"),
-    Sign(
-        ("unearned",),
-        lambda x: x.now,
-        0.5,
-        "most groups with unequal rewards have no right answer",
-        "filter",
-        calibrated=False,
-    ),
+    Sign(("unearned",), lambda x: x.now, 0.5, "most unequal groups have no right answer", "filter", calibrated=False),
     Sign(("strict",), drop, 0.1, "text appears outside the format, which the format reward does not see"),
     Sign(("format",), share_lost, 0.5, "completions lose their format"),
     Sign(("accuracy",), accuracy_lost, 0.5, "accuracy fell below half of its best"),
     Sign(("reward",), share_lost, 0.5, "the reward fell below half of its best"),
     Sign(("entropy",), noise, 2, "the policy drifts towards noise", calibrated=False),
-    Sign(("length", "limit"), growth, 0.9, "completions grow to the limit", "limit"),
+    Sign(("length",), growth, 0.9, "completions grow to the limit", "limit"),
     Sign(
         ("mismatch",), lambda x: x.now / max(x.first, 0.01), 3, "rollout and trainer part", "correct", calibrated=False
     ),
@@ -154,32 +150,41 @@ class Watch:
     Args:
         windows: steps over which each number is averaged, by its name; what is not in it is not watched.
         framework (str): whose overrides are the remedies.
+        limit (float | None): tokens at which completions are cut off.
         signs: what to look for.
 
     Attributes:
-        trends: of each number. The reward's count from the smallest reward that was seen, if that is below 0.
+        trends: of each number. The reward's floor is the smallest reward that was seen, if that is below 0.
         showing: the signs that show, and the step from which on.
-        floor (float): the smallest reward, at most 0.
         lr (float): the highest learning rate; 0 if none was logged.
     """
 
-    def __init__(self, windows: Mapping[str, int], framework: str, signs: tuple[Sign, ...] = SIGNS):
+    def __init__(
+        self,
+        windows: Mapping[str, int],
+        framework: str,
+        limit: float | None = None,
+        signs: tuple[Sign, ...] = SIGNS,
+    ):
         self.trends = {name: Trend(steps) for name, steps in windows.items()}
         self.showing: dict[Sign, int] = {}
-        self.floor, self.lr = 0.0, 0.0
-        self._framework = framework
+        self.lr = 0.0
+        self._framework, self._limit = framework, limit
         self._signs = [sign for sign in signs if windows.keys() >= set(sign.numbers)]
         self._named: set[Sign | str] = set()
+        if limit and "length" in windows:
+            self.trends["length"].limit = limit
 
     def observe(self, step: int, numbers: Mapping[str, float]) -> list[Alarm]:
         """Take one more step; returns the signs that show for the first time."""
         alarms = []
-        self.floor = min(self.floor, numbers.get("lowest", 0.0))
+        if "reward" in self.trends:
+            self.trends["reward"].floor = min(self.trends["reward"].floor, numbers.get("lowest", 0.0))
         self.lr = max(self.lr, numbers.get("lr", 0.0))
         for name in self.trends.keys() & numbers.keys():
             value = numbers[name]
             if math.isfinite(value):
-                self.trends[name].add(value - self.floor * (name == "reward"))
+                self.trends[name].add(value)
             elif name not in self._named:
                 self._named.add(name)
                 alarms.append(Alarm(f"{label(name)} is {value}. Try: {self.remedy('lr')}", True))
@@ -206,18 +211,18 @@ class Watch:
         found = []
         for name in outcomes(known):
             trend = self.trends[name]
-            margin = 0.1 * (trend.best if name == "reward" else 1)
-            if trend.known and trend.now < max(trend.first - margin, min(trend.best / 2, trend.best - margin)):
+            margin = 0.1 * (trend.best - trend.floor if name == "reward" else 1)
+            half = (trend.best + trend.floor) / 2
+            if trend.known and trend.now < max(trend.first - margin, min(half, trend.best - margin)):
                 found.append(name)
         return found
 
     def remedy(self, kind: str) -> str:
         """The override of a remedy, in the run's framework."""
-        limit = self.trends["limit"].now if "limit" in self.trends else 0
-        return remedy(kind, self._framework, self.lr, limit)
+        return remedy(kind, self._framework, self.lr, self._limit)
 
     def _sentence(self, sign: Sign) -> str:
-        trends = ((name, self.trends[name]) for name in sign.numbers if name != "limit")
+        trends = ((name, self.trends[name]) for name in sign.numbers)
         numbers = ", ".join(f"{label(name)} {x.now:.3g} (first {x.first:.3g}, best {x.best:.3g})" for name, x in trends)
         steps = self.trends[sign.numbers[0]].window
         note = "" if sign.calibrated else " (uncalibrated)"

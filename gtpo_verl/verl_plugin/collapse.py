@@ -40,12 +40,12 @@ class TrainerWatch:
         steps = window(
             data.train_batch_size * OmegaConf.select(trainer.config, "actor_rollout_ref.rollout.n", default=1)
         )
-        windows = dict.fromkeys((*NUMBERS, "limit"), steps)
+        windows = dict.fromkeys(NUMBERS, steps)
         agg_mode = OmegaConf.select(trainer.config, "actor_rollout_ref.actor.loss_agg_mode")
         if "sum" in str(agg_mode):
             logger.warning("%s: entropy is not watched, since verl sums it under loss_agg_mode=%s", KEY, agg_mode)
             del windows["entropy"]
-        self._watch = Watch(windows, "verl")
+        self._watch = Watch(windows, "verl", self._limit)
         self._collapse = ""
 
     @classmethod
