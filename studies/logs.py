@@ -9,7 +9,21 @@ import numpy as np
 from scipy.stats import bootstrap, mannwhitneyu, trim_mean
 
 from gtpo_verl.paper.evaluation import pass_at_k
-from studies.plan import ADDITION, COUNTING, HOT_ADDITION, HOT_COUNTING, SEEDS, SPELLING, WORDED, Cell, read_log
+from studies.plan import (
+    ADDITION,
+    COUNTING,
+    HOT_ADDITION,
+    HOT_COUNTING,
+    LEGS,
+    LONG_LEGS,
+    MANY,
+    SEEDS,
+    SPELLING,
+    WORDED,
+    WORDY,
+    Cell,
+    read_log,
+)
 
 SAMPLES, K = 64, (1, 2, 4, 8, 16, 32, 64)
 STRETCH = 50
@@ -57,6 +71,10 @@ TASKS = {
     WORDED: "counting in sentences",
     HOT_COUNTING: "counting, hot",
     HOT_ADDITION: "addition, hot",
+    LEGS: "legs of one animal",
+    LONG_LEGS: "legs of two animals",
+    **dict(zip(MANY, ("counting letters", "spelling backward", "addition"), strict=True)),
+    **{start: f"counting after {start.task.rsplit('_', 1)[-1]} characters" for start in WORDY},
 }
 METRICS = {
     "worst": "worst strict",
@@ -160,7 +178,7 @@ class Comparison(NamedTuple):
 
 def rate(lr: float) -> str:
     """As one writes it: 5e-5."""
-    return f"{lr:.0e}".replace("e-0", "e-")
+    return np.format_float_scientific(lr, trim="-", exp_digits=1)
 
 
 def signed(value: float) -> str:

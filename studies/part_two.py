@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 
 from gtpo_verl.paper.evaluation import pass_at_k
-from studies.logs import TITLES, Comparison, rate
+from studies.logs import TASKS, TITLES, Comparison, rate, signed
 from studies.plan import Cell, blocks, read_log
 
+ENDPOINTS = ("accuracy", "clean", "pass8")
 EARLY = 20
 """Steps at the start in which shares of conflict tokens are taken, and at the end for entropy and length."""
 BORNE_ACCURACY, BORNE_CLEAN = 0.05, 0.9
@@ -25,7 +26,7 @@ METRICS = {
     "template": "on the format",
     "change": "log10 ‖Δθ‖",
 }
-"""Of a run; the first three are the endpoints of docs/study-design.md, the fourth is second to them."""
+"""Of a run; the first three are the `ENDPOINTS` of docs/study-design.md, the fourth is second to them."""
 
 
 def load(cell: Cell, seed: int) -> dict[str, Any]:
@@ -47,21 +48,22 @@ def load(cell: Cell, seed: int) -> dict[str, Any]:
     }
     # Processors sum in different orders: the last digits of a double would decide between 0.95 and 0.96.
     rounded = {name: round(float(value), 9) for name, value in summary.items()}
-    return {"start": cell.start.name, "method": cell.method, "lr": cell.lr, "seed": seed, **rounded}
+    return {"task": TASKS[cell.start], "method": cell.method, "lr": cell.lr, "seed": seed, **rounded}
 
 
 def results(runs: Sequence[tuple[Cell, int]]) -> pd.DataFrame:
     """A row for each that is complete."""
-    return pd.DataFrame([load(cell, seed) for cell, seed in runs if cell.log(seed).exists()])
+    rows = [load(cell, seed) for cell, seed in runs if cell.log(seed).exists()]
+    return pd.DataFrame(rows, columns=["task", "method", "lr", "seed", *METRICS])
 
 
 def at_own_best_rate(runs: pd.DataFrame) -> pd.DataFrame:
-    """Of each start, method and seed the run at the rate that has the highest accuracy on the *other* seeds.
+    """Of each task, method and seed the run at the rate that has the highest accuracy on the *other* seeds.
 
     Seeds without a run at every rate neither choose nor are judged.
     """
     chosen = []
-    for _, own in runs.groupby(["start", "method"]):
+    for _, own in runs.groupby(["task", "method"]):
         accuracy = own.pivot(index="seed", columns="lr", values="accuracy").dropna()
         if len(accuracy) > 1:
             best = (accuracy.sum() - accuracy).idxmax(axis="columns")
@@ -70,27 +72,89 @@ def at_own_best_rate(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def compare(runs: pd.DataFrame, first: str, second: str, metric: str) -> Comparison:
-    """First minus second in each cluster of start and seed that has one run of both."""
-    by_cluster = runs.pivot(index=["start", "seed"], columns="method", values=metric).dropna(subset=[first, second])
+    """First minus second in each cluster of task and seed that has one run of both."""
+    by_cluster = runs.pivot(index=["task", "seed"], columns="method", values=metric).dropna(subset=[first, second])
     return Comparison((by_cluster[first] - by_cluster[second]).tolist())
 
 
-def rates_borne(runs: pd.DataFrame, start: str, method: str) -> list[float]:
+def rates_borne(runs: pd.DataFrame, task: str, method: str) -> list[float]:
     """The rates with an accuracy within 0.05 of the method's best and clean endings of at least 0.9, seeds averaged."""
-    own = runs[(runs["start"] == start) & (runs["method"] == method)]
+    own = runs[(runs["task"] == task) & (runs["method"] == method)]
     means = own.groupby("lr")[["accuracy", "clean"]].mean()
     enough = means["accuracy"] >= means["accuracy"].max() - BORNE_ACCURACY
     return means.index[enough & (means["clean"] >= BORNE_CLEAN)].tolist()
 
 
-def block_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+def block_table(runs: pd.DataFrame, metrics: Sequence[str] = tuple(METRICS)) -> tuple[list[str], list[list[str]]]:
     """Header and a row per cell: the means of its seeds."""
-    groups = runs.groupby(["start", "method", "lr"], sort=False)
     rows = []
-    for (start, method, lr), means in groups[list(METRICS)].mean().iterrows():
-        shown = [f"{mean:.1f}" if name == "length" else f"{mean:.2f}" for name, mean in means.items()]
-        rows.append([start, TITLES[method], rate(lr), str(len(groups.get_group((start, method, lr)))), *shown])
-    return ["start", "method", "rate", "runs", *METRICS.values()], rows
+    for (task, method, lr), own in runs.groupby(["task", "method", "lr"], sort=False):
+        shown = [f"{own[name].mean():.{1 if name == 'length' else 2}f}".replace("-", "−") for name in metrics]
+        rows.append([task, TITLES[method], rate(lr), str(len(own)), *shown])
+    return ["task", "method", "rate", "runs", *(METRICS[name] for name in metrics)], rows
+
+
+def method_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Header and a row per method, of runs at one rate per task and seed: means, and GTPO minus the method."""
+    rows, has_gtpo = [], "gtpo" in set(runs["method"])
+    for method, own in runs.groupby("method", sort=False):
+        rates = ", ".join(rate(lr) for lr in sorted(own["lr"].unique()))
+        row = [TITLES[method], rates, str(len(own)), *(f"{own[name].mean():.2f}" for name in ENDPOINTS)]
+        for name in ENDPOINTS:
+            comparison = compare(runs, "gtpo", method, name) if has_gtpo and method != "gtpo" else Comparison([])
+            row.append(str(comparison) if comparison.differences else "")
+        rows.append(row)
+    titles = [METRICS[name] for name in ENDPOINTS]
+    return ["", "rates", "runs", *titles, *(f"GTPO minus it: {title}" for title in titles)], rows
+
+
+def share_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Header and a row per task: conflict tokens in GRPO's first steps, and GTPO minus GRPO."""
+    rows = []
+    for task, own in runs.groupby("task", sort=False):
+        grpo = own[own["method"] == "grpo"]
+        differences = [compare(own, "gtpo", "grpo", name) for name in ENDPOINTS]
+        if differences[0].differences:
+            shares = [f"{grpo[side].mean():.0%}" for side in ("first", "last")]
+            rows.append([task, *shares, str(len(differences[0].differences)), *map(str, differences)])
+    return ["task", "first", "last", "pairs", *(METRICS[name] for name in ENDPOINTS)], rows
+
+
+def rate_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Header and a row per task and method: the rates that it bears."""
+    cells = runs[["task", "method"]].drop_duplicates().itertuples(index=False)
+    return ["task", "method", "rates"], [
+        [task, TITLES[method], ", ".join(map(rate, rates_borne(runs, task, method))) or "none"]
+        for task, method in cells
+    ]
+
+
+def better_than_gtpo(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Header and a row per task and method whose mean is above GTPO's in an endpoint, of runs at chosen rates."""
+    means = runs.groupby(["task", "method"], sort=False)[list(ENDPOINTS)].mean()
+    rows = []
+    for (task, method), own in means.iterrows():
+        if (task, "gtpo") in means.index:
+            above = own - means.loc[(task, "gtpo")]
+            if (above.round(2) > 0).any():
+                rows.append([task, TITLES[method], *(signed(above[name]) for name in ENDPOINTS)])
+    return ["task", "method", *(METRICS[name] for name in ENDPOINTS)], rows
+
+
+def evidence() -> dict[str, tuple[list[str], list[list[str]]]]:
+    """The tables of the page, of the runs that are complete."""
+    rates, real, longer, many, rivals, shares = map(results, blocks().values())
+    best, best_rivals = at_own_best_rate(many), at_own_best_rate(rivals)
+    return {
+        "real rates": block_table(rates, (*ENDPOINTS, "worst", "length", "first", "last")),
+        "real": method_table(real),
+        "longer": method_table(longer),
+        "many": method_table(best),
+        "borne": rate_table(many),
+        "rivals": method_table(pd.concat([best[best["task"].isin(rivals["task"])], best_rivals])),
+        "by share": share_table(shares),
+        "better": better_than_gtpo(pd.concat([real, best, best_rivals])),
+    }
 
 
 def progress() -> list[list[str]]:

@@ -184,7 +184,11 @@ def facts() -> dict[str, object]:
         found[f"prediction {TASKS[start]}"] = f"{prediction([run for run in plain if run.cell.start == start]):.2f}"
     conflict = [run.curves["conflict"][:20].mean() for run in runs_of(TABLES["main"]) if run.cell.method == "gtpo"]
     found["shares"] = f"{min(conflict):.0%} to {max(conflict):.0%}"
-    found["table progress"] = markdown(["block", "runs"], part_two.progress())
+    progress = part_two.progress()
+    found["table progress"] = markdown(["block of part two", "runs"], progress)
+    found |= {f"progress {block.split('.')[0]}": runs for block, runs in progress}
+    for name, (header, rows) in part_two.evidence().items():
+        found[f"table {name}"] = markdown(header, rows) if rows else "None of these runs is complete."
     return found | _confirmed()
 
 

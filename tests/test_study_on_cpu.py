@@ -291,10 +291,10 @@ def test_what_is_cited_of_the_study_is_what_the_logs_give(page, cited):
 
 
 def table(method, by_seed, clean=1.0):
-    """Runs of one start: {seed: {rate: accuracy}}."""
+    """Runs of one task: {seed: {rate: accuracy}}."""
     return pd.DataFrame(
         [
-            {"start": "task", "method": method, "lr": lr, "seed": seed, "accuracy": accuracy, "clean": clean}
+            {"task": "task", "method": method, "lr": lr, "seed": seed, "accuracy": accuracy, "clean": clean}
             for seed, by_rate in by_seed.items()
             for lr, accuracy in by_rate.items()
         ]
@@ -330,3 +330,25 @@ def test_a_run_of_part_two_is_summed_up_by_its_endpoints(tmp_path, monkeypatch):
     assert summary["pass8"] == pytest.approx((1 + 1 - 8 * 7 / (16 * 15)) / 4, abs=1e-9)
     assert summary["worst"] == pytest.approx(0.2) and summary["first"] == pytest.approx(0.4)
     assert summary["change"] == pytest.approx(-1)
+
+
+def test_the_page_fills_up_as_runs_are_complete(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "HERE", tmp_path)
+    assert not any(rows for _, rows in part_two.evidence().values())
+    columns = ("entropy", "length", "template", "conflict_first", "conflict_last")
+    steps = {name: [0.25] * 60 for name in columns} | {"strict": [1.0] * 60, "change": [0.1] * 60}
+    right = {"gtpo": 16, "positive_only": 24}  # of 32, at 1e-4 and 1e-5; less elsewhere
+    while missing := [(c, seed) for runs in plan.blocks().values() for c, seed in runs if not c.log(seed).exists()]:
+        for cell, seed in missing:
+            answered = right.get(cell.method, 8) - (cell.lr not in (1e-4, 1e-5))
+            held_out = {"samples": 32, "right": [answered] * 4, "strict": [32 if cell.lr <= 1e-4 else 16] * 4}
+            run.keep({"steps": steps, "held_out": held_out}, cell.log(seed))
+    assert [done for _, done in part_two.progress()] == [f"{n} of {n}" for n in map(len, plan.blocks().values())]
+    tables = {name: rows for name, (_, rows) in part_two.evidence().items()}
+    methods = {row[0]: row[1:] for row in tables["many"]}
+    assert methods["GRPO"][:4] == ["1e-4", "15", "0.25", "1.00"]
+    assert methods["GRPO"][5:7] == ["+0.25 [+0.25, +0.25]", "+0.00 [+0.00, +0.00]"]
+    assert len(tables["real"]) == 6 and len(tables["rivals"]) == 4 + len(plan.RIVALS) and len(tables["by share"]) == 3
+    assert tables["borne"][0] == ["counting letters", "GRPO", "2.5e-5, 5e-5, 1e-4"]
+    assert {row[1] for row in tables["better"]} == {"GRPO, positive updates only"}
+    assert all(row[1:4] == ["25%", "25%", "5"] and row[4] == "+0.25 [+0.25, +0.25]" for row in tables["by share"])
