@@ -27,9 +27,16 @@ def test_no_completion_is_an_error():
     ("entropy", "config", "line"),
     [
         (
-            InitialEntropy(0.412, 0.1, 16, 2),
+            InitialEntropy(0.48, 0.1, 8, 1),
             GTPOConfig(),
-            "completion filter on: 0.412 < 0.693 nats, 16 completions of 2 prompts, fewer than the paper's "
+            "completion filter on: 0.480 < 0.693 nats, 8 completions of 1 prompt, fewer than the paper's 100; a "
+            "completion above 0.693 nats per token is left out of the update. Other prompts might decide otherwise: "
+            "measure it on 100 with `gtpo-verl initial-entropy` and set algorithm.gtpo.initial_entropy",
+        ),
+        (
+            InitialEntropy(0.312, 0.1, 16, 2),
+            GTPOConfig(),
+            "completion filter on: 0.312 < 0.693 nats, 16 completions of 2 prompts, fewer than the paper's "
             "100; a completion above 0.693 nats per token is left out of the update",
         ),
         (

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from gtpo_verl.diagnose.frameworks import translate
 from gtpo_verl.diagnose.signs import NUMBERS, Watch, window
+from gtpo_verl.verl_plugin.names_and_versions import select
 
 logger = logging.getLogger("gtpo_verl")
 
@@ -81,11 +82,11 @@ def read_mode(config: DictConfig) -> str:
     Raises:
         ValueError: it is none of `CHOICES`, or it is set for a trainer that it cannot watch.
     """
-    value = OmegaConf.select(config, KEY)
+    value = select(config, KEY)
     chosen = "none" if value in (None, False) else str(value)
     if chosen not in CHOICES:
         raise ValueError(f"{KEY}={value}: must be one of {', '.join(CHOICES)}")
-    if chosen != "none" and OmegaConf.select(config, "rollout") is not None:
+    if chosen != "none" and select(config, "rollout") is not None:
         raise ValueError(
             f"{KEY}={value}: verl's one_step_off and fully_async trainers have loops of their own, which it does not "
             "watch; remove it, or use verl.trainer.main_ppo with trainer.v1.trainer_mode=separate_async"

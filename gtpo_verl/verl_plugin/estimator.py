@@ -173,7 +173,8 @@ class GTPOEstimator:
         self.initial_entropy = initial_entropy
         path = initial_entropy.save(self._folder, self.config)
         if self.applied:
-            logger.info("GTPO %s; written to %s", initial_entropy.decision(self.config), path)
+            level = logging.WARNING if initial_entropy.may_be_chance(self.config) else logging.INFO
+            logger.log(level, "GTPO %s; written to %s", initial_entropy.decision(self.config), path)
 
     def _tell_of_sessions(self, fields: BatchFields) -> None:
         if not self._told_of_sessions:

@@ -3,7 +3,8 @@
 import io
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import redirect_stdout
 from difflib import get_close_matches
 from pathlib import Path
@@ -21,14 +22,12 @@ from gtpo_verl.verl_plugin.token_dump import HEADER_NAME, STEP_FILES
 
 logger = logging.getLogger("gtpo_verl")
 
-_BYPASS = "algorithm.rollout_correction.bypass_mode"
-_ENTROPY_FROM = "algorithm.gtpo.entropy_from"
-_REJECTS = "algorithm.rollout_correction.rollout_rs"
-_FEW_PROMPTS = 16
-"""Below this the prompts of one batch say little: of one prompt each, Llama-3.1-8B on MATH starts at 0.90 or 0.48."""
-
-_POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
-_CALCULATE = "actor_rollout_ref.actor.calculate_entropy"
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_CORRECTION = "algorithm.rollout_correction"
+_BYPASS, _REJECTS, _WEIGHS = f"{_CORRECTION}.bypass_mode", f"{_CORRECTION}.rollout_rs", f"{_CORRECTION}.rollout_is"
+_ENTROPY_FROM, _INITIAL_ENTROPY = "algorithm.gtpo.entropy_from", "algorithm.gtpo.initial_entropy"
+_FILTER_GROUPS = "algorithm.filter_groups.enable"
+_CALCULATE = f"{_ACTOR}.calculate_entropy"
 
 # Losses of verl under which a conflict token's gradient is not λ times what it would be (docs/compose.md).
 _LOSSES_THAT_CHANGE_LAMBDA = {
@@ -98,11 +97,9 @@ def _problems(config: DictConfig) -> Iterator[str]:
         return
     invalid = [*_said_by(VerlGTPOConfig.from_config, config.algorithm)]
     yield from invalid
-    n = config.actor_rollout_ref.rollout.n
-    if n < 2:
+    if (n := select(config, f"{_ROLLOUT}.n")) < 2:
         yield (
-            f"actor_rollout_ref.rollout.n={n}: GTPO compares the completions of one prompt; set it to at least 2 "
-            "(8 or 12 in the paper)"
+            f"{_ROLLOUT}.n={n}: GTPO compares the completions of one prompt; set it to 2 or more (8 or 12 in the paper)"
         )
     yield from _sequence_parallel(config)
     if invalid:
@@ -112,12 +109,14 @@ def _problems(config: DictConfig) -> Iterator[str]:
         yield from _said_by(_check_dump, config)
     if serves:
         yield from _loss(config)
-        yield from _said_by(_check_resume, config)
+        if resumes(config):
+            gtpo = VerlGTPOConfig.from_config(config.algorithm)
+            yield from _said_by(InitialEntropy.known_before, gtpo, resume_folder(config))
 
 
-def _said_by(check: Callable[[Any], Any], config: Any) -> Iterator[str]:
+def _said_by(check: Callable[..., Any], *arguments: Any) -> Iterator[str]:
     try:
-        check(config)
+        check(*arguments)
     except ValueError as error:
         yield str(error)
 
@@ -145,8 +144,8 @@ def _loss(config: DictConfig) -> Iterator[str]:
 
 def _entropy(config: DictConfig) -> Iterator[str]:
     """Whether the pass of verl that is to give the entropy exists and sees every token that it averages over."""
-    gtpo, bypass = VerlGTPOConfig.from_config(config.algorithm), bool(select(config, _BYPASS))
-    if gtpo.entropy_from == "old_log_prob":
+    bypass = bool(select(config, _BYPASS))
+    if VerlGTPOConfig.from_config(config.algorithm).entropy_from == "old_log_prob":
         if bypass:
             yield (
                 f"{_BYPASS}=True: it skips verl's old-log-prob pass, from which GTPO takes the entropy of the policy; "
@@ -157,24 +156,23 @@ def _entropy(config: DictConfig) -> Iterator[str]:
     otherwise = "or set entropy_from=old_log_prob"
     if _measures_initial_entropy(config) and not resumes(config):
         yield (
-            f"{_ENTROPY_FROM}=update with algorithm.gtpo.initial_entropy=null: the filter needs the initial entropy "
-            "before the first update; measure it with `gtpo-verl initial-entropy` and set "
-            f"algorithm.gtpo.initial_entropy, or set completion_filter to always or never, {otherwise}"
+            f"{_ENTROPY_FROM}=update with {_INITIAL_ENTROPY}=null: the filter needs the initial entropy before the "
+            f"first update; measure it with `gtpo-verl initial-entropy` and set {_INITIAL_ENTROPY}, or set "
+            f"completion_filter to always or never, {otherwise}"
         )
-    in_loss = f"{LOSS_MODE}=bypass_mode '+{_POLICY_LOSS}.rollout_correction=${{algorithm.rollout_correction}}'"
-    for name in ("rollout_is", "rollout_rs"):
-        setting, value = f"algorithm.rollout_correction.{name}", select(config, f"algorithm.rollout_correction.{name}")
+    of_loss = f"{_ACTOR}.policy_loss.rollout_correction"
+    in_loss = f"{LOSS_MODE}=bypass_mode '+{of_loss}=${{{_CORRECTION}}}'"
+    for setting in (_WEIGHS, _REJECTS):
+        name, value = setting.rpartition(".")[2], select(config, setting)
         if value is None:
             continue
-        read = select(config, LOSS_MODE) == "bypass_mode" and select(
-            config, f"{_POLICY_LOSS}.rollout_correction.{name}"
-        )
+        read = select(config, LOSS_MODE) == "bypass_mode" and select(config, f"{of_loss}.{name}")
         if bypass and not read:
             yield (
                 f"{setting}={value} with {_BYPASS}=True: verl's workers do not read it there, so it would do nothing; "
                 f"hand it to the loss, {in_loss}, or set it to null"
             )
-        elif not bypass and name == "rollout_rs":
+        elif not bypass and setting == _REJECTS:
             yield (
                 f"{_ENTROPY_FROM}=update with {setting}={value}: ⟨H⟩ includes rejected tokens, which the actor never "
                 f"sees; let the loss reject them, {_BYPASS}=True {in_loss}, {otherwise}"
@@ -190,26 +188,26 @@ def ask_for_entropy(config: DictConfig) -> None:
 
 def _sequence_parallel(config: DictConfig) -> Iterator[str]:
     """Where verl splits a sequence over ranks in a way that changes the numbers, or refuses to at the first update."""
-    actor = config.actor_rollout_ref.actor
-    if actor.strategy == "megatron":
-        parallel, mode = "actor_rollout_ref.actor.megatron.context_parallel_size", actor.loss_agg_mode
+    strategy = select(config, f"{_ACTOR}.strategy")
+    if strategy == "megatron":
+        parallel, mode = f"{_ACTOR}.megatron.context_parallel_size", select(config, f"{_ACTOR}.loss_agg_mode")
         size, found = select(config, parallel), names_and_versions.verl_version()
         if size > 1 and mode == "seq-mean-token-mean" and found is not None and found < Version("0.9.1"):
             yield (
-                f"actor_rollout_ref.actor.loss_agg_mode={mode} with {parallel}={size}: verl {found} refuses this at "
-                f"the first update (verl #7914); use verl 0.9.1 or later, or set {parallel}=1"
+                f"{_ACTOR}.loss_agg_mode={mode} with {parallel}={size}: verl {found} refuses this at the first update "
+                f"(verl #7914); use verl 0.9.1 or later, or set {parallel}=1"
             )
-    if actor.strategy not in ("fsdp", "fsdp2"):
+    implementation = "actor_rollout_ref.model.override_config.attn_implementation"
+    attention = select(config, implementation)
+    if strategy not in ("fsdp", "fsdp2") or attention not in ("sdpa", "eager", "flex_attention"):
         return
-    attention = select(config, "actor_rollout_ref.model.override_config.attn_implementation")
-    for key in ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"):
-        size = OmegaConf.select(actor, key, default=1)
-        if size > 1 and attention in ("sdpa", "eager", "flex_attention"):
+    for parallel in ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"):
+        size = select(config, f"{_ACTOR}.{parallel}") or 1
+        if size > 1:
             yield (
-                f"actor_rollout_ref.actor.{key}={size} with attn_implementation={attention}: verl's sequence "
-                "parallelism works with flash attention only; with others each rank would see only its slice of a "
-                "completion: set the size to 1, or "
-                "actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2"
+                f"{_ACTOR}.{parallel}={size} with attn_implementation={attention}: verl's sequence parallelism works "
+                "with flash attention only; with others each rank would see only its slice of a completion: set the "
+                f"size to 1, or {implementation}=flash_attention_2"
             )
 
 
@@ -225,68 +223,56 @@ def _check_dump(config: DictConfig) -> None:
         )
 
 
+_Papers = dict[str, tuple[Container[Any], str]]
+"""Settings, their values in the paper's GTPO (null is one everywhere), and what is said to another value."""
+
+_PAPERS: _Papers = {
+    f"{_ACTOR}.loss_agg_mode": (("seq-mean-token-mean",), "seq-mean-token-mean (Eq. 11)"),
+    "algorithm.norm_adv_by_std_in_grpo": ((True,), "True (Sec. 3)"),
+    f"{_ACTOR}.use_kl_loss": ((False,), "False (no KL term: this loads a reference model)"),
+    "algorithm.use_kl_in_reward": (
+        (False,),
+        "False (no KL term: this loads a reference model, and KL noise gives equal scores a sign, which λ amplifies)",
+    ),
+    "critic.enable": ((False,), "False (no critic: GTPO takes no values)"),
+    "distillation.enabled": ((False,), "False (no teacher)"),
+    f"{_ACTOR}.entropy_coeff": ((0,), "0 (GTPO has its own entropy term, algorithm.gtpo.entropy_coeff)"),
+    f"{_ROLLOUT}.temperature": ((1,), "1.0 (Sec. 6; entropy is measured at this temperature)"),
+    f"{_ROLLOUT}.top_p": ((1,), "1.0 (completions of the policy itself; rollout_rs misreads cut ones, verl #8020)"),
+    f"{_ROLLOUT}.top_k": ((-1, 0), "-1 (completions of the policy itself)"),
+    _WEIGHS: ((), "null (no importance weights; they multiply λ)"),
+    _REJECTS: ((), "null (no rejected tokens)"),
+    f"{_ROLLOUT}.quantization": ((), "null (completions of the policy that is trained, verl #8076)"),
+    _FILTER_GROUPS: ((False,), "False (groups without signal stay; −γ⟨H⟩ acts on them)"),
+}
+_ONE_UPDATE = "one update per rollout (Sec. 6; the gtpo loss is not clipped)"
+
+
 def departures(config: DictConfig) -> list[Departure]:
     """Settings under which GTPO runs but is not the paper's GTPO.
 
     Args:
         config (DictConfig): verl's whole config, already checked.
     """
-    found: list[Departure] = []
-    expect = _expectation(config, found)
-    actor = "actor_rollout_ref.actor"
-    rollout = "actor_rollout_ref.rollout"
     loss_mode = select(config, LOSS_MODE)
-    change = _LOSSES_THAT_CHANGE_LAMBDA.get(loss_mode)
-    note = f"; {loss_mode} {change}" if change else ""
-    expect(LOSS_MODE, lambda x: x in NAMES, f"gtpo (Eq. 11: no clipping){note}")
-    expect(f"{actor}.loss_agg_mode", lambda x: x == "seq-mean-token-mean", "seq-mean-token-mean (Eq. 11)")
-    expect("algorithm.norm_adv_by_std_in_grpo", bool, "True (Sec. 3)")
-    expect(f"{actor}.use_kl_loss", lambda x: not x, "False (no KL term: this loads a reference model)")
-    expect(
-        "algorithm.use_kl_in_reward",
-        lambda x: not x,
-        "False (no KL term: this loads a reference model, and KL noise gives equal scores a sign, which λ amplifies)",
-    )
-    expect("critic.enable", lambda x: not x, "False (no critic: GTPO takes no values)")
-    expect("distillation.enabled", lambda x: not x, "False (no teacher)")
-    expect(
-        f"{actor}.entropy_coeff", lambda x: x == 0, "0 (GTPO has its own entropy term, algorithm.gtpo.entropy_coeff)"
-    )
-    expect(f"{rollout}.temperature", lambda x: x == 1, "1.0 (Sec. 6; entropy is measured at this temperature)")
-    cut = (
-        ""
-        if select(config, _REJECTS) is None
-        else "; rollout_rs would compare cut with uncut probabilities, verl #8020"
-    )
-    expect(f"{rollout}.top_p", lambda x: x == 1, f"1.0 (completions of the policy itself{cut})")
-    expect(f"{rollout}.top_k", lambda x: x <= 0, "-1 (completions of the policy itself)")
-    expect("algorithm.rollout_correction.rollout_is", lambda x: False, "null (no importance weights; they multiply λ)")
-    expect(_REJECTS, lambda x: False, "null (no rejected tokens)")
-    expect(f"{rollout}.quantization", lambda x: False, "null (completions of the policy that is trained, verl #8076)")
-    expect(f"{rollout}.dtype", _is_trained_in(config), "the precision of training (verl #8076)")
-    filter_groups = "algorithm.filter_groups.enable"
-    expect(filter_groups, lambda x: not x, "False (groups without signal stay; −γ⟨H⟩ acts on them)")
-    gtpo_config = VerlGTPOConfig.from_config(config.algorithm)
-    if _measures_initial_entropy(config) and gtpo_config.entropy_from == "old_log_prob":
-        measured_on = ""
-        if select(config, filter_groups):
-            measured_on = "groups with signal only"
-        elif _is_async(config):
-            measured_on = "what finished first"
-        elif config.data.train_batch_size < _FEW_PROMPTS:
-            measured_on = f"{config.data.train_batch_size} prompts"
-        if measured_on:
-            paper = (
-                f"mean of {PAPER_SAMPLES} prompts (Sec. 5.2); this run's first batch holds {measured_on}: measure it "
-                "with `gtpo-verl initial-entropy` and set algorithm.gtpo.initial_entropy"
-            )
-            found.append(Departure("algorithm.gtpo.initial_entropy", "null", paper))
-    if gtpo_config.entropy_from == "update":
-        own = "old_log_prob (with several updates per rollout, ⟨H⟩ of a completion is that of the policy at its update)"
-        found += [Departure(_ENTROPY_FROM, "update", own)] if _several_updates(config) else []
+    note = f"; {loss_mode} {change}" if (change := _LOSSES_THAT_CHANGE_LAMBDA.get(loss_mode)) else ""
+    papers = {LOSS_MODE: (NAMES, f"gtpo (Eq. 11: no clipping){note}"), **_PAPERS}
+    papers[f"{_ROLLOUT}.dtype"] = _trained_in(config), "the precision of training (verl #8076)"
+    biased = _first_batch(config) if _measures_initial_entropy(config) else ""
+    if VerlGTPOConfig.from_config(config.algorithm).entropy_from == "update":
+        biased = ""
+        if _differing(config, _updates(config)):
+            own = "old_log_prob (with several updates per rollout, ⟨H⟩ is that of the policy at a completion's update)"
+            papers[_ENTROPY_FROM] = (), own
         if loss_mode in NAMES:
-            unbounded = "False (the gtpo loss does not bound π/π_rollout; loss_mode=vanilla does)"
-            expect(_BYPASS, lambda x: not x, unbounded)
+            papers[_BYPASS] = (False,), "False (the gtpo loss does not bound π/π_rollout; loss_mode=vanilla does)"
+    found = _differing(config, papers)
+    if biased:
+        paper = (
+            f"mean of {PAPER_SAMPLES} prompts (Sec. 5.2); this run's first batch holds {biased}: measure it with "
+            f"`gtpo-verl initial-entropy` and set {_INITIAL_ENTROPY}"
+        )
+        found.append(Departure(_INITIAL_ENTROPY, "null", paper))
     return found + unclipped_updates(config)
 
 
@@ -296,46 +282,39 @@ def unclipped_updates(config: DictConfig) -> list[Departure]:
     Args:
         config (DictConfig): verl's whole config; any estimator.
     """
-    found: list[Departure] = []
     if not names_and_versions.serves_loss(config):
-        return found
-    one_update = "one update per rollout (Sec. 6; the gtpo loss is not clipped)"
-    found += _several_updates(config, one_update)
-    expect = _expectation(config, found)
+        return []
+    papers = _updates(config)
     if select(config, "trainer.use_v1"):
-        expect("trainer.v1.trainer_mode", lambda x: x == "sync", f"sync: {one_update}")
-    return found
+        papers["trainer.v1.trainer_mode"] = ("sync",), f"sync: {_ONE_UPDATE}"
+    return _differing(config, papers)
 
 
-def _several_updates(config: DictConfig, one_update: str = "") -> list[Departure]:
-    """Settings by which verl updates several times on one batch of rollouts."""
-    found: list[Departure] = []
-    expect = _expectation(config, found)
-    batch_size = config.data.train_batch_size
-    expect("actor_rollout_ref.actor.ppo_epochs", lambda x: x == 1, one_update)
-    expect("actor_rollout_ref.actor.ppo_mini_batch_size", lambda x: x >= batch_size, f"{batch_size}: {one_update}")
-    return found
+def _updates(config: DictConfig) -> _Papers:
+    """The settings by which verl updates several times on one batch of rollouts."""
+    prompts = config.data.train_batch_size
+    return {
+        f"{_ACTOR}.ppo_epochs": ((1,), _ONE_UPDATE),
+        f"{_ACTOR}.ppo_mini_batch_size": (range(prompts, sys.maxsize), f"{prompts}: {_ONE_UPDATE}"),
+    }
 
 
-def _expectation(config: DictConfig, found: list[Departure]) -> Callable[[str, Callable[[Any], bool], str], None]:
-    def expect(setting: str, is_paper: Callable[[Any], bool], paper: str) -> None:
-        value = select(config, setting)
-        if value is not None and not is_paper(value):
-            found.append(Departure(setting, str(value), paper))
-
-    return expect
+def _differing(config: DictConfig, papers: _Papers) -> list[Departure]:
+    found = ((setting, select(config, setting), *paper) for setting, paper in papers.items())
+    return [Departure(setting, str(x), said) for setting, x, values, said in found if x is not None and x not in values]
 
 
-def _is_trained_in(config: DictConfig) -> Callable[[str], bool]:
-    """Whether the actor's forward pass in training computes in a precision, by any of the names that verl knows."""
+def _trained_in(config: DictConfig) -> tuple[str, ...]:
+    """The rollout's `dtype`, if it is the precision of the actor's forward pass in training, by any of verl's names."""
     from verl.utils.torch_dtypes import PrecisionType
 
-    actor = "actor_rollout_ref.actor"
-    trained = select(config, f"{actor}.fsdp_config.mixed_precision.param_dtype") or "bf16"
-    if config.actor_rollout_ref.actor.strategy == "megatron":
-        trained = select(config, f"{actor}.megatron.dtype")
-    known = config.actor_rollout_ref.actor.strategy in ("fsdp", "fsdp2", "megatron")
-    return lambda x: not known or x == "auto" or PrecisionType.to_dtype(x) == PrecisionType.to_dtype(trained)
+    strategy, rollout = select(config, f"{_ACTOR}.strategy"), select(config, f"{_ROLLOUT}.dtype")
+    trained = select(config, f"{_ACTOR}.fsdp_config.mixed_precision.param_dtype") or "bf16"
+    if strategy == "megatron":
+        trained = select(config, f"{_ACTOR}.megatron.dtype")
+    known = strategy in ("fsdp", "fsdp2", "megatron") and rollout != "auto"
+    same = not known or PrecisionType.to_dtype(rollout) == PrecisionType.to_dtype(trained)
+    return (rollout,) * same
 
 
 def _measures_initial_entropy(config: DictConfig) -> bool:
@@ -343,10 +322,13 @@ def _measures_initial_entropy(config: DictConfig) -> bool:
     return gtpo.completion_filter == "auto" and gtpo.initial_entropy is None
 
 
-def _is_async(config: DictConfig) -> bool:
-    if select(config, "async_training") is not None:  # verl's fully_async trainer
-        return True
-    return bool(select(config, "trainer.use_v1")) and config.trainer.v1.trainer_mode != "sync"
+def _first_batch(config: DictConfig) -> str:
+    """What a run's first batch holds, if not simply its first prompts."""
+    if select(config, _FILTER_GROUPS):
+        return "groups with signal only"
+    of_v1 = select(config, "trainer.v1.trainer_mode") if select(config, "trainer.use_v1") else "sync"
+    # verl's fully_async trainer has a section of its own.
+    return "what finished first" if of_v1 != "sync" or select(config, "async_training") is not None else ""
 
 
 def as_table(found: list[Departure]) -> str:
@@ -356,22 +338,12 @@ def as_table(found: list[Departure]) -> str:
     return "\n".join(f"  {x.setting:<{widths[0]}}  {x.value:<{widths[1]}}  {x.paper}" for x in lines)
 
 
-def needs_reference_policy(config: DictConfig) -> bool:
-    """Whether verl loads a reference policy for this config."""
-    return bool(config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward)
-
-
 def resume_folder(config: DictConfig) -> str:
     """The folder of the checkpoints that a resumed run comes from."""
     trainer = config.trainer
     if trainer.resume_mode == "resume_path" and trainer.resume_from_path:
         return os.path.dirname(str(trainer.resume_from_path).rstrip("/"))
     return trainer.default_local_dir
-
-
-def _check_resume(config: DictConfig) -> None:
-    if resumes(config):
-        InitialEntropy.known_before(VerlGTPOConfig.from_config(config.algorithm), resume_folder(config))
 
 
 def resume_warnings(config: DictConfig) -> list[str]:

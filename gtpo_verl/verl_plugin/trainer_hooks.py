@@ -74,6 +74,8 @@ def run_ppo(proceed: Callable, *, config: Any) -> Any:
 
 
 def _start(config: Any) -> None:
+    from verl.trainer.ppo.utils import need_reference_policy
+
     if not preflight.validate_once(config):
         return
     serves = names_and_versions.serves(config)
@@ -92,7 +94,7 @@ def _start(config: Any) -> None:
     preflight.ask_for_entropy(config)
     for warning in preflight.resume_warnings(config):
         logger.warning("%s", warning)
-    if not preflight.needs_reference_policy(config):
+    if not need_reference_policy(config):
         logger.info("GTPO runs without a reference policy: no KL term, no reference worker")
     if not names_and_versions.is_tested():
         logger.warning(

@@ -9,35 +9,47 @@ from gtpo_verl.verl_plugin.config import VerlGTPOConfig
 KNOWN = "algorithm.gtpo.initial_entropy=0.2"
 BYPASS = "algorithm.rollout_correction.bypass_mode=true"
 LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
+CLIPPED = f"{LOSS_MODE}=vanilla"
 
 
-def test_cpu_recipe_is_the_papers_gtpo(compose_config):
-    config = compose_config(KNOWN)
+FROM_UPDATE = "algorithm.gtpo.entropy_from=update"
+REJECT = "algorithm.rollout_correction.rollout_rs=token_k1"
+WEIGH = "algorithm.rollout_correction.rollout_is=token"
+
+
+def start(config):
+    """As verl's trainers do, before any worker is up."""
+    verl.utils.config.validate_config(config=config, use_reference_policy=False, use_critic=False)
+
+
+@pytest.mark.parametrize("initial_entropy", ["null", "0.2"])
+def test_cpu_recipe_is_the_papers_gtpo(compose_config, initial_entropy):
+    config = compose_config(f"algorithm.gtpo.initial_entropy={initial_entropy}")
     assert preflight.problems(config) == preflight.departures(config) == []
-    assert not preflight.needs_reference_policy(config)
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("overrides", "message"),
     [
-        ("actor_rollout_ref.rollout.n=1", r"actor_rollout_ref\.rollout\.n=1.*at least 2"),
+        (["actor_rollout_ref.rollout.n=1"], r"actor_rollout_ref\.rollout\.n=1.*2 or more"),
+        ([BYPASS], r"bypass_mode=True.*set algorithm\.gtpo\.entropy_from=update.*or bypass_mode=False"),
         (
-            "algorithm.rollout_correction.bypass_mode=true",
-            r"rollout_correction\.bypass_mode=True.*set algorithm\.gtpo\.entropy_from=update.*or bypass_mode=False",
+            ["actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"],
+            r"actor\.ulysses.*size=2 with attn_implementation=sdpa.*set the",
         ),
-        ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", r"size=2 with attn_implementation=sdpa.*set the"),
         (
-            "++actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2",
+            ["++actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2"],
             r"fsdp_config\.ulysses.*size=2 with attn_implementation=sdpa",
         ),
-        ("+algorithm.gtpo.gamma=0.1", r"algorithm\.gtpo\.gamma=0\.1: there is no such key"),
-        ("algorithm.gtpo.entropy_coeff=-1", r"algorithm\.gtpo\.entropy_coeff=-1: must be"),
+        (["+algorithm.gtpo.gamma=0.1"], r"algorithm\.gtpo\.gamma=0\.1: there is no such key"),
+        (["algorithm.gtpo.entropy_coeff=-1"], r"algorithm\.gtpo\.entropy_coeff=-1: must be"),
+        ([FROM_UPDATE], r"entropy_from=update with algorithm\.gtpo\.initial_entropy=null.*`gtpo-verl initial-entropy`"),
+        ([FROM_UPDATE, KNOWN, REJECT], rf"entropy_from=update with {REJECT}: .*let the loss reject them"),
     ],
 )
-def test_what_cannot_run_is_an_error_before_verl_starts_anything(compose_config, override, message):
-    config = compose_config(override)
+def test_what_cannot_run_is_an_error_before_verl_starts_anything(compose_config, overrides, message):
     with pytest.raises(ValueError, match=message):
-        verl.utils.config.validate_config(config=config, use_reference_policy=False, use_critic=False)
+        start(compose_config(*overrides))
 
 
 def test_all_problems_are_told_at_once(compose_config):
@@ -72,26 +84,6 @@ def test_a_loss_that_the_workers_alone_may_know_stops_a_check_and_not_a_run(comp
     preflight.validate(config)
 
 
-FROM_UPDATE = "algorithm.gtpo.entropy_from=update"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ([], r"entropy_from=update with algorithm\.gtpo\.initial_entropy=null.*`gtpo-verl initial-entropy`"),
-        (
-            ["algorithm.gtpo.completion_filter=always", "algorithm.rollout_correction.rollout_rs=token_k1"],
-            r"entropy_from=update with algorithm.rollout_correction.rollout_rs=token_k1.*let the loss reject them",
-        ),
-    ],
-)
-def test_what_cannot_take_its_entropy_from_the_update_is_an_error(compose_config, overrides, message):
-    with pytest.raises(ValueError, match=message):
-        preflight.validate(compose_config(FROM_UPDATE, *overrides))
-
-
-REJECT = "algorithm.rollout_correction.rollout_rs=token_k1"
-WEIGH = "algorithm.rollout_correction.rollout_is=token"
 IN_LOSS = [
     f"{LOSS_MODE}=bypass_mode",
     "+actor_rollout_ref.actor.policy_loss.rollout_correction=${algorithm.rollout_correction}",
@@ -110,18 +102,9 @@ def test_a_rollout_correction_that_bypass_mode_would_disable_in_silence_is_an_er
 
 def test_entropy_from_the_update_lifts_the_ban_on_bypass_mode_and_asks_the_actor_for_entropy(compose_config, caplog):
     config = compose_config(FROM_UPDATE, BYPASS, KNOWN)
-    verl.utils.config.validate_config(config=config, use_reference_policy=False, use_critic=False)
+    start(config)
     assert config.actor_rollout_ref.actor.calculate_entropy
     assert f"actor_rollout_ref.actor.calculate_entropy=True, since {FROM_UPDATE}" in caplog.text
-
-
-def test_under_bypass_mode_the_unclipped_loss_is_a_departure(compose_config):
-    """It does not bound π/π_rollout."""
-    config = compose_config(FROM_UPDATE, BYPASS, KNOWN)
-    (departure,) = preflight.departures(config)
-    assert departure.setting == BYPASS.partition("=")[0] and "does not bound π/π_rollout" in departure.paper
-    config.actor_rollout_ref.actor.policy_loss.loss_mode = "vanilla"
-    assert [x.setting for x in preflight.departures(config)] == [LOSS_MODE]
 
 
 def checkpoint(folder, step=5):
@@ -136,45 +119,62 @@ def test_a_resumed_run_has_its_initial_entropy_and_may_take_the_rest_from_the_up
     preflight.validate(compose_config(FROM_UPDATE))
 
 
-def test_with_several_updates_it_is_said_whose_entropy_the_update_gives(compose_config):
-    vanilla = "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla"
-    config = compose_config(FROM_UPDATE, vanilla, KNOWN)
-    assert [x.setting for x in preflight.departures(config)] == [vanilla.partition("=")[0]]
-    config.actor_rollout_ref.actor.ppo_epochs = 2
-    found = preflight.departures(config)[-1]
-    assert found.setting == "algorithm.gtpo.entropy_from" and "the policy at its update" in found.paper
-
-
 def test_a_config_without_gtpo_is_not_looked_at(compose_config):
-    config = compose_config("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=1", "+algorithm.gtpo.gamma=1")
-    verl.utils.config.validate_config(config=config, use_reference_policy=False, use_critic=False)
+    start(compose_config("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=1", "+algorithm.gtpo.gamma=1"))
 
 
 @pytest.mark.parametrize(
     ("override", "paper"),
     [
         ("actor_rollout_ref.actor.loss_agg_mode=token-mean", "seq-mean-token-mean"),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode=vanilla", "gtpo"),
         ("actor_rollout_ref.actor.use_kl_loss=true", "reference model"),
         ("algorithm.use_kl_in_reward=true", "reference model"),
         ("actor_rollout_ref.actor.entropy_coeff=0.01", "own entropy term"),
         ("actor_rollout_ref.rollout.temperature=0.9", "1.0"),
-        ("actor_rollout_ref.rollout.top_p=0.9", "1.0"),
+        ("actor_rollout_ref.rollout.top_p=0.9", "#8020"),
         ("actor_rollout_ref.rollout.top_k=50", "-1"),
+        ("actor_rollout_ref.rollout.dtype=bfloat16", "#8076"),
+        ("actor_rollout_ref.rollout.quantization=fp8", "#8076"),
         ("actor_rollout_ref.actor.ppo_epochs=2", "one update per rollout"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=4", "one update per rollout"),
         ("trainer.v1.trainer_mode=colocate_async", "one update per rollout"),
-        ("algorithm.rollout_correction.rollout_is=token", "they multiply λ"),
-        ("algorithm.rollout_correction.rollout_rs=token_k1", "rejected tokens"),
+        (WEIGH, "they multiply λ"),
+        (REJECT, "rejected tokens"),
         ("algorithm.filter_groups.enable=true", "groups without signal stay"),
         ("critic.enable=true", "no critic"),
         ("algorithm.norm_adv_by_std_in_grpo=false", "Sec. 3"),
+        (f"{LOSS_MODE}=vanilla", "gtpo (Eq. 11: no clipping)"),
+        (f"{LOSS_MODE}=geo_mean", "gtpo (Eq. 11: no clipping); geo_mean averages λ"),
+        (f"{LOSS_MODE}=clip_cov", "λ = 2 can mean 0"),
+        (f"{LOSS_MODE}=kl_cov", "tokens with λ = 0 too"),
+        (f"{LOSS_MODE}=dro", "tokens with λ = 0 too"),
     ],
 )
 def test_departure_from_the_paper_is_named_once(compose_config, override, paper):
     (found,) = preflight.departures(compose_config(override, KNOWN))
     key, value = override.split("=")
     assert found.setting == key and found.value.lower() == value and paper in found.paper
+
+
+def test_the_rollouts_precision_is_compared_with_that_of_training(compose_config):
+    (found,) = preflight.departures(compose_config(KNOWN, "~actor_rollout_ref.actor.fsdp_config.mixed_precision"))
+    assert found.setting == "actor_rollout_ref.rollout.dtype" and found.value == "float32"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "settings"),
+    [
+        # It does not bound π/π_rollout.
+        ([FROM_UPDATE, BYPASS], [BYPASS]),
+        ([FROM_UPDATE, BYPASS, CLIPPED], [CLIPPED]),
+        # Whose entropy is it?
+        ([FROM_UPDATE, CLIPPED, "actor_rollout_ref.actor.ppo_epochs=2"], [CLIPPED, FROM_UPDATE]),
+        ([CLIPPED, "actor_rollout_ref.actor.ppo_epochs=2"], [CLIPPED]),
+    ],
+)
+def test_what_departs_from_the_paper_together_only(compose_config, overrides, settings):
+    found = preflight.departures(compose_config(KNOWN, *overrides))
+    assert [x.setting for x in found] == [setting.partition("=")[0] for setting in settings]
 
 
 @pytest.mark.parametrize(
@@ -184,39 +184,16 @@ def test_departure_from_the_paper_is_named_once(compose_config, override, paper)
         ("trainer.v1.trainer_mode=separate_async", "what finished first"),
         ("algorithm.filter_groups.enable=true", "groups with signal only"),
         ("+async_training.staleness_threshold=0", "what finished first"),
-        ("data.train_batch_size=15", "15 prompts"),
     ],
 )
-def test_an_initial_entropy_measured_on_few_or_biased_rows_is_named(compose_config, override, rows):
+def test_an_initial_entropy_measured_on_biased_rows_is_named(compose_config, override, rows):
     def found(*more):
-        departures = preflight.departures(compose_config("data.train_batch_size=16", override, *more))
+        departures = preflight.departures(compose_config(override, *more))
         return [x for x in departures if x.setting == "algorithm.gtpo.initial_entropy"]
 
     (departure,) = found()
     assert rows in departure.paper and "gtpo-verl initial-entropy" in departure.paper
     assert not found(KNOWN) and not found("algorithm.gtpo.completion_filter=never")
-
-
-def test_an_initial_entropy_measured_on_many_prompts_is_not_named(compose_config):
-    assert preflight.departures(compose_config("data.train_batch_size=16")) == []
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["actor_rollout_ref.rollout.dtype=bfloat16"],
-        ["actor_rollout_ref.rollout.quantization=fp8"],
-        ["~actor_rollout_ref.actor.fsdp_config.mixed_precision"],
-    ],
-)
-def test_rollouts_in_another_precision_than_training_are_a_departure(compose_config, overrides):
-    (departure,) = preflight.departures(compose_config(KNOWN, *overrides))
-    assert departure.setting.startswith("actor_rollout_ref.rollout.") and "#8076" in departure.paper
-
-
-def test_top_p_with_rejection_compares_cut_with_uncut_probabilities(compose_config):
-    found = preflight.departures(compose_config(KNOWN, REJECT, "actor_rollout_ref.rollout.top_p=0.9"))
-    assert ["#8020" in x.paper for x in found] == [True, False]
 
 
 def test_megatrons_refusal_of_the_papers_loss_under_context_parallelism_is_named(compose_config, monkeypatch):
@@ -233,41 +210,14 @@ def test_megatrons_refusal_of_the_papers_loss_under_context_parallelism_is_named
 def test_the_unclipped_loss_with_several_updates_is_named_under_any_estimator(compose_config, caplog):
     grpo = "algorithm.adv_estimator=grpo"
     config = compose_config(grpo, "actor_rollout_ref.actor.ppo_epochs=2", "actor_rollout_ref.rollout.temperature=0.9")
-    verl.utils.config.validate_config(config=config, use_reference_policy=False, use_critic=False)
+    start(config)
     assert "ppo_epochs  2      one update per rollout" in caplog.text and "temperature" not in caplog.text
-
-
-def test_several_updates_with_a_clipped_loss_depart_in_the_loss_only(compose_config):
-    config = compose_config(
-        KNOWN, "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla", "actor_rollout_ref.actor.ppo_epochs=2"
-    )
-    assert [x.setting for x in preflight.departures(config)] == ["actor_rollout_ref.actor.policy_loss.loss_mode"]
-
-
-@pytest.mark.parametrize(
-    ("loss_mode", "change"),
-    [
-        ("geo_mean", "averages λ"),
-        ("clip_cov", "λ = 2 can mean 0"),
-        ("kl_cov", "tokens with λ = 0 too"),
-        ("dro", "tokens with λ = 0 too"),
-    ],
-)
-def test_a_loss_that_changes_what_a_conflict_weight_means_is_named(compose_config, loss_mode, change):
-    (found,) = preflight.departures(compose_config(KNOWN, f"{LOSS_MODE}={loss_mode}"))
-    assert found.paper.startswith("gtpo (Eq. 11") and f"; {loss_mode} " in found.paper and change in found.paper
-
-
-@pytest.mark.parametrize("loss_mode", ["vanilla", "gspo", "cispo", "sapo", "dppo_tv", "dppo_kl", "gpg"])
-def test_a_loss_that_keeps_the_conflict_weights_is_named_without_more(compose_config, loss_mode):
-    (found,) = preflight.departures(compose_config(KNOWN, f"{LOSS_MODE}={loss_mode}"))
-    assert found.paper == "gtpo (Eq. 11: no clipping)"
 
 
 def test_departures_are_shown_as_one_table(compose_config, caplog):
     changed = "actor_rollout_ref.rollout.temperature=0.9", "algorithm.norm_adv_by_std_in_grpo=false"
     config = compose_config(KNOWN, *changed)
-    verl.utils.config.validate_config(config=config, use_reference_policy=False, use_critic=False)
+    start(config)
     (record,) = [r for r in caplog.records if "not the paper's" in r.getMessage()]
     lines = record.getMessage().splitlines()[1:]
     assert all(line.startswith("GTPO: ") for line in lines)  # by which the launcher knows what to show
@@ -308,7 +258,7 @@ def test_a_record_without_the_checkpoint_that_verl_would_resume_from_is_told(com
     InitialEntropy(0.2).save(checkpoints, VerlGTPOConfig())
     (checkpoints / "latest_checkpointed_iteration.txt").unlink()
     config = compose_config(KNOWN)
-    verl.utils.config.validate_config(config=config, use_reference_policy=False, use_critic=False)
+    start(config)
     assert "gtpo_initial_entropy.json is of an earlier start" in caplog.text and "verl #7952" in caplog.text
     assert preflight.resume_warnings(compose_config(KNOWN, "trainer.resume_mode=disable")) == []
 

@@ -41,7 +41,8 @@ def test_settings_reach_the_estimator(stage, rows):
     torch.testing.assert_close(advantages, expected(rows, config=config, norm_adv_by_std_in_grpo=False))
 
 
-def test_initial_entropy_is_measured_once_and_written(stage, rows):
+def test_initial_entropy_is_measured_once_and_written(stage, rows, caplog):
+    """On two prompts, and not far from the threshold: there is a warning."""
     gtpo = stage()
     first, _ = gtpo.step()
     rows["entropy"] = [e + 0.5 for e in rows["entropy"]]
@@ -49,6 +50,8 @@ def test_initial_entropy_is_measured_once_and_written(stage, rows):
     assert second["gtpo/entropy/initial"] == first["gtpo/entropy/initial"] < second["gtpo/entropy/mean"]
     record = InitialEntropy.load(gtpo.config.trainer.default_local_dir)
     assert record.value == first["gtpo/entropy/initial"] and (record.completions, record.prompts) == (5, 2)
+    (told,) = [record for record in caplog.records if "completion filter" in record.getMessage()]
+    assert told.levelname == "WARNING" and "Other prompts might decide otherwise" in told.getMessage()
 
 
 @pytest.mark.parametrize("global_steps", [2, 9])
