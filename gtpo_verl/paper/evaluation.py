@@ -222,7 +222,6 @@ def evaluate(
     data_set: str,
     questions: Sequence[Question],
     ks: Iterable[int] = DEFAULT_K,
-    seed: int = 0,
     samples: int | None = None,
 ) -> list[Record]:
     """pass@k and, from k = 2 on, maj@k of one run on one data set, for every k up to the number of completions.
@@ -252,7 +251,7 @@ def evaluate(
     if not figures:
         return []
     unbiased, draws = 100.0 * np.array(list(figures.values())).transpose(2, 0, 1)
-    rows = np.column_stack([unbiased.mean(1), *_bootstrap(unbiased, seed), draws.mean(1)]).tolist()
+    rows = np.column_stack([unbiased.mean(1), *_bootstrap(unbiased), draws.mean(1)]).tolist()
     printed = _paper_table().get(Label(*map(str.lower, label)), {})
     records = []
     for (metric, k), (estimate, low, high, draw) in zip(figures, rows, strict=True):
@@ -262,9 +261,9 @@ def evaluate(
     return records
 
 
-def _bootstrap(values: np.ndarray, seed: int) -> np.ndarray:
+def _bootstrap(values: np.ndarray) -> np.ndarray:
     """95% percentile interval of the means of (cells, questions); all cells see the same resampled questions."""
-    count, rng = values.shape[1], np.random.default_rng(seed)
+    count, rng = values.shape[1], np.random.default_rng(0)
     # In parts, to bound the memory at a few thousand questions.
     parts = [rng.multinomial(count, np.full(count, 1 / count), size=RESAMPLES // 40) @ values.T for _ in range(40)]
     return np.percentile(np.concatenate(parts) / count, [2.5, 97.5], axis=0)
@@ -309,9 +308,7 @@ def parse_dump_argument(argument: str) -> tuple[Label, str, Path]:
     return Label(*parts[:3]), parts[3] if len(parts) == 4 else "", Path(path)
 
 
-def evaluate_dumps(
-    arguments: Iterable[str], ks: Sequence[int] = DEFAULT_K, seed: int = 0, samples: int | None = None
-) -> list[Record]:
+def evaluate_dumps(arguments: Iterable[str], ks: Sequence[int] = DEFAULT_K, samples: int | None = None) -> list[Record]:
     """Records of all dumps, in the order given; see :func:`parse_dump_argument` and :func:`read_dump`.
 
     Raises:
@@ -332,7 +329,7 @@ def evaluate_dumps(
                     f"(such as {min(again)[-60:]!r}): give each run and step its own label"
                 )
             held += found
-    return [record for key, held in questions.items() for record in evaluate(*key, held, ks, seed, samples)]
+    return [record for key, held in questions.items() for record in evaluate(*key, held, ks, samples)]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -355,20 +352,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--samples", type=int, help="completions that every question must have (default: the same number)"
     )
     parser.add_argument("--out", type=Path, help="folder for table.md and evaluation.json, which has every figure")
-    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap over questions")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the table, and write it with all figures into ``--out``."""
     if min(args.k) < 1:
         raise ValueError(f"--k must be at least 1, got {min(args.k)}")
-    records = evaluate_dumps(args.dumps, args.k, args.seed, args.samples)
+    records = evaluate_dumps(args.dumps, args.k, args.samples)
     if not records:
         raise ValueError("no k is left to report: no question has that many completions")
     print(rendered := table(records), end="")
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "table.md").write_text(rendered, encoding="utf-8")
-        document = {"seed": args.seed, "resamples": RESAMPLES, "records": [record._asdict() for record in records]}
+        document = {"resamples": RESAMPLES, "records": [record._asdict() for record in records]}
         (args.out / "evaluation.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
     return 0

@@ -126,9 +126,7 @@ def moving_average(seeds: pd.DataFrame, window: int) -> pd.DataFrame:
     return every_step.rolling(window, center=True, min_periods=1).mean().loc[seeds.index]
 
 
-def training_figure(
-    runs: Mapping[str, Sequence[pd.DataFrame]], title: str | None = None, window: int | None = None
-) -> Figure:
+def training_figure(runs: Mapping[str, Sequence[pd.DataFrame]], window: int | None = None) -> Figure:
     """Six panels over training steps: accuracy, format and strict format, entropy with ln 2, conflict tokens, length
     and EOS, filtered completions; one colour per label.
 
@@ -136,7 +134,6 @@ def training_figure(
 
     Args:
         runs: Label to the runs (seeds) under it, at least one.
-        title: Above the figure.
         window: Width of the moving average in steps, 1 for none; by default the square root of the longest run.
 
     Raises:
@@ -164,15 +161,7 @@ def training_figure(
         caption = f"Line: {', '.join(notes) or 'as logged'}."
         if seeds > 1:
             caption += " Band: smallest to largest seed."
-        # The title belongs to the legend: constrained layout puts a suptitle and a legend above the axes on one spot.
-        figure.legend(
-            handles=handles,
-            loc="outside upper center",
-            ncols=min(len(handles), 4),
-            frameon=False,
-            title=title,
-            title_fontsize=11,
-        )
+        figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 4), frameon=False)
         figure.supxlabel(caption, fontsize=7.5, color=GREY)
     return figure
 
@@ -246,7 +235,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs", nargs="+", metavar="RUN", help="a JSONL of trainer.logger=file, LABEL=PATH or LABEL=GLOB"
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for the PNG and SVG files")
-    parser.add_argument("--title", help="title of the figure")
     parser.add_argument("--window", type=int, help="width of the moving average in steps, 1 for none")
 
 
@@ -254,5 +242,5 @@ def run(args: argparse.Namespace) -> int:
     """Draw the figure, and print where it is."""
     if args.window is not None and args.window < 1:
         raise ValueError(f"--window must be at least 1, got {args.window}")
-    print(*save(training_figure(read_runs(args.runs), args.title, args.window), args.out / "training"), sep="\n")
+    print(*save(training_figure(read_runs(args.runs), args.window), args.out / "training"), sep="\n")
     return 0

@@ -36,17 +36,11 @@ def question(correct: str, preds: str | None = None, name: str = "q") -> Questio
     return Question(name, ok, votes)
 
 
-def dump_row(uid: str | None, output: str, acc: float, pred: str | None, **more: object) -> dict:
-    row = {"input": f"system\nuser\n{more.pop('prompt', 'What is 40+2?')}\nassistant\n", "output": output, "gts": "42"}
-    row |= {
-        "score": 10.0 * acc + 10.0,
-        "step": 500,
-        "reward": 10.0 * acc + 10.0,
-        "acc": acc,
-        "pred": pred,
-        "format": 10.0,
-    }
-    return row | ({} if uid is None else {"uid": uid}) | more
+def dump_row(
+    uid: str | None, acc: float, pred: str | None = "42", prompt: str = "What is 40+2?", **more: object
+) -> dict:
+    row = {"input": f"system\nuser\n{prompt}\nassistant\n", "output": "…", "gts": "42", "score": 10.0 * acc + 10.0}
+    return row | {"step": 500, "acc": acc, "pred": pred} | ({} if uid is None else {"uid": uid}) | more
 
 
 def write_dump(path, rows):
@@ -117,8 +111,8 @@ def test_an_unparsed_answer_is_never_right_in_a_vote():
 
 def test_v1_rows_are_grouped_by_uid_in_the_order_of_their_sessions(tmp_path):
     sessions = [(10, 0.0, "7"), (2, 1.0, "42"), (0, 0.0, "6")]
-    rows = [dump_row(f"a-1_{s}_0", "…", acc, pred, data_source="math") for s, acc, pred in sessions]
-    rows += [dump_row("b-2_0_0", "…", 1.0, "42", data_source="gsm8k")]
+    rows = [dump_row(f"a-1_{s}_0", acc, pred, data_source="math") for s, acc, pred in sessions]
+    rows += [dump_row("b-2_0_0", 1.0, data_source="gsm8k")]
     data_sets = read_dump(write_dump(tmp_path / "500.jsonl", rows))
     assert set(data_sets) == {"math", "gsm8k"}
     assert data_sets["math"][0].correct == (False, True, False)
@@ -127,33 +121,33 @@ def test_v1_rows_are_grouped_by_uid_in_the_order_of_their_sessions(tmp_path):
 
 def test_only_the_last_output_of_a_session_is_a_completion(tmp_path):
     rows = [
-        dump_row("a_0_1", "second turn", 1.0, "42"),
-        dump_row("a_0_0", "first turn", 0.0, ""),
-        dump_row("a_1_0", "", 0.0, "1"),
+        dump_row("a_0_1", 1.0),
+        dump_row("a_0_0", 0.0, ""),
+        dump_row("a_1_0", 0.0, "1"),
     ]
     (only,) = read_dump(write_dump(tmp_path / "1.jsonl", rows))[""]
     assert only.correct == (True, False)
 
 
 def test_rows_without_uid_are_grouped_by_input(tmp_path):
-    rows = [dump_row(None, "…", acc, "1", prompt=p) for p, acc in [("p", 1.0), ("q", 0.0), ("p", 0.0), ("q", 0.0)]]
+    rows = [dump_row(None, acc, "1", prompt=p) for p, acc in [("p", 1.0), ("q", 0.0), ("p", 0.0), ("q", 0.0)]]
     assert [q.correct for q in read_dump(write_dump(tmp_path / "1.jsonl", rows))[""]] == [(True, False), (False, False)]
 
 
 def test_an_answer_that_the_reward_did_not_find_is_unparsed(tmp_path):
-    rows = [dump_row("a_0_0", "…", 0.0, None), dump_row("a_1_0", "…", 0.0, ""), dump_row("a_2_0", "…", 0.0, "7")]
+    rows = [dump_row("a_0_0", 0.0, None), dump_row("a_1_0", 0.0, ""), dump_row("a_2_0", 0.0, "7")]
     (only,) = read_dump(write_dump(tmp_path / "1.jsonl", rows))[""]
     assert only.votes == (UNPARSED, UNPARSED, 1)
 
 
 def test_comparisons_that_timed_out_are_counted(tmp_path, capsys):
-    rows = [dump_row(f"a_{s}_0", "…", 0.0, "7", timeout=float(s < 2)) for s in range(3)]
+    rows = [dump_row(f"a_{s}_0", 0.0, "7", timeout=float(s < 2)) for s in range(3)]
     read_dump(write_dump(tmp_path / "1.jsonl", rows))
     assert "2 completions count as wrong: comparing their answer took too long" in capsys.readouterr().err
 
 
 def test_line_separators_inside_a_completion_do_not_split_its_row(tmp_path):
-    rows = [dump_row("a_0_0", "one\u2028two\x85three\rfour", 1.0, "42")]
+    rows = [dump_row("a_0_0", 1.0, output="one\u2028two\x85three\rfour")]
     assert len(read_dump(write_dump(tmp_path / "1.jsonl", rows))[""]) == 1
 
 
@@ -171,8 +165,8 @@ def test_a_score_of_zero_or_one_stands_in_for_acc(tmp_path):
             [{"input": "p", "output": "", "score": 11.0}],
             "score is 11.0, which does not say whether the answer is right",
         ),
-        ([dump_row("a_0_0", "", 1.0, "1"), dump_row("a_1_0", "", 0.5, "1")], ":2: acc is 0.5"),
-        ([dump_row("a_0_0", "", 1.0, "1"), dump_row("a_1_0", "", 0, "1") | {"acc": None}], ":2: acc is None"),
+        ([dump_row("a_0_0", 1.0, "1"), dump_row("a_1_0", 0.5, "1")], ":2: acc is 0.5"),
+        ([dump_row("a_0_0", 1.0, "1"), dump_row("a_1_0", 0, "1") | {"acc": None}], ":2: acc is None"),
         ([{"step": 1, "data": {}}], ":1 is no row of a verl validation dump"),
         ([], "holds no completions"),
     ],
@@ -232,7 +226,7 @@ def test_the_two_figures_of_a_data_set_are_the_mean_over_all_subsets_and_the_fir
 
 def test_the_interval_has_the_width_of_a_mean_over_questions_whatever_the_other_ks():
     questions = [question("10"), question("00")] * 50
-    alone, among = (evaluate(GTPO, "", questions, ks=ks, seed=3)[0] for ks in ([1], [2, 1]))
+    alone, among = (evaluate(GTPO, "", questions, ks=ks)[0] for ks in ([1], [2, 1]))
     assert alone == among
     assert alone.high - alone.low == pytest.approx(2 * 100 * 1.96 * math.sqrt(0.25 / 4 / 100), rel=0.1)
     assert alone.low < alone.estimate < alone.high
@@ -246,7 +240,7 @@ def test_a_question_that_lacks_completions_is_an_error():
 
 
 def test_questions_with_fewer_completions_than_were_asked_for_are_an_error(tmp_path, capsys):
-    rows = [dump_row(f"{q}_{s}_0", "…", 1.0, "42", prompt=q) for q in "ab" for s in range(3)]
+    rows = [dump_row(f"{q}_{s}_0", 1.0, "42", prompt=q) for q in "ab" for s in range(3)]
     dump = write_dump(tmp_path / "1.jsonl", rows)
     assert main(["evaluate", str(dump), "--k", "1", "--samples", "3"]) == 0
     assert main(["evaluate", str(dump), "--k", "1", "--samples", "4"]) == 2
@@ -265,20 +259,9 @@ def test_without_pred_there_is_no_vote_and_a_message_says_why(capsys):
     assert "no maj@k, the dump has no `pred`" in capsys.readouterr().err
 
 
-def test_the_papers_table_is_whole_and_as_printed():
+def test_the_papers_table_is_whole():
     rows = evaluation._paper_table()
-    assert {len(row) for row in rows.values()} == {3 + 20} and len(rows) == 12
-    off_grid = []
-    for label, row in rows.items():
-        figures = {name: float(cell) for name, cell in row.items() if "@" in name}
-        for name, value in figures.items():
-            questions = 40 if name.startswith("AMC") else 30
-            if abs(round(value * questions / 100) * 100 / questions - value) > 0.051:
-                off_grid.append((*label, name, value))
-        for benchmark in ("AIME2024", "AIME2025", "AMC2023"):
-            curve = [figures[f"{benchmark} pass@{k}"] for k in (1, 8, 16, 32, 64)]
-            assert curve == sorted(curve), (label, benchmark)
-    assert off_grid == [("qwen", "gsm8k", "gtpo", "AIME2024 pass@1", 3.0)]
+    assert len(rows) == 12 and all(len(row) == 3 + 20 for row in rows.values())
     assert rows[Label("qwen", "math", "gtpo")]["AMC2023 maj@4"] == "52.5"
     assert rows[Label("llama", "gsm8k", "sft")]["AMC2023 maj@64"] == "17.5"
 
@@ -287,7 +270,7 @@ def test_the_papers_table_is_whole_and_as_printed():
 
 
 def test_the_command_prints_the_papers_figure_beside_ours_and_writes_every_figure(tmp_path, capsys):
-    rows = [dump_row(f"{q}_{s}_0", "…", float(s % 2), "42" if s % 2 else "1", prompt=q) for q in "ab" for s in range(8)]
+    rows = [dump_row(f"{q}_{s}_0", float(s % 2), "42" if s % 2 else "1", prompt=q) for q in "ab" for s in range(8)]
     dump = write_dump(tmp_path / "500.jsonl", rows)
     arguments = [f"Qwen/MATH/{method}/AIME2025={dump}" for method in ("GTPO", "mine|")]
     assert main(["evaluate", *arguments, "--k", "1", "8", "--out", str(tmp_path / "out")]) == 0
@@ -328,14 +311,14 @@ def test_a_label_of_two_parts_is_refused():
 
 
 def test_two_steps_of_one_run_under_one_label_are_refused(tmp_path):
-    one = write_dump(tmp_path / "1.jsonl", [dump_row("a_0_0", "…", 1.0, "42")])
-    two = write_dump(tmp_path / "2.jsonl", [dump_row("z_0_0", "…", 1.0, "42")])
+    one = write_dump(tmp_path / "1.jsonl", [dump_row("a_0_0", 1.0)])
+    two = write_dump(tmp_path / "2.jsonl", [dump_row("z_0_0", 1.0)])
     with pytest.raises(ValueError, match="repeats 1 questions .* give each run and step its own label"):
         evaluate_dumps([f"gtpo={one}", f"gtpo={two}"])
 
 
 def test_a_label_may_not_contradict_the_dumps_data_source(tmp_path):
-    dump = write_dump(tmp_path / "1.jsonl", [dump_row("a_0_0", "…", 1.0, "42", data_source="openai/gsm8k")])
+    dump = write_dump(tmp_path / "1.jsonl", [dump_row("a_0_0", 1.0, data_source="openai/gsm8k")])
     with pytest.raises(ValueError, match="has rows of 'openai/gsm8k': drop the data set 'AIME2024'"):
         evaluate_dumps([f"Qwen/MATH/GTPO/AIME2024={dump}"])
 
@@ -345,6 +328,6 @@ def test_a_label_may_not_contradict_the_dumps_data_source(tmp_path):
     [(["missing.jsonl"], "No such file"), (["--k", "0"], "--k must"), (["--k", "64"], "no k is left")],
 )
 def test_the_command_ends_with_status_two_and_a_reason(arguments, reason, tmp_path, capsys):
-    dump = write_dump(tmp_path / "1.jsonl", [dump_row("a_0_0", "…", 1.0, "42")])
+    dump = write_dump(tmp_path / "1.jsonl", [dump_row("a_0_0", 1.0)])
     assert main(["evaluate", str(dump), *arguments]) == 2
     assert f"gtpo-verl evaluate: {reason}" in capsys.readouterr().err.replace("[Errno 2] ", "")
