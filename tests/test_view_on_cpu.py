@@ -109,9 +109,8 @@ def test_steps_are_thinned_out_evenly_to_a_size(tmp_path):
 
 def test_the_page_holds_no_markup_of_the_run_and_asks_for_nothing(tmp_path, tokenizer):
     source = find_source(write_dump(tmp_path, tokenizer, {1: (HOSTILE, [1.0, 0.0, 0.5], 0.2)}, prompt="</script><b>"))
-    steps = [page_step(source.read(path)) for path in source.paths]
-    pieces = {id: f"</script><img {id}>" for step in steps for id in step.ids}
-    page = render(source.header, steps, pieces, source="</title><script>x</script>")
+    steps = [page_step(source.read(path), source.tokenizer) for path in source.paths]
+    page = render(source.header, steps, source="</title><script>x</script>")
     assert page.count("</script>") == 3 and "<img" not in page and page.count("</title>") == 1
     assert "default-src 'none'" in page
     assert not re.search(r"<[^>]+(src|href)=|https?://(?!www.w3.org/2000/svg)|@\w+@", page)
@@ -201,7 +200,7 @@ def test_follow_waits_for_a_run_and_writes_each_of_its_steps(tmp_path, tokenizer
     out, run = tmp_path / "view.html", tmp_path / "dump"
     steps = iter(STEPS.items())
     read = []
-    monkeypatch.setattr(view, "page_step", lambda step: read.append(step[0]["step"]) or page_step(step))
+    monkeypatch.setattr(view, "page_step", lambda step, _: read.append(step[0]["step"]) or page_step(step, _))
 
     def run_goes_on(seconds):
         if not run.exists():

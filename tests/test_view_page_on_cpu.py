@@ -223,7 +223,7 @@ def test_tool_output_is_not_trained_and_shifts_no_place(show, tmp_path, tokenize
 
 def test_a_long_completion_shows_its_two_ends_until_it_is_unfolded(show, tmp_path, tokenizer):
     words = (GOOD + "\n") * 256
-    texts = [words[i : i + 8191] for i in range(4)]
+    texts = [*(words[i : i + 8191] for i in range(3)), "a" * 8191]
     driver = show(write_dump(tmp_path / "dump", tokenizer, {1: (texts, [float(i % 2) for i in range(4)], 0.2)}))
     drawn = lambda: driver.execute_script("return rows.map((row) => row.element.querySelectorAll('.token').length)")  # noqa: E731
     assert drawn() == [240] * 4 and "7,952 more tokens" in text(driver, "article .fold")

@@ -13,7 +13,6 @@ from typing import Any
 from gtpo_verl.records import atomic_write
 from gtpo_verl.view.page import PageStep, page_step, render
 from gtpo_verl.view.sources import NoStepYetError, Source, find_source
-from gtpo_verl.view.tokens import token_pieces
 
 DEMO = Path(str(files(__package__))) / "demo"
 _POLL_S = 2.0
@@ -89,10 +88,9 @@ def write_page(source: Source, out: Path, name: str, pages: dict[Any, PageStep],
     paths = thin_out(source.paths, source.size_limit)
     for path in paths:
         if _stamped(path) not in pages:
-            pages[_stamped(path)] = page_step(source.read(path))
+            pages[_stamped(path)] = page_step(source.read(path), source.tokenizer)
     steps = [pages[_stamped(path)] for path in paths]
-    pieces = token_pieces(source.tokenizer, frozenset().union(*(step.ids for step in steps)))
-    page = render(source.header | {"follow": follow}, steps, pieces, name)
+    page = render(source.header | {"follow": follow}, steps, name)
     out.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(out, page)
     tokens = sum(step.summary["tokens"] for step in steps)

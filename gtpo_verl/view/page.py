@@ -10,6 +10,8 @@ from importlib.resources import files
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from gtpo_verl.view.tokens import Piece, spell, token_pieces
+
 
 class PageStep(NamedTuple):
     """A step as the page holds it.
@@ -17,30 +19,31 @@ class PageStep(NamedTuple):
     Args:
         summary: numbers for the strip.
         data (str): the element that holds its groups.
-        ids: token ids of its prompts and completions.
+        pieces: what its tokens spell.
     """
 
     summary: dict[str, Any]
     data: str
-    ids: frozenset[int]
+    pieces: dict[int, Piece]
 
 
-def page_step(step: list[dict[str, Any]]) -> PageStep:
+def page_step(step: list[dict[str, Any]], tokenizer: Any) -> PageStep:
     """The completions of a step, as `gtpo_verl.view.sources` reads them, in the form of the page."""
     summary = summarize(step)
-    ids = frozenset().union(*(completion[name] for completion in step for name in ("prompt_ids", "token_ids")))
-    return PageStep(summary, _data_element(f"step-{summary['step']}", list(_groups(step))), ids)
+    ids = {id for completion in step for name in ("prompt_ids", "token_ids") for id in completion[name]}
+    pieces = token_pieces(tokenizer, ids)
+    return PageStep(summary, _data_element(f"step-{summary['step']}", list(_groups(step, pieces))), pieces)
 
 
-def render(header: dict[str, Any], steps: Sequence[PageStep], pieces: dict[int, str | list[int]], source: str) -> str:
+def render(header: dict[str, Any], steps: Sequence[PageStep], source: str) -> str:
     """The page; all data of the run in it is ASCII.
 
     Args:
         header: of the source.
         steps: in their order.
-        pieces: of `token_pieces`.
         source (str): where the steps came from, for the reader.
     """
+    pieces = {id: piece for step in steps for id, piece in step.pieces.items()}
     run_data = header | {"source": source, "pieces": pieces, "steps": [step.summary for step in steps]}
     script = _asset("view.js")
     digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
@@ -69,14 +72,23 @@ def summarize(step: list[dict[str, Any]]) -> dict[str, Any]:
     return summary | {"reward": sum(completion["reward"] for completion in step) / len(step)}
 
 
-def _groups(step: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _groups(step: list[dict[str, Any]], pieces: dict[int, Piece]) -> Iterator[dict[str, Any]]:
     """Completions of the same prompt: one uid may have several prompts, which share no token positions."""
     groups: dict[tuple[str, tuple[int, ...]], list[dict[str, Any]]] = {}
     for completion in step:
         groups.setdefault((completion["uid"], tuple(completion["prompt_ids"])), []).append(completion)
     for (_, prompt), completions in groups.items():
-        shown = [{name: _packed(x[name]) for name in x.keys() - {"uid", "prompt_ids"}} for x in completions]
-        yield {"prompt": prompt, "completions": shown}
+        shown = [_shown(completion, pieces) for completion in completions]
+        yield {"prompt": "".join(spell([pieces[id] for id in prompt])), "completions": shown}
+
+
+def _shown(completion: dict[str, Any], pieces: dict[int, Piece]) -> dict[str, Any]:
+    """A completion as `view.js` reads it, with the text of tokens that are no whole characters."""
+    own = [pieces[id] for id in completion["token_ids"]]
+    bytewise = [t for t, piece in enumerate(own) if isinstance(piece, list)]
+    words = spell(own) if bytewise else []
+    fields = completion.keys() - {"uid", "prompt_ids"}
+    return {name: _packed(completion[name]) for name in fields} | {"spelled": {t: words[t] for t in bytewise}}
 
 
 def _packed(value: Any) -> Any:

@@ -1,9 +1,12 @@
 """What tokens spell, from the vocabulary of their tokenizer."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
+
+Piece: TypeAlias = str | list[int]
+"""What a token adds to a text: a string, or its bytes where they are not whole characters."""
 
 
 @cache
@@ -21,8 +24,8 @@ def load_tokenizer(name: str) -> Any:
         raise ValueError(f"no tokenizer {name}: give its folder or Hub name with --tokenizer") from error
 
 
-def token_pieces(tokenizer: Any, ids: Iterable[int]) -> dict[int, str | list[int]]:
-    """What each token adds to a text: a string, or its bytes where they are not whole characters.
+def token_pieces(tokenizer: Any, ids: Iterable[int]) -> dict[int, Piece]:
+    """What each token adds to a text.
 
     Decoding tokens one by one would lose such bytes, so the vocabulary's own entries are read: those of a byte-level
     BPE spell each byte as a character, others have tokens like `<0xE2>`.
@@ -31,7 +34,7 @@ def token_pieces(tokenizer: Any, ids: Iterable[int]) -> dict[int, str | list[int
     is_byte_level = decoder is not None and b"ByteLevel" in decoder.__getstate__()
     added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
     byte_of = byte_level_alphabet()
-    pieces: dict[int, str | list[int]] = {}
+    pieces: dict[int, Piece] = {}
     for number in ids:
         piece = tokenizer.convert_ids_to_tokens(number)
         if number in added:
@@ -49,6 +52,20 @@ def token_pieces(tokenizer: Any, ids: Iterable[int]) -> dict[int, str | list[int
     return pieces
 
 
+def spell(pieces: Sequence[Piece]) -> list[str]:
+    """The text of each token of a sequence; a character whose bytes are spread over tokens is at that of its first.
+
+    A byte that is no UTF-8 becomes the lone surrogate U+DC00 + byte.
+    """
+    encoded = [piece.encode() if isinstance(piece, str) else bytes(piece) for piece in pieces]
+    owners = [t for t, piece in enumerate(encoded) for _ in piece]
+    words, at = [""] * len(pieces), 0
+    for character in b"".join(encoded).decode(errors="surrogateescape"):
+        words[owners[at]] += character
+        at += len(character.encode(errors="surrogateescape"))
+    return words
+
+
 def byte_level_alphabet() -> dict[str, int]:
     """The byte that each character of a byte-level BPE vocabulary stands for.
 
@@ -59,7 +76,7 @@ def byte_level_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-def _text_or_bytes(piece: bytes) -> str | list[int]:
+def _text_or_bytes(piece: bytes) -> Piece:
     try:
         return piece.decode()
     except UnicodeDecodeError:

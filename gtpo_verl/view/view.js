@@ -40,39 +40,12 @@ const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s
 // ---------------------------------------------------------------- text of tokens
 
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Cn}\p{Co}\p{Cs}\p{Zl}\p{Zp}]|^\p{M}/gu;
-const BYTE = 0xdc00; // a byte that is no UTF-8 is kept as the lone surrogate U+DC00 + byte
-const CONTINUED = "\udfff"; // a token that only holds later bytes of a character of the token before it
-const utf8 = new TextDecoder("utf-8", { fatal: true });
+const BYTE = 0xdc00; // a byte that is no UTF-8 is the lone surrogate U+DC00 + byte
 
-/** The text of each token. A character whose bytes are spread over tokens is shown at the token of its first byte. */
-function spell(ids) {
-  const words = ids.map((id) => run.pieces[id]);
-  for (let start = 0; start < words.length; start++) {
-    if (typeof words[start] === "string") continue;
-    let end = start;
-    const bytes = [], owner = [];
-    for (; end < words.length && typeof words[end] !== "string"; end++) {
-      for (const byte of words[end]) { bytes.push(byte); owner.push(end); }
-      words[end] = "";
-    }
-    for (let at = 0; at < bytes.length; ) {
-      const [text, length] = decodeAt(bytes, at);
-      words[owner[at]] += text;
-      at += length;
-    }
-    for (let i = start; i < end; i++) words[i] ||= CONTINUED;
-  }
-  return words;
-}
-
-function decodeAt(bytes, at) {
-  const first = bytes[at];
-  const length = first < 0x80 ? 1 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
-  try {
-    return [utf8.decode(new Uint8Array(bytes.slice(at, at + length))), length];
-  } catch {
-    return [String.fromCharCode(BYTE + first), 1];
-  }
+/** A token on its own. */
+function pieceOf(id) {
+  const piece = run.pieces[id];
+  return typeof piece === "string" ? piece : String.fromCharCode(...piece.map((byte) => BYTE + byte));
 }
 
 /** Append text to an element; what cannot be seen, or would change its surroundings, is spelled out. */
@@ -85,7 +58,8 @@ function drawText(element, text) {
     if (/[\n\t\p{M}]/u.test(found[0])) element.append(found[0]);
   }
   if (end < text.length) element.append(text.slice(end));
-  if (text === " ") element.replaceChildren(make("span", { className: "mark" }, "␣"));
+  // The second: a token that only holds later bytes of a character of the token before it.
+  if (text === " " || !text) element.replaceChildren(make("span", { className: "mark" }, text ? "␣" : "⋯"));
   return element;
 }
 
@@ -93,7 +67,6 @@ function nameOf(character) {
   const code = character.codePointAt(0);
   if (character === "\n") return "↵";
   if (character === "\t") return "⇥";
-  if (character === CONTINUED) return "⋯";
   if (/\p{M}/u.test(character)) return "◌";
   if (code < 0x20) return String.fromCodePoint(0x2400 + code);
   if (code >= BYTE && code < BYTE + 256) return `⟨${(code - BYTE).toString(16).toUpperCase()}⟩`;
@@ -115,7 +88,7 @@ class Completion {
   }
 
   get words() {
-    return (this._words ??= spell(this.token_ids));
+    return (this._words ??= this.token_ids.map((id, t) => this.spelled[t] ?? run.pieces[id]));
   }
 
   get kept() {
@@ -260,7 +233,7 @@ function drawGroup() {
   const { prompt, completions } = groups[state.group];
   rows = completions.map((completion) => new Row(completion));
   $("prompt").querySelector(".text").replaceChildren();
-  drawText($("prompt").querySelector(".text"), spell(prompt).join("").replaceAll(CONTINUED, ""));
+  drawText($("prompt").querySelector(".text"), prompt);
   $("rows").replaceChildren(...rows.map((row) => row.element));
   describe();
 }
@@ -299,7 +272,7 @@ function listFrequent(completions) {
   }
   const top = [...counts].sort(([, a], [, b]) => b[0] - a[0] || b[1] - a[1]).slice(0, 12);
   $("frequent").querySelector("tbody").replaceChildren(...top.map(([id, [zeroed, doubled]]) => make("tr", {},
-    drawText(make("td", { className: "text" }), spell([id])[0].replaceAll(/[\n\t]/g, nameOf)),
+    drawText(make("td", { className: "text" }), pieceOf(id).replaceAll(/[\n\t]/g, nameOf)),
     make("td", {}, String(zeroed)), make("td", {}, String(doubled)))));
 }
 
