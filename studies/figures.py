@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 
 from gtpo_verl.config import LN2
 from gtpo_verl.paper.plots import COLOURS, GREY, STYLE
-from studies.logs import STRETCH, TASKS, TITLES, K, Run, rate, runs_of, stretches
-from studies.plan import ADDITION, COUNTING, MIDDLE, RATES, SPELLING, TABLES, USUAL, Cell
+from studies.logs import STRETCH, TASKS, TITLES, K, Run, lost, rate, runs_of, stretches
+from studies.plan import ADDITION, COUNTING, MIDDLE, RATES, SPELLING, TABLES, USUAL, Cell, blocks, read_log
 
 _COLOUR = {
     "gtpo": COLOURS[0],
@@ -22,6 +22,32 @@ _COLOUR = {
 }
 _MARKER = {COUNTING: "o", SPELLING: "s", ADDITION: "^"}
 _MAIN = ("grpo", "grpo_token_mean", "gtpo")
+
+
+def answer() -> Any:
+    """Clean endings of GRPO and GTPO in two panels: a real model while it trains, and runs of the tiny one by rate."""
+    with plt.rc_context(STYLE):
+        figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+        real = [cell for cell, seed in blocks()["1a. rates of the real model"] if cell.log(seed).exists()]
+        rates = sorted({cell.lr for cell in real})
+        for cell in real:
+            strict = read_log(cell.log(1))["steps"]["strict"]
+            mean = np.convolve(strict, np.ones(10) / 10, "valid")
+            width = 1 + rates.index(cell.lr)
+            left.plot(np.arange(len(mean)) + 10, mean, color=_COLOUR[cell.method], lw=width, alpha=0.85)
+        left.set(ylim=(-0.03, 1.03), xlabel="step", ylabel="completions that end cleanly, ten steps")
+        left.set_title(f"SmolLM2-135M; thin to thick: rate {', '.join(map(rate, rates))}")
+        for offset, method in zip((-0.27, 0, 0.27), _MAIN, strict=True):
+            for column, lr in enumerate(RATES):
+                runs = runs_of(cell for cell in TABLES["main"] if (cell.method, cell.lr) == (method, lr))
+                bar = right.bar(column + offset, sum(map(lost, runs)), 0.25, color=_COLOUR[method])
+                right.bar_label(bar, fontsize=7.5)
+        right.set_xticks(range(len(RATES)), map(rate, RATES))
+        right.set(ylim=(0, 9.8), xlabel="learning rate", ylabel="runs, of nine")
+        right.set_title("A model of 0.4 M: runs that stopped ending cleanly")
+        handles = [plt.Line2D([], [], color=_COLOUR[method], lw=3, label=TITLES[method]) for method in _MAIN]
+        figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False)
+        return figure
 
 
 def overview() -> Any:

@@ -293,7 +293,8 @@ def main() -> int:
             writer.writerow([*row, *(f"{v:.4f}" for v in (*run.summary.values(), *run.pass_at.values()))])
     PAGE.write_text(render((HERE / "page.template").read_text(), numbers))
     written: list[Path] = [OUT / "tables.md", OUT / "runs.csv", PAGE]
-    written += [*save(figures.overview(), OUT / "overview"), *save(figures.collapse(), OUT / "collapse")]
+    for figure in (figures.answer, figures.overview, figures.collapse):
+        written += save(figure(), OUT / figure.__name__)
     print(*written, sep="\n")
     return 0
 

@@ -248,7 +248,7 @@ def test_the_page_and_the_tables_are_what_the_logs_give(tmp_path, monkeypatch):
     assert report.main() == 0
     assert (tmp_path / "study.md").read_text() == page
     assert {path.name: path.read_text() for path in tmp_path.glob("*.[mc]*")} == {**out, "study.md": page}
-    assert all((tmp_path / name).stat().st_size > 10_000 for name in ("overview.png", "collapse.png"))
+    assert all((tmp_path / name).stat().st_size > 10_000 for name in ("answer.png", "overview.png", "collapse.png"))
 
 
 def test_a_short_or_failed_run_under_verl_leaves_no_log(tmp_path, monkeypatch, capsys):
