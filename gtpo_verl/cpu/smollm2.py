@@ -147,7 +147,7 @@ def _parse(row: Row) -> tuple[str, str, Row]:
     return row["question"].strip(), row["answer"], {"answer": solve(row["metadata"]["animals"])}
 
 
-LEG_COUNTING = MathDataset("LegCounting", "reasoning-gym: leg_counting", (), _parse, trained_on=True)
+LEG_COUNTING = MathDataset("LegCounting", "reasoning-gym: leg_counting", _parse, trained_on=True)
 
 
 def _require(*modules: str) -> None:

@@ -113,38 +113,24 @@ class MathDataset:
     Attributes:
         name: The paper's name, verl's ``data_source``.
         source: Where the Hugging Face Hub keeps it.
-        configs: The configurations to concatenate where the source has named ones; () for all of them.
         parse: Makes (question, ground truth, further ``extra_info``) of a row; a ValueError gives the reason it cannot.
+        config: The configuration to take where the source has it; otherwise all are concatenated.
         trained_on: Whether a "train" split is for training.
     """
 
     name: str
     source: str
-    configs: tuple[str, ...]
     parse: Callable[[Row], tuple[str, str, Row]]
+    config: str = ""
     trained_on: bool = False
 
 
 DATASETS = {
-    "gsm8k": MathDataset("GSM8K", "openai/gsm8k", ("main",), _parse_gsm8k, trained_on=True),
-    "math": MathDataset(
-        "MATH",
-        "EleutherAI/hendrycks_math",
-        (
-            "algebra",
-            "counting_and_probability",
-            "geometry",
-            "intermediate_algebra",
-            "number_theory",
-            "prealgebra",
-            "precalculus",
-        ),
-        _parse_math,
-        trained_on=True,
-    ),
-    "aime2024": MathDataset("AIME2024", "HuggingFaceH4/aime_2024", (), _parse_contest),
-    "aime2025": MathDataset("AIME2025", "math-ai/aime25", (), _parse_contest),
-    "amc2023": MathDataset("AMC2023", "math-ai/amc23", (), _parse_contest),
+    "gsm8k": MathDataset("GSM8K", "openai/gsm8k", _parse_gsm8k, config="main", trained_on=True),
+    "math": MathDataset("MATH", "EleutherAI/hendrycks_math", _parse_math, trained_on=True),
+    "aime2024": MathDataset("AIME2024", "HuggingFaceH4/aime_2024", _parse_contest),
+    "aime2025": MathDataset("AIME2025", "math-ai/aime25", _parse_contest),
+    "amc2023": MathDataset("AMC2023", "math-ai/amc23", _parse_contest),
 }
 
 
@@ -159,8 +145,7 @@ def load_splits(dataset: MathDataset, source: str | None = None, split: str | No
             that is only tested on, "test".
 
     Raises:
-        ValueError: if the source cannot be read, lacks a wanted split or configuration, or does not say which split it
-            is.
+        ValueError: if the source cannot be read, lacks a wanted split, or does not say which split it is.
     """
     import datasets
     from datasets.exceptions import DatasetsError
@@ -174,10 +159,12 @@ def load_splits(dataset: MathDataset, source: str | None = None, split: str | No
             parts = [datasets.load_dataset(builder, data_files={name: str(path)})]
         else:
             configs = datasets.get_dataset_config_names(source)
-            wanted_configs = dataset.configs if dataset.configs and len(configs) > 1 else configs
-            parts = [datasets.load_dataset(source, config) for config in wanted_configs]
+            configs = [dataset.config] if dataset.config in configs else configs
+            parts = [datasets.load_dataset(source, config) for config in configs]
     except (DatasetsError, StopIteration) as error:  # StopIteration: a JSON file without a row
-        raise ValueError(f"--source {source} cannot be read: {error.__cause__ or error or 'it has no rows'}") from error
+        raise ValueError(
+            f"--source {source} cannot be read: {error.__cause__ or str(error) or 'it has no rows'}"
+        ) from error
 
     available = list(dict.fromkeys(name for part in parts for name in part))
     of_training = [name for name in ("train", "test") if name in available]
