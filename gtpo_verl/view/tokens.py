@@ -57,7 +57,7 @@ def spell(pieces: Sequence[Piece]) -> list[str]:
 
     A byte that is no UTF-8 becomes the lone surrogate U+DC00 + byte.
     """
-    encoded = [piece.encode() if isinstance(piece, str) else bytes(piece) for piece in pieces]
+    encoded = [piece.encode(errors="surrogatepass") if isinstance(piece, str) else bytes(piece) for piece in pieces]
     owners = [t for t, piece in enumerate(encoded) for _ in piece]
     words, at = [""] * len(pieces), 0
     for character in b"".join(encoded).decode(errors="surrogateescape"):
