@@ -106,10 +106,13 @@ check_command() {
 INITIAL_ENTROPY=()
 measure_initial_entropy() {
     measures_initial_entropy || return 0
-    local record=$OUT/initial_entropy.txt options=(
+    local word record=$OUT/initial_entropy.txt options=(
         --model "$(setting actor_rollout_ref.model.path)" --data "$(setting data.train_files)" --samples 100
-        --seed "$(setting seed)" --max-response-length "$(setting data.max_response_length)"
+        --seed "$(setting seed)" --max-response-length "$(setting data.max_response_length)" --
     )
+    for word in "${COMMAND[@]}"; do
+        case $word in *data.apply_chat_template_kwargs*) options+=("$word") ;; esac
+    done
     # A run that is started again takes what its first start measured.
     if [ "$(head -n 1 "$record" 2>/dev/null)" != "${options[*]}" ]; then
         mkdir -p "$OUT"

@@ -6,16 +6,22 @@ other restriction. `gtpo-verl initial-entropy` is its command line.
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessor
 from verl.utils.torch_functional import get_response_mask
 
 from gtpo_verl.advantage import compute_trajectory_entropy
 from gtpo_verl.config import GTPOConfig
 from gtpo_verl.initial_entropy import PAPER_SAMPLES, InitialEntropy
+
+_TEMPLATE = "data.apply_chat_template_kwargs"
 
 
 class EntropyRecorder(LogitsProcessor):
@@ -45,13 +51,30 @@ def read_prompts(data: str | Path, samples: int) -> list[list[dict[str, str]]]:
     return prompts
 
 
+def template_kwargs(overrides: Sequence[str]) -> dict[str, Any]:
+    """What overrides of verl's `data.apply_chat_template_kwargs` give to the chat template of its rollouts.
+
+    Raises:
+        ValueError: an override is of another key, or has no value that Hydra reads.
+    """
+    config = OmegaConf.create({"data": {"apply_chat_template_kwargs": {}}})
+    try:
+        for override in OverridesParser.create().parse_overrides(list(overrides)):
+            if not f"{override.key_or_group}.".startswith(f"{_TEMPLATE}."):
+                raise ValueError(f"{override.input_line}: only {_TEMPLATE} changes what is measured: leave it out")
+            OmegaConf.update(config, override.key_or_group, override.value())
+    except HydraException as error:
+        raise ValueError(f"{_TEMPLATE}: {error}") from error
+    return OmegaConf.to_container(config)["data"]["apply_chat_template_kwargs"]  # type: ignore[call-overload,index]
+
+
 @torch.inference_mode()
 def sample_entropies(
-    model: Any, tokenizer: Any, prompts: list[list[dict[str, str]]], max_response_length: int
+    model: Any, tokenizer: Any, prompts: list[list[dict[str, str]]], max_response_length: int, **template: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """⟨H⟩_i and length of one sampled completion of each prompt, both (len(prompts),)."""
     inputs = tokenizer.apply_chat_template(
-        prompts, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
+        prompts, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True, **template
     ).to(model.device)
     recorder = EntropyRecorder()
     sequences = model.generate(**inputs, max_new_tokens=max_response_length, logits_processor=[recorder])
@@ -62,7 +85,13 @@ def sample_entropies(
 
 
 def measure_initial_entropy(
-    model_path: str, data: str | Path, samples: int, max_response_length: int, batch_size: int, seed: int
+    model_path: str,
+    data: str | Path,
+    samples: int,
+    max_response_length: int,
+    batch_size: int,
+    seed: int,
+    template: dict[str, Any] | None = None,
 ) -> InitialEntropy:
     """⟨H⟩_ini of a model in Hugging Face format, on the accelerator if there is one.
 
@@ -73,6 +102,7 @@ def measure_initial_entropy(
         max_response_length: tokens at which a completion is cut off.
         batch_size: completions generated at a time.
         seed: of the sampling.
+        template: further arguments of the chat template, such as Qwen3's `enable_thinking`.
 
     Raises:
         ValueError: the data has fewer than `samples` rows.
@@ -98,7 +128,7 @@ def measure_initial_entropy(
     )
     torch.manual_seed(seed)
     batches = [
-        sample_entropies(model, tokenizer, prompts[start : start + batch_size], max_response_length)
+        sample_entropies(model, tokenizer, prompts[start : start + batch_size], max_response_length, **template or {})
         for start in range(0, samples, batch_size)
     ]
     entropies, lengths = (torch.cat(parts) for parts in zip(*batches, strict=True))
@@ -148,6 +178,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch-size", type=int, default=20, help="completions at a time (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=3407, help="of the sampling (default: %(default)s)")
+    parser.add_argument("overrides", nargs="*", help=f"after --: the run's overrides of {_TEMPLATE}")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -155,8 +186,9 @@ def run(args: argparse.Namespace) -> int:
     for name in ("samples", "max_response_length", "batch_size"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
-    given = (args.model, args.data.absolute(), args.samples, args.max_response_length, args.batch_size, args.seed)
-    measured = measure_where_the_gpus_are(*given)
+    sampling = (args.samples, args.max_response_length, args.batch_size, args.seed)
+    template = template_kwargs(args.overrides)
+    measured = measure_where_the_gpus_are(args.model, args.data.absolute(), *sampling, template)
     print(f"initial_entropy={measured.value:.6f}")
     print(f"standard deviation over the completions: {measured.std:.6f} nats per token")
     print(measured.decision(GTPOConfig()))

@@ -1,6 +1,7 @@
 """⟨H⟩_ini as the paper measures it, on a tiny random model."""
 
 import math
+import shutil
 from types import SimpleNamespace
 
 import pyarrow.parquet as pq
@@ -89,6 +90,30 @@ def test_the_recorded_entropies_are_those_of_a_second_pass(tiny_model, prompts):
         assert length == 40 or ids[-1] == tokenizer.eos_token_id
         probabilities = model(ids[None]).logits[0, int(real.sum()) - 1 : -1].softmax(-1)
         torch.testing.assert_close(entropy, torch.special.entr(probabilities).sum(-1).mean(), rtol=1e-4, atol=1e-4)
+
+
+def test_the_prompts_are_those_of_a_run_with_the_same_arguments_of_the_chat_template(
+    tiny_model, prompts, tmp_path, capsys
+):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template += "{% if not (thinking | default(true)) %}<reasoning></reasoning>{% endif %}"
+    shutil.copytree(tiny_model, tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    command = ["initial-entropy", "--model", str(tmp_path / "model"), "--data", str(prompts), "--samples", "4"]
+    command += ["--max-response-length", "8", "--"]
+
+    def measured(*overrides):
+        assert main([*command, *overrides]) == 0
+        return capsys.readouterr().out
+
+    key = "data.apply_chat_template_kwargs"
+    without = measured(f"+{key}.thinking=False")
+    assert without == measured(f"{key}={{thinking:true}}", f"++{key}.thinking=false") != measured()
+    assert measured(f"+{key}.thinking=True") == measured()
+    for wrong in ("seed=1", f"{key}.thinking=[", f"{key}s.a=1"):
+        assert main([*command, wrong]) == 2 and key in capsys.readouterr().err
 
 
 def test_more_samples_than_rows_are_an_error(tiny_model, prompts, capsys):

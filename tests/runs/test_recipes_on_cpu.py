@@ -285,10 +285,11 @@ def test_the_initial_entropy_is_measured_with_the_runs_own_settings(call):
         "data.train_files=/mine",
         "data.max_response_length=7",
         "seed=5",
+        "+data.apply_chat_template_kwargs.enable_thinking=False",
     )
     *_, measured, trained = call("run_gtpo_qwen", *changes, STRICT_INITIAL_ENTROPY="1")
-    assert measured[:3] == ["-m", "gtpo_verl", "initial-entropy"]
-    options = dict(zip(measured[3::2], measured[4::2], strict=True))
+    assert measured[:3] == ["-m", "gtpo_verl", "initial-entropy"] and measured[-2:] == ["--", changes[-1]]
+    options = dict(zip(measured[3:-2:2], measured[4:-2:2], strict=True))
     assert options == {
         "--model": "my/model",
         "--data": "/mine",
