@@ -20,7 +20,7 @@ class HostDevice(types.ModuleType):
         return False
 
     def empty_cache(self) -> None:
-        pass
+        """There is none."""
 
     def memory_allocated(self) -> int:
         return 0
@@ -55,23 +55,10 @@ class PlatformCPU(PlatformBase):
     def device_count(self) -> int:
         return 1
 
-    def set_device(self, device_index: int) -> None:
-        pass
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        pass
-
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
-        pass
-
-    def empty_cache(self) -> None:
-        pass
+    manual_seed_all = manual_seed
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         return None, None
@@ -81,16 +68,6 @@ class PlatformCPU(PlatformBase):
 
     def visible_devices_envvar(self) -> str:
         return "CUDA_VISIBLE_DEVICES"
-
-    @contextmanager
-    def nvtx_range(self, msg: str) -> Iterator[None]:
-        yield
-
-    def profiler_start(self) -> None:
-        pass
-
-    def profiler_stop(self) -> None:
-        pass
 
     def ray_resource_name(self) -> str:
         # verl counts the resources of a cluster as GPU or NPU only (ResourcePoolManager._check_resource_available).
@@ -102,5 +79,12 @@ class PlatformCPU(PlatformBase):
     def is_ipc_supported(self) -> bool:
         return False
 
-    def cudart(self) -> None:
-        return None
+    @contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:
+        yield
+
+    def _nothing_to_do(self, *args: Any, **kwargs: Any) -> None:
+        """One device, without streams, an allocator or a profiler of its own."""
+
+    set_device = synchronize = set_allocator_settings = empty_cache = _nothing_to_do
+    profiler_start = profiler_stop = cudart = _nothing_to_do

@@ -16,18 +16,10 @@ from typing import Any
 import ray
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    PreTrainedModel,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.torch_dtypes import PrecisionType
+from verl.utils.torch_functional import get_response_mask
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
@@ -56,67 +48,41 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = -1
 
-    def logits_processors(self) -> LogitsProcessorList:
-        """From the model's logits to those of the sampled distribution; transformers names what it refuses."""
-        processors = LogitsProcessorList()
-        if self.temperature != 0:
-            processors.append(TemperatureLogitsWarper(float(self.temperature)))
-            if self.top_k not in (0, -1):
-                processors.append(TopKLogitsWarper(self.top_k))
-            if self.top_p != 1:
-                processors.append(TopPLogitsWarper(self.top_p))
-        return processors
-
-
-class SampledLogProbs(LogitsProcessor):
-    """The log-prob of each sampled token, without keeping all logits of all steps as `output_scores` does."""
-
-    def __init__(self) -> None:
-        self.columns: list[torch.Tensor] = []
-        self._log_probs: torch.Tensor | None = None
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.take(input_ids)
-        self._log_probs = scores.log_softmax(-1)
-        return scores
-
-    def take(self, input_ids: torch.Tensor) -> None:
-        """The last column of `input_ids` (rows, length) was sampled from the scores of the last call."""
-        if self._log_probs is not None:
-            self.columns.append(self._log_probs.gather(-1, input_ids[:, -1:]))
+    def generation_config(self) -> GenerationConfig:
+        """The same in terms of transformers, which names what it refuses."""
+        sampled_from = {"temperature": float(self.temperature), "top_p": self.top_p}
+        sampled_from["top_k"] = 0 if self.top_k == -1 else self.top_k
+        return GenerationConfig(
+            **(sampled_from if self.temperature else {}),
+            do_sample=self.temperature != 0,
+            max_new_tokens=self.max_tokens,
+            eos_token_id=sorted(self.stop_token_ids) or None,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
 
 
 @torch.inference_mode()
 def generate(model: Any, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[tuple[list[int], list[float]]]:
     """Generate one completion per prompt, all in one batch, from torch's current random state.
 
+    The logits of all tokens are kept until then: 4 bytes times rows, longest completion and vocabulary.
+
     Returns:
         for every prompt the generated token ids (the stop token included) and their log-probs.
     """
     rows = [torch.tensor(prompt) for prompt in prompts]
-    input_ids = pad_sequence(rows, batch_first=True, padding_side="left")
-    attention_mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
-    sampled = SampledLogProbs()
-    stop_token_ids = sorted(sampling.stop_token_ids)
-    output = model.generate(
-        input_ids,
-        attention_mask=attention_mask,
-        logits_processor=LogitsProcessorList([*sampling.logits_processors(), sampled]),
-        generation_config=GenerationConfig(
-            do_sample=sampling.temperature != 0,
-            # The processors above do this; transformers' default for top_k is 50.
-            temperature=1.0,
-            top_p=1.0,
-            top_k=0,
-            max_new_tokens=sampling.max_tokens,
-            eos_token_id=stop_token_ids or None,
-            pad_token_id=0,
-        ),
+    input_ids, attention_mask = (
+        pad_sequence(columns, batch_first=True, padding_side="left")
+        for columns in (rows, [torch.ones_like(row) for row in rows])
     )
-    sampled.take(output)
-    token_ids, log_probs = output[:, input_ids.shape[1] :], torch.cat(sampled.columns, dim=-1)
-    stops = torch.isin(token_ids, torch.tensor(stop_token_ids, dtype=torch.long)).long()
-    lengths = (stops.cumsum(-1) - stops == 0).sum(-1).tolist()
+    config = sampling.generation_config()
+    output = model.generate(input_ids, attention_mask=attention_mask, generation_config=config)
+    token_ids = output.sequences[:, input_ids.shape[1] :]
+    columns = zip(output.scores, token_ids.split(1, dim=-1), strict=True)
+    log_probs = torch.cat([scores.log_softmax(-1).gather(-1, ids) for scores, ids in columns], dim=-1)
+    lengths = get_response_mask(token_ids, config.eos_token_id or [-1]).sum(-1).tolist()
     return [(ids[:n], lps[:n]) for ids, lps, n in zip(token_ids.tolist(), log_probs.tolist(), lengths, strict=True)]
 
 
@@ -127,16 +93,15 @@ def load_weights(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) ->
         ValueError: a parameter is missing, or a weight has no place in the model.
         RuntimeError: a shape differs (from torch).
     """
+    absent, unknown = model.load_state_dict(weights, strict=False)
     own = model.state_dict()
     given = {own[name].data_ptr() for name in weights if name in own}
-    missing = sorted(name for name, tensor in own.items() if tensor.data_ptr() not in given)
-    unknown = sorted(name for name in weights if name not in own)
+    missing = [name for name in absent if own[name].data_ptr() not in given]  # not the other half of a tied pair
     if missing or unknown:
         raise ValueError(
             f"weight sync: {len(missing)} weights missing {missing[:5]}, {len(unknown)} unknown {unknown[:5]}. "
             "The actor and the rollout must hold the same model: check actor_rollout_ref.model."
         )
-    model.load_state_dict(weights, strict=False)  # the absent half of a tied pair is not an error
 
 
 class HFServer:
@@ -199,8 +164,6 @@ class HFServer:
     def _parse(self, prompt_length: int, params: dict[str, Any]) -> tuple[Sampling, bool]:
         """What verl's (vLLM's) sampling parameters ask for, and whether they ask for log-probs."""
         config = self.config
-        if not prompt_length:
-            raise ValueError("the prompt is empty; give at least one token, such as the beginning of the chat template")
         room = self.max_model_len - prompt_length
         if room < 1:
             raise ValueError(
@@ -209,21 +172,16 @@ class HFServer:
             )
         default = min(config.response_length, config.prompt_length + config.response_length - prompt_length)
         max_tokens = params.pop("max_tokens", params.pop("max_new_tokens", default))
-        ignore_eos = params.pop("ignore_eos", config.ignore_eos)
-        wants_log_probs = params.pop("logprobs", None) not in (None, False)
         stop_token_ids = frozenset(params.pop("stop_token_ids", None) or ())
-        repetition_penalty = params.pop("repetition_penalty", 1.0)
-        if repetition_penalty != 1.0:
-            raise ValueError(f"rollout.name=hf has no repetition_penalty, got {repetition_penalty}; set it to 1.0")
+        if not params.pop("ignore_eos", config.ignore_eos):
+            stop_token_ids |= self.eos_token_ids
+        wants_log_probs = params.pop("logprobs", None) not in (None, False)
         given = {name: params.pop(name) for name in ("temperature", "top_p", "top_k") if name in params}
+        if params.get("repetition_penalty") == 1.0:
+            del params["repetition_penalty"]
         if params:
             raise ValueError(f"rollout.name=hf does not know the sampling parameters {params}; leave them out")
-        sampling = Sampling(
-            max_tokens=min(max_tokens, room),
-            stop_token_ids=stop_token_ids if ignore_eos else stop_token_ids | self.eos_token_ids,
-            **given,
-        )
-        return sampling, wants_log_probs
+        return Sampling(min(max_tokens, room), stop_token_ids, **given), wants_log_probs
 
     async def _serve(self) -> None:
         while self._waiting:
@@ -296,7 +254,7 @@ class HFServerAdapter(BaseRollout):
     async def update_weights(
         self,
         weights: Iterable[tuple[str, torch.Tensor]] | AsyncIterator[tuple[str, torch.Tensor]],
-        wire_format: str = "named_tensors",
+        wire_format: str = "named_tensors",  # the only one of verl's naive engine
         global_steps: int | None = None,
         peft_config: dict[str, Any] | None = None,
         **kwargs: Any,
@@ -304,16 +262,11 @@ class HFServerAdapter(BaseRollout):
         """Send the actor's weights, all in one message.
 
         Raises:
-            ValueError: LoRA adapters come unmerged, or as deltas.
+            ValueError: LoRA adapters come unmerged.
         """
         if peft_config is not None:
             raise ValueError(
                 "rollout.name=hf takes merged LoRA weights only: set actor_rollout_ref.model.lora.merge=True"
-            )
-        if wire_format != "named_tensors":
-            raise ValueError(
-                f"rollout.name=hf takes wire_format='named_tensors' only, got {wire_format!r}: "
-                "set actor_rollout_ref.rollout.checkpoint_engine.backend=naive"
             )
         # Every rank must draw every weight: gathering one is a collective. And copy it at once: merged LoRA weights
         # are the live parameters, unmerged when the iterator ends.
@@ -338,10 +291,6 @@ class HFReplica(RolloutReplica):
 
     def _check_config(self) -> None:
         """Raises ValueError for what a user may ask of a rollout and this one cannot do."""
-        if self.is_reward_model or self.is_teacher_model:
-            raise ValueError(
-                "rollout.name=hf serves the policy only: use another rollout for a reward model or a teacher"
-            )
         only_supported = {
             "tensor_model_parallel_size": 1,
             "data_parallel_size": 1,

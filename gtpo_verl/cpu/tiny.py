@@ -131,27 +131,18 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
     return model
 
 
-def addition() -> list[Question]:
-    """All sums of two numbers of two digits; units first, then tens with the carry."""
+def two_digit(sign: str) -> list[Question]:
+    """All sums of two numbers of two digits, or all differences but negative ones; units first, then tens with the
+    carry."""
+    one = int(f"{sign}1")
     questions = []
     for a in range(10, 100):
-        for b in range(10, 100):
+        for b in range(10, 100 if one > 0 else a + 1):
             (a1, a0), (b1, b0) = divmod(a, 10), divmod(b, 10)
-            carry = a0 + b0 > 9
-            units, tens = f"{a0}+{b0}={a0 + b0}", f"{a1}+{b1}{'+1' * carry}={a1 + b1 + carry}"
-            questions.append(_number_question(f"{a}+{b}=", a + b, units, tens))
-    return questions
-
-
-def subtraction() -> list[Question]:
-    """All differences of two numbers of two digits that are not negative; units first, then tens with the carry."""
-    questions = []
-    for a in range(10, 100):
-        for b in range(10, a + 1):
-            (a1, a0), (b1, b0) = divmod(a, 10), divmod(b, 10)
-            carry = a0 < b0
-            units, tens = f"{a0}-{b0}={(a0 - b0) % 10}", f"{a1}-{b1}{'-1' * carry}={a1 - b1 - carry}"
-            questions.append(_number_question(f"{a}-{b}=", a - b, units, tens))
+            carry = one * (not 0 <= a0 + one * b0 <= 9)
+            units = a0 + b0 if one > 0 else (a0 - b0) % 10
+            tens = f"{a1}{sign}{b1}{f'{carry:+}' if carry else ''}={a1 + one * b1 + carry}"
+            questions.append(_number_question(f"{a}{sign}{b}=", a + one * b, f"{a0}{sign}{b0}={units}", tens))
     return questions
 
 
@@ -230,8 +221,8 @@ def _reasoning_gym(name: str, **settings: Any) -> Any:
 
 
 TASKS: Mapping[str, Callable[[], list[Question]]] = {
-    "arithmetic": addition,
-    "subtraction": subtraction,
+    "arithmetic": functools.partial(two_digit, "+"),
+    "subtraction": functools.partial(two_digit, "-"),
     "spell_backward": spell_backward,
     "letter_counting": letter_counting,
     "worded_counting": worded_counting,

@@ -55,20 +55,7 @@ def greedy_by_transformers(model, prompt_ids, max_tokens, stop_token_ids=()):
     return output[0, len(prompt_ids) :].tolist()
 
 
-def next_token_logits(model, prompt_ids, token_ids):
-    """One plain forward without a cache: the logits before each generated token, (tokens, vocab)."""
-    with torch.no_grad():
-        return model(torch.tensor([prompt_ids + token_ids])).logits[0, len(prompt_ids) - 1 : -1].float()
-
-
 # ---------------------------------------------------------------- generate
-
-
-def test_greedy_equals_transformers_for_prompts_of_any_length(model):
-    completions = generate(model, PROMPTS, Sampling(max_tokens=20, temperature=0.0))
-    expected = [greedy_by_transformers(model, prompt, 20) for prompt in PROMPTS]
-    assert [token_ids for token_ids, _ in completions] == expected
-    assert len({tuple(token_ids) for token_ids in expected}) == len(PROMPTS)
 
 
 def test_a_completion_ends_with_its_first_stop_token_and_the_others_go_on(model):
@@ -81,20 +68,16 @@ def test_a_completion_ends_with_its_first_stop_token_and_the_others_go_on(model)
     assert len(expected[2]) == 1 and len({len(token_ids) for token_ids in expected}) > 2
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 3.0])
-def test_log_probs_are_those_of_a_plain_forward_at_the_same_temperature(model, temperature):
-    sampling = Sampling(max_tokens=12, stop_token_ids=frozenset({EOS, 7}), temperature=temperature)
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [(0.0, -1, 1.0), (0.7, -1, 1.0), (1.0, 0, 1.0), (2.0, 3, 1.0), (2.0, -1, 0.6), (2.0, 5, 0.8)],
+)
+def test_log_probs_are_those_of_the_distribution_that_a_plain_forward_gives(model, temperature, top_k, top_p):
+    sampling = Sampling(12, frozenset({EOS, 7}), temperature, top_p, top_k)
     for prompt, (token_ids, log_probs) in zip(PROMPTS, generate(model, PROMPTS, sampling), strict=True):
-        logits = next_token_logits(model, prompt, token_ids)
-        expected = (logits / (temperature or 1.0)).log_softmax(-1).gather(-1, torch.tensor(token_ids)[:, None])
-        torch.testing.assert_close(torch.tensor(log_probs), expected.squeeze(-1), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("top_k, top_p", [(3, 1.0), (-1, 0.6), (5, 0.8), (1, 1.0), (0, 1.0)])
-def test_log_probs_are_those_after_top_k_and_top_p(model, top_k, top_p):
-    sampling = Sampling(max_tokens=12, temperature=2.0, top_k=top_k, top_p=top_p)
-    for prompt, (token_ids, log_probs) in zip(PROMPTS, generate(model, PROMPTS, sampling), strict=True):
-        logits = next_token_logits(model, prompt, token_ids) / 2.0
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + token_ids])).logits[0, len(prompt) - 1 : -1].float()
+        logits /= temperature or 1.0
         if top_k > 0:
             logits = TopKLogitsWarper(top_k)(None, logits)
         if top_p < 1:
@@ -102,15 +85,6 @@ def test_log_probs_are_those_after_top_k_and_top_p(model, top_k, top_p):
         expected = logits.log_softmax(-1).gather(-1, torch.tensor(token_ids)[:, None]).squeeze(-1)
         assert expected.isfinite().all()  # a token outside the nucleus would be -inf
         torch.testing.assert_close(torch.tensor(log_probs), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_sampled_frequencies_are_the_models_probabilities(model):
-    torch.manual_seed(0)
-    completions = generate(model, PROMPTS[:1] * 20_000, Sampling(max_tokens=1, temperature=1.5))
-    tokens = torch.tensor([token_ids for token_ids, _ in completions])
-    frequency = torch.bincount(tokens.flatten(), minlength=VOCAB) / len(tokens)
-    probability = (next_token_logits(model, PROMPTS[0], [0])[0] / 1.5).softmax(-1)
-    torch.testing.assert_close(frequency, probability, rtol=0.0, atol=0.02)
 
 
 # ---------------------------------------------------------------- load_weights
@@ -134,14 +108,10 @@ def test_one_name_of_a_tied_pair_is_enough(absent):
 
 
 @pytest.mark.parametrize("absent", ["lm_head.weight", "model.layers.1.mlp.up_proj.weight"])
-def test_a_missing_weight_is_an_error_that_names_it(model, absent):
-    with pytest.raises(ValueError, match=f"1 weights missing .*{absent}"):
-        load_weights(tiny_model(), {name: weight for name, weight in model.state_dict().items() if name != absent})
-
-
-def test_an_unknown_weight_is_an_error_that_names_it(model):
-    with pytest.raises(ValueError, match="1 unknown .*lora_A"):
-        load_weights(tiny_model(), model.state_dict() | {"model.lora_A.weight": torch.zeros(2)})
+def test_missing_and_unknown_weights_are_an_error_that_names_them(model, absent):
+    with pytest.raises(ValueError, match=f"1 weights missing .*{absent}.* 1 unknown .*lora_A"):
+        weights = model.state_dict() | {"model.lora_A.weight": torch.zeros(2)}
+        load_weights(tiny_model(), {name: weight for name, weight in weights.items() if name != absent})
 
 
 # ---------------------------------------------------------------- HFServer, as a plain object
@@ -213,12 +183,6 @@ def test_every_eos_of_the_tokenizer_and_the_generation_config_stops(server):
     assert sampling.stop_token_ids == {9}
 
 
-def test_a_completion_goes_on_past_eos_if_asked_to(server):
-    outputs = complete(server, PROMPTS * 4, ignore_eos=True, temperature=3.0)
-    assert all(len(output.token_ids) == 12 for output in outputs)
-    assert any({EOS, SECOND_EOS} & set(output.token_ids) for output in outputs)
-
-
 @pytest.mark.parametrize("seeds", [(3, 3), (3, 4)])
 def test_the_rollouts_seed_decides_the_completions(model_path, model, seeds):
     first, second = (
@@ -252,7 +216,6 @@ def test_max_tokens_is_asked_for_or_the_configured_length_within_the_models(serv
 @pytest.mark.parametrize(
     ("prompt", "given", "reason"),
     [
-        ([], {}, "the prompt is empty"),
         ([5] * 64, {}, "max_prompt_length"),
         ([5], {"min_p": 0.1}, "min_p"),
         ([5], {"repetition_penalty": 1.2}, "repetition_penalty"),
