@@ -65,7 +65,7 @@ def template_kwargs(overrides: Sequence[str]) -> dict[str, Any]:
             OmegaConf.update(config, override.key_or_group, override.value())
     except HydraException as error:
         raise ValueError(f"{_TEMPLATE}: {error}") from error
-    return OmegaConf.to_container(config)["data"]["apply_chat_template_kwargs"]  # type: ignore[call-overload,index]
+    return OmegaConf.to_container(config.data.apply_chat_template_kwargs)  # type: ignore[return-value]
 
 
 @torch.inference_mode()
