@@ -39,15 +39,13 @@ def run(args: argparse.Namespace) -> int:
     with redirect_stdout(sys.stderr), warnings.catch_warnings():  # what libraries print is no finding
         warnings.simplefilter("ignore")
         found = list(check(args.command))
-    problems = [x for x in found if x.remedy]
-    for x in found if args.verbose else ():
-        if not (x.remedy or x.advice):
-            print(f"{x.subject}: {x.says}")
     for x in found:
         if x.advice:
             print(f"warning: {x.subject}: {x.says}: {x.advice}".replace(": \n", ":\n"))
-    for x in problems:
-        print(": ".join(filter(None, ("problem", x.subject, x.says, x.remedy))))
+        elif args.verbose and not x.remedy:
+            print(f"{x.subject}: {x.says}")
+    problems = [": ".join(filter(None, ("problem", x.subject, x.says, x.remedy))) for x in found if x.remedy]
+    print(*problems, sep="\n", end="\n" * bool(problems))
     if problems:
         what = "this command would fail here" if args.command else "GTPO cannot run here"
         print(f"{len(problems)} problem{'s' * (len(problems) > 1)}: {what}.")
@@ -101,14 +99,12 @@ def _plugin() -> Iterator[Finding]:
     yield Finding("gtpo_verl", f"{version('gtpo-verl')} at {verl_plugin.__file__}")
     tested = ", ".join(names_and_versions.SUPPORTED_VERL)
     yield Finding("verl", f"{verl.__version__} at {verl.__file__} (tested: {tested})")
-    yield Finding("loaded by verl", "yes" if loaded else "no", "" if loaded else _how_to_load())
-    for kind, look_up in (
-        ("advantage estimator gtpo", core_algos.get_adv_estimator_fn),
-        ("policy loss gtpo", core_algos.get_policy_loss_fn),
-    ):
-        with suppress(ValueError):  # the plugin is not loaded
-            function = look_up("gtpo")
-            yield Finding(kind, f"{function.__module__}.{function.__qualname__}")
+    plugins = "VERL_USE_EXTERNAL_PLUGINS"
+    how_to_load = f"{plugins}={os.environ.get(plugins)} leaves gtpo out: unset it, or add gtpo to the list"
+    yield Finding("loaded by verl", "yes" if loaded else "no", "" if loaded else how_to_load)
+    with suppress(ValueError):  # the plugin is not loaded
+        serves = core_algos.get_adv_estimator_fn("gtpo")
+        yield Finding("advantage estimator gtpo", f"{serves.__module__}.{serves.__qualname__}")
     for subject, module, path, _ in trainer_hooks.HOOKS:
         hooked = _hooked(module, path)
         yield Finding(f"hook on {subject}", hooked, f"{module}.{path} is not hooked" if hooked == "no" else "")
@@ -116,13 +112,6 @@ def _plugin() -> Iterator[Finding]:
         yield Finding("gtpo", "this verl has GTPO of its own", advice="it serves gtpo, the plugin gtpo_trajectory")
     for problem in names_and_versions.load_errors():
         yield Finding("registration", "failed", problem)
-
-
-def _how_to_load() -> str:
-    chosen = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
-    if find_spec("verl.plugin") and chosen != "auto":
-        return f"VERL_USE_EXTERNAL_PLUGINS={chosen} leaves gtpo out: unset it, or add gtpo to the list"
-    return "use verl 0.9.0 or later, the first that loads plugins"
 
 
 def _hooked(module: str, path: str) -> str:

@@ -54,14 +54,15 @@ def export(checkpoint: Path, out: Path, merge: bool = False, base: str | None = 
         base: folder or Hub name of the model under a LoRA adapter.
 
     Raises:
-        ValueError: `checkpoint` is not one, lacks shards, or needs `base`; `out` holds something else.
+        ValueError: `checkpoint` is not one, or needs `base`; `out` holds something else.
+        OSError: a shard is missing; the error names it.
     """
     shards, backend = find_shards(checkpoint)
     saved = max(path.stat().st_mtime_ns for path in shards.rglob("*") if path.is_file() and out not in path.parents)
     made_from = {"checkpoint": str(checkpoint.resolve()), "saved": saved, "merge": merge, "base": base}
     if out.exists():
-        record = out / RECORD
-        if not record.is_file() or (kept := read_record(record, "made_from", "is"))["made_from"] != made_from:
+        kept = read_record(out / RECORD, "made_from", "is") if (out / RECORD).is_file() else {}
+        if kept.get("made_from") != made_from:
             raise ValueError(f"{out} exists and is not the export of {checkpoint} as it is now: give another folder")
         return kept["is"]
     partial = out.with_name(f"{out.name}.partial")
@@ -70,12 +71,11 @@ def export(checkpoint: Path, out: Path, merge: bool = False, base: str | None = 
     _merge_shards(shards, backend, partial)
     what = "a model in Hugging Face format"
     if (adapter := partial / "lora_adapter").exists():
-        base = base or _name_of_base(checkpoint)
-        if base is None:
+        if not (base := base or _name_of_base(checkpoint)):
             raise ValueError(
                 f"{checkpoint} is of a LoRA adapter and does not name the model that was trained: give --base"
             )
-        what = _add_to_base(base, adapter, partial) if merge else _name_base(base, adapter, partial)
+        what = (_add_to_base if merge else _name_base)(base, adapter, partial)
         shutil.rmtree(adapter)
     (partial / RECORD).write_text(json.dumps({"is": what, "made_from": made_from}, indent=1) + "\n")
     partial.replace(out)
@@ -86,21 +86,12 @@ def find_shards(checkpoint: Path) -> tuple[Path, str]:
     """The folder with the policy's shards, and the backend that wrote them (fsdp or megatron).
 
     Raises:
-        ValueError: there are none, or some are missing.
+        ValueError: there are none.
     """
     for folder in (checkpoint / "actor", checkpoint):
-        if (config := folder / "fsdp_config.json").is_file():
-            ranks = read_record(config, "world_size")["world_size"]
-            if type(ranks) is not int or ranks < 1:
-                raise ValueError(f"{config} has world_size {ranks!r}: it must be the number of ranks of the run")
-            names = [f"model_world_size_{ranks}_rank_{rank}.pt" for rank in range(ranks)]
-            if missing := [name for name in names if not (folder / name).is_file()]:
-                raise ValueError(
-                    f"{folder} lacks {', '.join(missing[:8])} of {ranks} shards: was the run killed while it saved, or "
-                    "is a part of the checkpoint on another node?"
-                )
+        if (folder / "fsdp_config.json").is_file():
             return folder, "fsdp"
-        if (folder / "model" / "huggingface").is_dir():
+        if (folder / "model/huggingface").is_dir():
             return folder, "megatron"
     raise ValueError(
         f"{checkpoint} is not a checkpoint of verl: give a folder global_step_N with actor/fsdp_config.json (FSDP) or "
@@ -120,13 +111,8 @@ def _merge_shards(shards: Path, backend: str, target: Path) -> None:
                 super().save_hf_model_and_tokenizer(state_dict)
 
     in_hf_format = shards / ("huggingface" if backend == "fsdp" else "model/huggingface")
-    config = ModelMergerConfig(
-        operation="merge",
-        backend=backend,
-        local_dir=str(shards),
-        target_dir=str(target),
-        hf_model_config_path=str(in_hf_format),
-    )
+    paths: dict[str, Any] = {"local_dir": str(shards), "target_dir": str(target), "hf_model_config_path": str(in_hf_format)}
+    config = ModelMergerConfig(operation="merge", backend=backend, **paths)
     if backend == "fsdp":
         Merger(config).merge_and_save()
     elif any(in_hf_format.glob("*.safetensors")):  # verl saves this instead of shards where it has Megatron-Bridge

@@ -4,10 +4,8 @@ Ray silently waits for CPUs that a machine does not have, and verl imports some 
 """
 
 import math
-import netrc
 import os
 import shutil
-import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -53,18 +51,14 @@ def findings(config: Any) -> Iterator[Finding]:
     nodes, gpus = int(get("trainer.nnodes", 1)), int(get("trainer.n_gpus_per_node", 1))
     if get("actor_rollout_ref") is not None and not get("trainer.val_only"):
         yield _batch(get, nodes * gpus)
-    if nodes > 1 or os.environ.get("RAY_ADDRESS"):
-        yield from _cluster(get, nodes, gpus)
-    else:
-        yield from _gpus(get, gpus)
-        yield from _cpus(get, gpus)
+    yield from (_cluster if nodes > 1 or os.environ.get("RAY_ADDRESS") else _this_machine)(get, nodes, gpus)
 
 
 # ---------------------------------------------------------------- packages
 
 
 def _packages(get: Callable) -> Iterator[Finding]:
-    """What verl imports, and Triton compiles with."""
+    """What verl imports."""
     ppo = get("actor_rollout_ref") is not None
     model = "actor_rollout_ref.model" if ppo else "model"
     on_cpu, megatron = get("trainer.device") == "cpu", get(f"{_ACTOR}.strategy") == "megatron"
@@ -92,21 +86,7 @@ def _packages(get: Callable) -> Iterator[Finding]:
         if get(attention, "flash_attention_2") == "flash_attention_2":
             yield Finding("flash-attn", "not installed", f"{build}, or do without: +{attention}=sdpa")
         else:
-            says = (
-                "not installed: verl computes log-probs in a Python loop over the tokens, and attention compares "
-                "every pair of tokens of a packed batch"
-            )
-            yield Finding("flash-attn", says, advice=f"for faster steps that take less memory {build}")
-    if "wandb" in loggers and not _logged_in_to_wandb():
-        yield Finding("wandb", "no login found", "wandb login, or set WANDB_API_KEY, or WANDB_MODE=offline")
-    if not on_cpu:
-        compiler = next(
-            (name for name in (os.environ.get("CC"), "gcc", "clang", "cc") if name and shutil.which(name)), ""
-        )
-        header = Path(sysconfig.get_paths()["include"], "Python.h")
-        absent = ["no C compiler"] * (not compiler) + [f"no {header}"] * (not header.exists())
-        remedy = "Triton compiles kernels: apt install gcc python3-dev, or take an image that has them (docs/gpu.md)"
-        yield Finding("C compiler", ", ".join(absent) or compiler, remedy if absent else "")
+            yield Finding("flash-attn", "not installed", advice=f"for faster steps that take less memory {build}")
 
 
 def _has(module: str) -> bool:
@@ -114,15 +94,6 @@ def _has(module: str) -> bool:
         return find_spec(module) is not None
     except ModuleNotFoundError:  # the package that it would be in is missing
         return False
-
-
-def _logged_in_to_wandb() -> bool:
-    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
-        return True
-    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").partition("://")[2].partition("/")[0]
-    with suppress(OSError, netrc.NetrcParseError):
-        return host in netrc.netrc(os.environ.get("NETRC")).hosts
-    return False
 
 
 # ---------------------------------------------------------------- the model's weights
@@ -219,27 +190,24 @@ def unusable_gpus() -> str:
     return ""
 
 
-def _gpus(get: Callable, gpus: int) -> Iterator[Finding]:
+def _this_machine(get: Callable, nodes: int, gpus: int) -> Iterator[Finding]:
     import torch
 
-    if get("trainer.device") == "cpu":
+    if get("trainer.device") != "cpu":
+        found = torch.cuda.device_count()
+        remedy = f"set trainer.n_gpus_per_node to at most {found}" if found else "run on a machine with GPUs"
+        yield Finding("GPUs", f"{found} here, {gpus} asked for", remedy if found < gpus else "")
+        if reason := unusable_gpus():
+            yield Finding("driver", reason, DRIVER_REMEDY)
+        if gpus > 1 and Path("/dev/shm").is_dir():
+            size = shutil.disk_usage("/dev/shm").total
+            remedy = (
+                "give the container more, as docker run --shm-size=16g: NCCL and Ray share memory between processes"
+            )
+            yield Finding("shared memory", f"{size / GB:.1f} GB", remedy if size < GB else "")
+    if get("actor_rollout_ref") is None:  # verl's SFT trainer, without Ray
         return
-    found = torch.cuda.device_count()
-    remedy = f"set trainer.n_gpus_per_node to at most {found}" if found else "run on a machine with GPUs"
-    yield Finding("GPUs", f"{found} here, {gpus} asked for", remedy if found < gpus else "")
-    if reason := unusable_gpus():
-        yield Finding("driver", reason, DRIVER_REMEDY)
-    if gpus > 1 and Path("/dev/shm").is_dir():
-        size = shutil.disk_usage("/dev/shm").total
-        remedy = "give the container more, as docker run --shm-size=16g: NCCL and Ray share memory between processes"
-        yield Finding("shared memory", f"{size / GB:.1f} GB", remedy if size < GB else "")
-
-
-def _cpus(get: Callable, gpus: int) -> Iterator[Finding]:
-    if get("actor_rollout_ref") is None:
-        return
-    machine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    key = "ray_kwargs.ray_init.num_cpus"
+    machine, key = len(os.sched_getaffinity(0)), "ray_kwargs.ray_init.num_cpus"
     cpus, needed = int(get(key) or machine), _cpus_needed(get, gpus)
     says = f"Ray has {cpus} (the machine {machine}), verl asks for {needed}"
     remedy = f"set {key}={needed}, a number that Ray only uses for scheduling"

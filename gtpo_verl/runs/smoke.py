@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from gtpo_verl.records import read_metrics
 from gtpo_verl.runs.launch import end_process
 from gtpo_verl.runs.machine import DRIVER_REMEDY, unusable_gpus
 
@@ -41,9 +42,7 @@ _CPU = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `gtpo-verl smoke`."""
-    parser.description = (
-        "Run a few steps of a recipe with a small model, and print a table of what works on this machine."
-    )
+    parser.description = "Run a few steps of a recipe with a small model, and print what works on this machine."
     parser.epilog = "example: gtpo-verl smoke recipes/run_gtpo_qwen.sh"
     parser.add_argument("recipe", type=Path, help="a script of recipes/; SMOKE=1 bash RECIPE does the same")
     parser.add_argument("overrides", nargs="*", help="after --: overrides of verl's config")
@@ -67,11 +66,16 @@ def run(args: argparse.Namespace) -> int:
     shutil.rmtree(out, ignore_errors=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what it started ends with it
     environment = environment_of(out, has_gpu)
-    results = try_all(args.recipe, args.overrides, out, environment)
+    results: dict[str, str] = {}
+    for name, passes in checks(args.recipe, args.overrides, out, environment).items():
+        found = "not tried" if _FAILED in results.values() else passes()
+        results[name] = found if isinstance(found, str) else "ok" if found else _FAILED
     print("\n| checked | result |\n|---|---|")
     print(*(f"| {name} | {result} |" for name, result in results.items()), sep="\n")
+    if failed := _FAILED in results.values():
+        print(f"\nThe error is above; all that verl printed is in {out}/train.log.")
     print(f"\n{whole_run(out, environment['MODEL_PATH'])}")
-    return 1 if any(result.startswith(_FAILED) for result in results.values()) else 0
+    return int(failed)
 
 
 def environment_of(out: Path, has_gpu: bool) -> dict[str, str]:
@@ -104,8 +108,10 @@ def _can_load(model: str) -> bool:
         return False
 
 
-def try_all(recipe: Path, overrides: list[str], out: Path, environment: dict[str, str]) -> dict[str, str]:
-    """What is checked, and its result; after a failure nothing more is tried."""
+def checks(
+    recipe: Path, overrides: list[str], out: Path, environment: dict[str, str]
+) -> dict[str, Callable[[], bool | str]]:
+    """What is tried, in this order: name -> whether it works, or why that cannot be said."""
 
     def command(*words: str, **variables: str) -> bool:
         print(f"\nsmoke: {' '.join(words)}", flush=True)
@@ -123,9 +129,7 @@ def try_all(recipe: Path, overrides: list[str], out: Path, environment: dict[str
 
     def agrees() -> bool | str:
         differences = _logged(out, _PROBS_DIFF)
-        if not differences:
-            return f"not measured: verl logs no {_PROBS_DIFF} in this run, as under bypass_mode"
-        return max(differences) < _MOST_PROBS_DIFF
+        return max(differences) < _MOST_PROBS_DIFF if differences else "not measured, as under bypass_mode"
 
     def evaluate() -> bool:
         data = Path(environment["DATA_DIR"])
@@ -133,38 +137,21 @@ def try_all(recipe: Path, overrides: list[str], out: Path, environment: dict[str
         words = ("bash", "recipes/evaluate.sh", str(checkpoint), "data.val_max_samples=4")
         return command(*words, OUT=str(out / "evaluation"), **variables)
 
-    checkpoint, tracker = out / "checkpoints/global_step_4", out / "checkpoints/latest_checkpointed_iteration.txt"
+    checkpoint = out / "checkpoints/global_step_4"
     export = (sys.executable, "-m", "gtpo_verl", "export", str(checkpoint), str(out / "exported"))
-    wrong = f"{_PROBS_DIFF} in {out}/metrics.jsonl is large: the rollout does not have the trained weights"
-    see_log = f"the error is above, all of verl's output in {out}/train.log"
-    checks: list[tuple[str, str, Callable[[], bool | str]]] = [
-        ("three steps of training", see_log, lambda: train(3)),
-        ("the rollout has the trained weights", wrong, agrees),
-        (
-            "a checkpoint",
-            f"no space left in {out}, or it is not writable",
-            lambda: tracker.exists() and tracker.read_text().strip() == "3",
-        ),
-        (
-            "a fourth step, resumed",
-            see_log,
-            lambda: train(4) and _logged(out, "step") == [1, 2, 3, 4] and agrees() is not False,
-        ),
-        ("an evaluation of the checkpoint", "the error is above", evaluate),
-        ("an export of the checkpoint", "the error is above", lambda: command(*export)),
-    ]
-    results: dict[str, str] = {}
-    for name, remedy, passes in checks:
-        failed = any(result.startswith(_FAILED) for result in results.values())
-        found = "not tried" if failed else passes()
-        results[name] = found if isinstance(found, str) else "ok" if found else f"{_FAILED}: {remedy}"
-    return results
+    return {
+        "three steps of training": lambda: train(3),
+        f"the rollout has the trained weights: {_PROBS_DIFF} below {_MOST_PROBS_DIFF}": agrees,
+        "a checkpoint": (out / "checkpoints/global_step_3").is_dir,
+        "a fourth step, resumed": lambda: train(4) and agrees() is not False,
+        "an evaluation of the checkpoint": evaluate,
+        "an export of the checkpoint": lambda: command(*export),
+    }
 
 
 def _logged(out: Path, key: str) -> list[float]:
     path = out / "metrics.jsonl"
-    records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [record[key] for record in records if key in record]
+    return [step[key] for step in read_metrics(path).values() if key in step] if path.exists() else []
 
 
 def whole_run(out: Path, model: str) -> str:
@@ -181,6 +168,7 @@ def whole_run(out: Path, model: str) -> str:
     memory = max(_logged(out, "actor/perf/max_memory_reserved_gb"), default=0)
     return (
         f"{rate:.1f} s per step with {model} after the first: at this rate the whole run of {steps} steps takes "
-        f"{steps * rate / 3600:.1f} hours. A larger model and longer completions take more; SMOKE_MODEL=… measures "
-        "with another model." + f" Training held {memory:.1f} GiB of a GPU, beside the rollout." * bool(memory)
+        f"{steps * rate / 3600:.1f} hours; SMOKE_MODEL=… measures with another model."
+        + f" Training held {memory:.1f} GiB of a GPU, beside the rollout."
+        * bool(memory)
     )

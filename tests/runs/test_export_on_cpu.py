@@ -161,16 +161,13 @@ def test_an_export_within_its_checkpoint_is_kept(save, capsys):
     assert (checkpoint / "actor/exported/model.safetensors").exists()
 
 
-def test_a_checkpoint_that_lacks_a_shard_is_an_error(save, tmp_path, capsys):
+def test_a_folder_without_a_checkpoint_or_one_that_lacks_a_shard_is_an_error(save, base, tmp_path, capsys):
+    assert main(["export", str(base), str(tmp_path / "out")]) == 2
+    assert "is not a checkpoint of verl" in capsys.readouterr().err
     checkpoint, _ = save()
     (checkpoint / "actor/model_world_size_1_rank_0.pt").unlink()
     assert main(["export", str(checkpoint), str(tmp_path / "out")]) == 2
-    assert "lacks model_world_size_1_rank_0.pt" in capsys.readouterr().err
-
-
-def test_a_folder_that_is_no_checkpoint_is_an_error(base, tmp_path, capsys):
-    assert main(["export", str(base), str(tmp_path / "out")]) == 2
-    assert "is not a checkpoint of verl" in capsys.readouterr().err
+    assert "model_world_size_1_rank_0.pt" in capsys.readouterr().err
 
 
 def test_megatrons_model_in_hugging_face_format_is_taken_as_it_is(base, tmp_path):
