@@ -111,8 +111,8 @@ def _merge_shards(shards: Path, backend: str, target: Path) -> None:
                 super().save_hf_model_and_tokenizer(state_dict)
 
     in_hf_format = shards / ("huggingface" if backend == "fsdp" else "model/huggingface")
-    paths: dict[str, Any] = {"local_dir": str(shards), "target_dir": str(target), "hf_model_config_path": str(in_hf_format)}
-    config = ModelMergerConfig(operation="merge", backend=backend, **paths)
+    config = ModelMergerConfig("merge", backend, target_dir=str(target), local_dir=str(shards))
+    config.hf_model_config_path = str(in_hf_format)
     if backend == "fsdp":
         Merger(config).merge_and_save()
     elif any(in_hf_format.glob("*.safetensors")):  # verl saves this instead of shards where it has Megatron-Bridge

@@ -8,7 +8,6 @@ import pytest
 from gtpo_verl.cpu import smollm2
 from gtpo_verl.cpu.smollm2 import Config, make_questions
 from gtpo_verl.paper.data import make_rows, make_sft_rows
-from gtpo_verl.paper.prompt import SYSTEM_PROMPT
 from gtpo_verl.paper.reward import compute_score
 
 SMALL = Config(seed=3, train_size=60, test_size=20)
@@ -38,13 +37,6 @@ def test_test_questions_are_not_among_the_training_questions(questions):
 def test_the_seed_decides_the_questions(questions):
     assert make_questions(SMALL) == questions
     assert make_questions(Config(seed=4, train_size=60, test_size=20)) != questions
-
-
-def test_the_prompt_is_the_papers_and_the_question(questions):
-    for row in make_rows(smollm2.LEG_COUNTING, "train", questions["train"]):
-        system, user = row["prompt"]
-        assert system == {"role": "system", "content": SYSTEM_PROMPT}
-        assert "how many legs" in user["content"]
 
 
 def test_a_solution_has_the_full_reward_and_its_equation_holds(questions):

@@ -50,12 +50,12 @@ def rows(out, split):
     return pq.read_table(out / f"{split}.parquet").to_pylist()
 
 
-@pytest.fixture(params=TASKS)
+@pytest.fixture(params=TASKS, scope="module")
 def task(request):
     return request.param
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def questions(task):
     """200 questions of one task."""
     if "spell" in task or "counting" in task:
@@ -71,7 +71,7 @@ def test_decoding_gives_the_text_back(tokenizer, questions):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_every_tag_is_several_tokens(tokenizer):
+def test_every_tag_is_several_tokens_inside_a_completion_too(tokenizer):
     pieces = {tag: tokenizer.convert_ids_to_tokens(tokenizer.encode(tag)) for tag in TAGS}
     assert pieces == {
         "<reasoning>": ["<", "reason", "ing", ">"],
@@ -79,20 +79,8 @@ def test_every_tag_is_several_tokens(tokenizer):
         "<answer>": ["<", "answer", ">"],
         "</answer>": ["</", "answer", ">"],
     }
-
-
-def test_tags_keep_their_tokens_inside_a_completion(tokenizer):
     apart = [tokenizer.encode(part) for part in (*TAGS[:2], TAGS[2], "132", TAGS[3])]
     assert tokenizer.encode("<reasoning></reasoning><answer>132</answer>") == sum(apart, [])
-
-
-def test_a_prompt_ends_where_the_assistant_begins(tokenizer):
-    prompt = tiny.encode_prompt(tokenizer, "47+85=")
-    assert tokenizer.decode(prompt) == "<|user|>47+85=<|assistant|>"
-    assert (
-        tokenizer.decode([*prompt, tokenizer.eos_token_id, tokenizer.pad_token_id], skip_special_tokens=True)
-        == "47+85="
-    )
 
 
 def test_test_prompts_are_not_among_the_training_prompts(out):
@@ -160,9 +148,7 @@ def test_a_short_warm_start_is_written_in_hugging_face_format(out, tokenizer):
     generation_config.pop("transformers_version")
     assert generation_config == ids  # and no sampling default
 
-    report = json.loads((out / "warm_start.json").read_text())
-    statistics = report["statistics"]
-    assert set(statistics) == {"reward", "format", "accuracy", "strict_format", "entropy", "response_length"}
+    statistics = json.loads((out / "warm_start.json").read_text())["statistics"]
     assert 0 < statistics["response_length"] <= tiny.max_response_length(SHORT.task)
     assert 0 < statistics["entropy"] <= torch.tensor(len(tokenizer)).log()
 
@@ -184,11 +170,9 @@ def test_the_seed_decides_weights_and_prompts(tmp_path):
         weights = AutoModelForCausalLM.from_pretrained(tmp_path / name / "model").lm_head.weight
         return weights, rows(tmp_path / name, "train")
 
-    (weights, prompts), (same_weights, same_prompts), (other_weights, other_prompts) = (
-        made("a", 0),
-        made("b", 0),
-        made("c", 1),
-    )
+    weights, prompts = made("a", 0)
+    same_weights, same_prompts = made("b", 0)
+    other_weights, other_prompts = made("c", 1)
     assert prompts == same_prompts != other_prompts
     torch.testing.assert_close(weights, same_weights)
     assert not torch.allclose(weights, other_weights)

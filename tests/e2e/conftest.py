@@ -12,6 +12,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")
+def environment():
+    """The variables of a run without an accelerator."""
+    variables = {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HYDRA_FULL_ERROR": "1"}
+    variables |= {"RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    variables["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where the recipes find python3
+    # For gloo_checkpoint_engine and calculator, which Ray's workers import.
+    variables["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return os.environ | variables
+
+
+@pytest.fixture(scope="session")
 def task():
     """The CPU recipe's task and warm-started model; its cache is shared with the recipe."""
     path = ROOT / ".cache/arithmetic-seed1"
@@ -20,31 +31,19 @@ def task():
 
 
 @pytest.fixture
-def train(task, tmp_path):
+def train(task, environment, tmp_path):
     """Run verl's trainer through the launcher, two prompts a step; returns the process, or its result."""
     out = tmp_path / "run"
 
     def launch(*overrides, steps=2, wait=True, options=("--stall", "120"), module="verl.trainer.main_ppo", out=out):
         command = [sys.executable, "-m", "gtpo_verl", "run", "--out", str(out), *options, "--"]
-        command += [
-            sys.executable,
-            "-m",
-            module,
-            "--config-path",
-            str(ROOT / "recipes/config"),
-            "--config-name",
-            "gtpo_cpu",
-            f"task_dir={task}",
-        ]
-        command += ["data.train_batch_size=2", f"trainer.total_training_steps={steps}"]
-        command += [f"trainer.default_local_dir={out / 'checkpoints'}", *overrides]
-        env = {**os.environ, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        # For gloo_checkpoint_engine, which Ray's workers import.
-        env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests"), *filter(None, [env.get("PYTHONPATH")])])
-        env |= {"RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+        command += [sys.executable, "-m", module, "--config-path", str(ROOT / "recipes/config")]
+        command += ["--config-name", "gtpo_cpu", f"task_dir={task}", "data.train_batch_size=2"]
+        command += [f"trainer.total_training_steps={steps}", f"trainer.default_local_dir={out / 'checkpoints'}"]
+        command += overrides
         if wait:
-            return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
-        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     launch.out = out
     launch.records = lambda: [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

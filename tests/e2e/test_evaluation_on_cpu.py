@@ -1,9 +1,8 @@
 """recipes/evaluate.sh on CPU, killed between two batches and started again."""
 
+import contextlib
 import json
-import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,18 +15,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def evaluate(task, tmp_path):
+def evaluate(task, environment, tmp_path):
     """Start the evaluation of the warm-started model: 6 questions, 4 completions of each, 2 questions a batch."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data/arithmetic").symlink_to(task)
-    env = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "VERL_PLATFORM": "cpu",
+    env = environment | {
         "INFER_BACKEND": "hf",
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
         "DATASETS": "arithmetic",
         "DATA_ROOT": str(tmp_path / "data"),
         "SAMPLES": "4",
@@ -47,10 +40,8 @@ def evaluate(task, tmp_path):
 
 def kill(process):
     for member in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
-        except psutil.NoSuchProcess:
-            continue
     process.wait()
 
 

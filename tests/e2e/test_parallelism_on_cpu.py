@@ -1,6 +1,5 @@
 """The parameters after one step of verl's trainer, over every way to split it, against plain torch."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,12 +16,11 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
-def steps(task, tmp_path_factory):
+def steps(task, environment, tmp_path_factory):
     """Mode and name of each split -> what its step left."""
     out = tmp_path_factory.mktemp("steps")
-    env = {**os.environ, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, one_step.__file__, str(task), str(out)]
-    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1200)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
     assert result.returncode == 0, result.stderr[-6000:]
     return {(path.parent.name, path.stem): torch.load(path, weights_only=False) for path in Path(out).glob("*/*.pt")}
 

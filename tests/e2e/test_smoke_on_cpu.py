@@ -2,9 +2,7 @@
 
 import importlib.util
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,9 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="bash scripts/setup_cpu.sh vllm installs vLLM")
-def test_a_smoke_run_trains_an_adapter_and_finds_that_everything_works(task, tmp_path):
+def test_a_smoke_run_trains_an_adapter_and_finds_that_everything_works(task, environment, tmp_path):
     variables = {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "SMOKE": "1",
         "SMOKE_MODEL": str(task / "model"),
         "DATA_DIR": str(task),
@@ -31,15 +28,12 @@ def test_a_smoke_run_trains_an_adapter_and_finds_that_everything_works(task, tmp
         "ACTOR_LR": "0.1",
         "MAX_PROMPT_LENGTH": "16",
         "PPO_MAX_TOKEN_LEN_PER_GPU": "512",
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
     }
     log = tmp_path / "log"
     with log.open("w") as stream:
         process = subprocess.Popen(
             ["bash", str(ROOT / "recipes/run_gtpo_llama.sh")],
-            env={**os.environ, **variables},
+            env=environment | variables,
             stdout=stream,
             stderr=subprocess.STDOUT,
         )
