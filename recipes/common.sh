@@ -70,6 +70,37 @@ gpus_for() {
     echo "$n"
 }
 
+# FINETUNE, as settings of the section $1. Neither the paper nor Listing 1 gives LoRA's alpha; the authors' code takes the
+# rank.
+add_finetune_to_model() {
+    case $finetune in
+        lora)
+            MODEL+=(
+                "$1.lora_rank=$lora_rank"
+                "$1.lora_alpha=$lora_rank"
+                "$1.target_modules=[q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj]"
+            )
+            ;;
+        full) ;;
+        *) fail "FINETUNE=$finetune: must be lora or full" ;;
+    esac
+}
+
+# What verl's PPO and SFT trainers call by one name.
+set_trainer() {
+    TRAINER=(
+        seed="$seed"
+        trainer.n_gpus_per_node="$NGPUS_PER_NODE"
+        trainer.project_name="$project_name"
+        trainer.experiment_name="$experiment_name"
+        trainer.logger="[file,$logger]"
+        trainer.total_epochs="$total_epochs"
+        trainer.save_freq="$save_freq"
+        trainer.test_freq="$test_freq"
+        trainer.default_local_dir="$OUT/checkpoints"
+    )
+}
+
 # The data of the run, unless it is there already; "$@": options of `gtpo-verl data`.
 make_data() {
     if [ ! -e "$train_file" ] || [ ! -e "$val_file" ]; then

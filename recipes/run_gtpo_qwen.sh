@@ -72,21 +72,8 @@ DATA=(
     data.max_response_length="$max_response_length"
 )
 
-MODEL=(
-    actor_rollout_ref.model.path="$MODEL_PATH"
-)
-case $finetune in
-    # Neither the paper nor Listing 1 gives LoRA's alpha; the authors' code takes the rank.
-    lora)
-        MODEL+=(
-            actor_rollout_ref.model.lora_rank="$lora_rank"
-            actor_rollout_ref.model.lora_alpha="$lora_rank"
-            actor_rollout_ref.model.target_modules='[q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj]'
-        )
-        ;;
-    full) ;;
-    *) fail "FINETUNE=$finetune: must be lora or full" ;;
-esac
+MODEL=(actor_rollout_ref.model.path="$MODEL_PATH")
+add_finetune_to_model actor_rollout_ref.model
 
 ACTOR=(
     actor_rollout_ref.actor.ppo_mini_batch_size="$ppo_mini_batch_size"
@@ -152,18 +139,10 @@ ROLLOUT=(
     actor_rollout_ref.rollout.layered_summon=True
 )
 
-TRAINER=(
-    seed="$seed"
+set_trainer
+TRAINER+=(
     trainer.nnodes="$NNODES"
-    trainer.n_gpus_per_node="$NGPUS_PER_NODE"
-    trainer.project_name="$project_name"
-    trainer.experiment_name="$experiment_name"
-    trainer.logger="[file,$logger]"
-    trainer.total_epochs="$total_epochs"
-    trainer.save_freq="$save_freq"
-    trainer.test_freq="$test_freq"
     trainer.max_actor_ckpt_to_keep="$keep"
-    trainer.default_local_dir="$OUT/checkpoints"
     trainer.rollout_data_dir="$rollout_dump"
 )
 

@@ -56,17 +56,7 @@ MODEL=(
     model.path="$MODEL_PATH"
     ++model.override_config.attn_implementation="$attn_implementation"
 )
-case $finetune in
-    lora)
-        MODEL+=(
-            model.lora_rank="$lora_rank"
-            model.lora_alpha="$lora_rank"
-            model.target_modules='[q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj]'
-        )
-        ;;
-    full) ;;
-    *) fail "FINETUNE=$finetune: must be lora or full" ;;
-esac
+add_finetune_to_model model
 
 ENGINE=(
     engine.param_offload="$offload"
@@ -79,18 +69,8 @@ ENGINE=(
     ++engine.mixed_precision='{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}'
 )
 
-TRAINER=(
-    seed="$seed"
-    trainer.n_gpus_per_node="$NGPUS_PER_NODE"
-    trainer.project_name="$project_name"
-    trainer.experiment_name="$experiment_name"
-    trainer.logger="[file,$logger]"
-    trainer.total_epochs="$total_epochs"
-    trainer.save_freq="$save_freq"
-    trainer.test_freq="$test_freq"
-    trainer.max_ckpt_to_keep="$keep"
-    trainer.default_local_dir="$OUT/checkpoints"
-)
+set_trainer
+TRAINER+=(trainer.max_ckpt_to_keep="$keep")
 
 ########################### launch ###########################
 
