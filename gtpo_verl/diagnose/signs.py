@@ -79,13 +79,6 @@ class Sign(NamedTuple):
     calibrated: bool = True
 
 
-class Alarm(NamedTuple):
-    """A sign that shows for the first time, as a sentence, and whether its limit is calibrated."""
-
-    said: str
-    calibrated: bool
-
-
 def drop(trend: Trend) -> float:
     """How far a number is below its best."""
     return trend.best - trend.now
@@ -175,8 +168,12 @@ class Watch:
         if limit and "length" in windows:
             self.trends["length"].limit = limit
 
-    def observe(self, step: int, numbers: Mapping[str, float]) -> list[Alarm]:
-        """Take one more step; returns the signs that show for the first time."""
+    def observe(self, step: int, numbers: Mapping[str, float]) -> list[tuple[str, bool]]:
+        """Take one more step.
+
+        Returns:
+            The signs that show for the first time, each as a sentence, and whether its limit is calibrated.
+        """
         alarms = []
         if "reward" in self.trends:
             self.trends["reward"].floor = min(self.trends["reward"].floor, numbers.get("lowest", 0.0))
@@ -187,7 +184,7 @@ class Watch:
                 self.trends[name].add(value)
             elif name not in self._named:
                 self._named.add(name)
-                alarms.append(Alarm(f"{label(name)} is {value}. Try: {self.remedy('lr')}", True))
+                alarms.append((f"{label(name)} is {value}. Try: {self.remedy('lr')}", True))
         for sign in self._signs:
             if self.value(sign) <= sign.limit:
                 self.showing.pop(sign, None)
@@ -195,7 +192,7 @@ class Watch:
             self.showing.setdefault(sign, step)
             if sign not in self._named:
                 self._named.add(sign)
-                alarms.append(Alarm(self._sentence(sign), sign.calibrated))
+                alarms.append((self._sentence(sign), sign.calibrated))
         return alarms
 
     def value(self, sign: Sign) -> float:

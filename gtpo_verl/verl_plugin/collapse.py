@@ -67,9 +67,9 @@ class TrainerWatch:
         if self._collapse:
             raise CollapseError(f"{KEY}=stop, checkpoint of step {step} written: {self._collapse}")
         alarms = self._watch.observe(step, translate(metrics, "verl", self._limit))
-        for alarm in alarms:
-            logger.warning("watch for collapse, step %d: %s", step, alarm.said)
-        grave = [alarm.said for alarm in alarms if alarm.calibrated]
+        for said, _ in alarms:
+            logger.warning("watch for collapse, step %d: %s", step, said)
+        grave = [said for said, calibrated in alarms if calibrated]
         if grave and self._stop:
             # verl saves where it always does, at the end of the next step, whose log then ends the run.
             self._trainer.config.trainer.save_freq = 1

@@ -315,21 +315,16 @@ function tokenDetails(c, t, conflicts) {
 }
 
 function sentence(c, t, conflicts) {
-  const fate = c.fate(t), weight = amount(c.lambda[t]);
+  const fate = c.fate(t);
   if (fate === "other") return "Not trained: not the model's own token, or rejected by the trainer.";
   if (fate === "filtered") {
     return `Filtered: the mean entropy of this completion, ${number(c.trajectory_entropy)}, is above the threshold ` +
       `${number(state.threshold)}, so no token of it ${applied ? "is" : "would be"} trained on.`;
   }
-  if (fate === "protected") {
-    const course = weight === "0" ? ["It is left alone", "GTPO would leave it alone"] :
-      ["It is made less likely", "GTPO would make it less likely"].map((text) => `${text} with ${weight} times the weight`);
-    return "Protected: this completion is worse than the group's average, and better ones have the same token at the " +
-      `same place. ${course[applied ? 0 : 1]}.`;
-  }
-  if (fate === "doubled") {
-    return `Doubled: this completion is better than the group's average, and worse ones have the same token at the ` +
-      `same place. ${applied ? "It is made" : "GTPO would make it"} more likely with ${weight} times the weight.`;
+  if (fate !== "plain") {
+    const [name, own, others] = fate === "protected" ? ["Protected", "worse", "better"] : ["Doubled", "better", "worse"];
+    return `${name}: this completion is ${own} than the group's average, and ${others} ones have the same token at the ` +
+      `same place. GTPO ${applied ? "gives" : "would give"} it the weight ${amount(c.lambda[t])}.`;
   }
   if (applied && !c.keep) return "Plain: no mask holds it. The run filtered this completion.";
   const advantage = c.advantages[t];

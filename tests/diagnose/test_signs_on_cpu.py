@@ -38,7 +38,7 @@ def watch(records, steps=STEPS, framework="verl"):
 
 
 def said(records, **settings):
-    return [alarm.said for _, alarm in watch(records, **settings)[1]]
+    return [sentence for _, (sentence, _) in watch(records, **settings)[1]]
 
 
 @pytest.mark.parametrize(
@@ -60,12 +60,12 @@ def said(records, **settings):
 )
 def test_each_sign_is_named_once_with_its_numbers_and_a_remedy(within, beyond, meaning, calibrated):
     assert said(run(**within)) == []
-    watched, ((step, alarm),) = watch(run(**beyond))
+    watched, ((step, (sentence, stops)),) = watch(run(**beyond))
     assert step == 3 * STEPS - 1 and list(watched.showing.values()) == [step]
     for name in beyond:
-        assert f"{NUMBERS[name][0]} " in alarm.said and f"(first {HEALTHY[name]:.3g}" in alarm.said
-    assert meaning in alarm.said and "Try: " in alarm.said
-    assert alarm.calibrated is calibrated is ("uncalibrated" not in alarm.said)
+        assert f"{NUMBERS[name][0]} " in sentence and f"(first {HEALTHY[name]:.3g}" in sentence
+    assert meaning in sentence and "Try: " in sentence
+    assert stops is calibrated is ("uncalibrated" not in sentence)
 
 
 def test_most_completions_cut_off_from_the_start_is_a_sign_of_a_low_limit():
@@ -108,8 +108,8 @@ def test_a_sign_that_is_gone_shows_no_longer():
 
 
 def test_a_value_that_is_not_finite_is_named_once():
-    ((step, alarm),) = watch(run(entropy=math.nan))[1]
-    assert step == 2 * STEPS and alarm.said.startswith("entropy, nats per token is nan") and alarm.calibrated
+    ((step, (sentence, calibrated)),) = watch(run(entropy=math.nan))[1]
+    assert step == 2 * STEPS and sentence.startswith("entropy, nats per token is nan") and calibrated
 
 
 def test_a_reward_from_minus_one_to_one_has_lost_half_when_it_is_half_way_to_minus_one():
