@@ -161,7 +161,7 @@ def test_entropy_and_mismatch_are_heat(show):
     (cold, warm), (off, same) = colours.values()
     assert cold == same and len({cold, warm, off}) == 3
     find(driver, "article .token")[0].click()
-    assert "ratio of both\n0.500" in text(driver, "#token") and "twice, or half" in text(driver, "#scale")
+    assert "ratio of both\n0.500" in text(driver, "#token") and "a factor of 2" in text(driver, "#scale")
 
 
 def test_any_unicode_is_shown_and_no_byte_is_lost(show, tmp_path, tokenizer):

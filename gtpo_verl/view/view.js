@@ -6,7 +6,7 @@ const PARTNERS_SHOWN = 5;
 const CONTEXT = 6;
 const HEAT = {
   entropy: { share: (c, t) => c.entropy[t] / 2, ends: ["0", "2 nats and more"] },
-  mismatch: { share: (c, t) => Math.abs(c.logRatio(t)) / Math.LN2, ends: ["equal probabilities", "twice, or half, and more"] },
+  mismatch: { share: (c, t) => Math.abs(c.logRatio(t)) / Math.LN2, ends: ["equal probabilities", "a factor of 2 and more"] },
 };
 
 const $ = (id) => document.getElementById(id);
