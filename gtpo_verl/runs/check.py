@@ -55,15 +55,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _verdict(command: Sequence[str], warned: bool) -> str:
-    import torch
     import verl
 
     installed = f"GTPO is installed and hooked into verl {verl.__version__}."
     if command:
         return f"{installed} This command can run here{', with the warnings above' * warned}."
-    gpus = torch.cuda.device_count()
-    here = f"{gpus or 'No'} GPU{'s' * (gpus > 1)} here."
-    return f"{installed} {here} To check a command: gtpo-verl check -- python3 -m verl.trainer.main_ppo …"
+    return f"{installed} To check a command: gtpo-verl check -- python3 -m verl.trainer.main_ppo …"
 
 
 def check(command: Sequence[str] = ()) -> Iterator[Finding]:

@@ -96,15 +96,9 @@ def test_all_problems_are_reported_at_once(said):
 
 
 def test_a_wrong_key_of_gtpo_is_a_problem_beside_the_others(said):
-    out = said("algorithm.adv_estimator=gtpo", "+algorithm.gtpo.gama=1", "rollout.n=8", status=1)
+    out = said("algorithm.adv_estimator=gtpo", "+algorithm.gtpo.gama=1", "actor_rollout_ref.rollout.name=???", status=1)
     assert any(line.startswith("problem: algorithm.gtpo.gama=1: ") for line in out)
-    assert any(line.startswith("problem: rollout.n: ") for line in out)
-
-
-def test_a_rollout_engine_that_is_not_given_is_a_problem(said):
-    assert "problem: actor_rollout_ref.rollout.name: not given: set it to vllm or sglang" in said(
-        "actor_rollout_ref.rollout.name=???", status=1
-    )
+    assert "problem: actor_rollout_ref.rollout.name: not given: set it to vllm or sglang" in out
 
 
 def test_what_hydra_refuses_is_one_line(capsys):
@@ -113,6 +107,7 @@ def test_what_hydra_refuses_is_one_line(capsys):
     assert "verl does not accept this command: " in line and "Could not find 'model_engine/megatrn'" in line
 
 
+LORA = "actor_rollout_ref.model.lora_rank=64"
 QWEN = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True}
 QWEN |= {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "vocab_size": 151936}
 QWEN |= {"num_attention_heads": 16, "num_key_value_heads": 2}
@@ -122,13 +117,8 @@ QWEN |= {"num_attention_heads": 16, "num_key_value_heads": 2}
     ("vllm", "overrides", "tied", "fails"),
     [
         ("0.30.0", [], True, True),
-        ("0.30.0", ["actor_rollout_ref.model.lora_rank=64"], True, True),  # verl first sends the base under it
-        (
-            "0.30.0",
-            ["actor_rollout_ref.model.lora_rank=64", "actor_rollout_ref.rollout.load_format=safetensors"],
-            True,
-            False,
-        ),
+        ("0.30.0", [LORA], True, True),  # verl first sends the base under it
+        ("0.30.0", [LORA, "actor_rollout_ref.rollout.load_format=safetensors"], True, False),
         ("0.30.0", ["actor_rollout_ref.rollout.name=sglang"], True, False),
         ("0.30.0", [], False, False),
         ("0.28.1", [], True, False),
@@ -155,17 +145,12 @@ def test_a_model_that_is_not_there_is_a_problem(capsys, tmp_path):
     assert f"problem: model: {tmp_path}/none cannot be read: " in capsys.readouterr().out
 
 
-def test_without_a_command_there_is_one_sentence_and_the_hooks_only_if_asked_for(capsys, monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+def test_without_a_command_there_is_one_sentence_and_the_hooks_only_if_asked_for(capsys):
     assert main(["check"]) == 0
     (verdict,) = capsys.readouterr().out.splitlines()
-    assert (
-        verdict.startswith("GTPO is installed and hooked into verl ") and "No GPU here. To check a command: " in verdict
-    )
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert verdict.startswith("GTPO is installed and hooked into verl ") and "To check a command: " in verdict
     assert main(["check", "-v"]) == 0
-    *facts, verdict = capsys.readouterr().out.splitlines()
-    assert "2 GPUs here." in verdict and "hook on V1 trainer: yes" in facts
+    assert "hook on V1 trainer: yes" in capsys.readouterr().out.splitlines()
 
 
 def test_without_verl_or_torch_there_is_a_sentence_and_no_traceback():
