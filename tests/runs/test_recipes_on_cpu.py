@@ -150,17 +150,6 @@ def test_every_recipe_and_ablation_is_on_record_and_every_ablation_in_the_table_
     assert set(ablations()) <= named
 
 
-@pytest.mark.parametrize("script", ["run_gtpo_llama", "run_gtpo_qwen_fsdp2_multinode", "run_gtpo_qwen_megatron"])
-def test_a_grpo_twin_differs_in_estimator_loss_and_name_alone(call, tmp_path, script):
-    twins = [given_settings(call(script, ALGO=algo)[-1], tmp_path) for algo in ("gtpo", "grpo")]
-    measured = "algorithm.gtpo.initial_entropy"  # which GRPO does not read
-    assert {key.split("=")[0] for key, _ in twins[0].items() ^ twins[1].items()} - {measured} == {
-        "algorithm.adv_estimator",
-        "actor_rollout_ref.actor.policy_loss.loss_mode",
-        "trainer.experiment_name",
-    }
-
-
 def test_the_settings_that_all_recipes_share_are_the_papers():
     with initialize_config_dir(str(ROOT / "recipes/config"), version_base=None):
         config, sft = compose("gtpo"), omega_conf_to_dataclass(compose("sft").optim)
@@ -178,12 +167,6 @@ def test_the_settings_that_all_recipes_share_are_the_papers():
 
 
 # ---------------------------------------------------------------- what else the recipes do
-
-
-def test_a_users_override_comes_last(call):
-    given = call("run_gtpo_qwen", "data.max_response_length=7", "actor_rollout_ref.rollout.name=sglang")[-1]
-    config = compose_call(given)
-    assert (config.data.max_response_length, config.actor_rollout_ref.rollout.name) == (7, "sglang")
 
 
 def test_missing_data_is_made_and_present_data_is_not(call, tmp_path):
