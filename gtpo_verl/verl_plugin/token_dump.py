@@ -1,8 +1,9 @@
 """The token dump that `gtpo-verl view` reads: token ids, entropy, advantage and λ of each token of a step.
 
 A folder holds `gtpo_dump.json`, the settings of the run, and one `step_NNNNNN.jsonl` per dumped step, with one line per
-completion; docs/view.md explains the fields. Names follow prime-rl's token export where they fit. `gtpo-verl view`
-decodes the tokens after the run, with the tokenizer that `gtpo_dump.json` names.
+completion; docs/view.md explains the fields. Names follow prime-rl's token export where they fit. A new field belongs
+here, in that table, and in `view.js` where it is shown. `gtpo-verl view` decodes the tokens after the run, with the
+tokenizer that `gtpo_dump.json` names.
 
 Under another estimator than `gtpo` the λ, the entropies and the filter are what GTPO (arXiv:2508.03772) would have
 done; the advantages are the estimator's own.

@@ -52,17 +52,17 @@ def run(args: argparse.Namespace) -> int:
     if args.demo:
         if args.path or args.tokenizer or args.follow:
             raise ValueError("--demo shows a run of its own: it takes no RUN_OR_FILE, --tokenizer or --follow")
-        write_page(find_source(DEMO, str(DEMO)), args.out, "gtpo-verl view --demo", {})
-        return 0
+        args.path, args.tokenizer = DEMO, str(DEMO)
     if args.path is None:
         raise ValueError("give a RUN_OR_FILE, or --demo")
+    name = "gtpo-verl view --demo" if args.demo else str(args.path)
     pages: dict[Any, PageStep] = {}  # of files as they were, by name, size and time of change
     written, said = None, ""
     while True:
         try:
             source = find_source(args.path, args.tokenizer)
             if (found := [*map(_stamped, source.paths)]) != written:
-                write_page(source, args.out, str(args.path), pages, args.follow)
+                write_page(source, args.out, name, pages, args.follow)
                 written = found
         except NoStepYetError as error:
             if not args.follow:
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         time.sleep(_POLL_S)
 
 
-def write_page(source: Source, out: Path, name: str, pages: dict[Any, PageStep], follow: bool = False) -> None:
+def write_page(source: Source, out: Path, name: str, pages: dict[Any, PageStep], follow: bool) -> None:
     """Write the page of a source, and print what it holds.
 
     Args:

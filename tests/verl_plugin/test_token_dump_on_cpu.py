@@ -1,6 +1,7 @@
 """The token dump: what it writes, when, how much, and from which trainers."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,6 +64,9 @@ def test_a_line_has_the_parts_of_which_the_advantage_is_made(tmp_path):
     header = json.loads((tmp_path / "gtpo_dump.json").read_text())
     assert header["tokenizer"] == "/model" and header["initial_entropy"] == 0.3 and header["filter_active"] is True
     assert header["gtpo"]["entropy_threshold"] == 0.5
+    table = (Path(__file__).resolve().parents[2] / "docs/view.md").read_text().split("| field |")[1]
+    documented = re.findall(r"`(\w+)`", "".join(re.findall(r"^\|.*?\|", table, re.MULTILINE)))
+    assert {*documented} == found[0].keys() | {"inference_logprobs"}
 
 
 def test_several_updates_of_one_step_share_its_file_and_a_run_begun_anew_replaces_it(tmp_path):
