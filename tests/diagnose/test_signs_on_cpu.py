@@ -129,6 +129,9 @@ def test_a_reward_from_minus_one_to_one_has_lost_half_when_it_is_half_way_to_min
         ([{"ended": 1.0}, {"ended": 0.85}], ["ended"]),
         ([{"strict": 0.9}, {"strict": 0.3}], ["strict"]),
         ([{"accuracy": 0.1}, {"accuracy": 0.9}, {"accuracy": 0.44}], ["accuracy"]),  # below half of its best
+        ([{"accuracy": 0.1}, {"accuracy": 0.9}, {"accuracy": 0.46}], []),
+        ([{"reward": x, "lowest": -1} for x in (-0.5, 0.6, -0.19)], []),  # half of the way to the lowest
+        ([{"reward": x, "lowest": -1} for x in (-0.5, 0.6, -0.21)], ["reward"]),
         ([{"reward": 10.0}, {"reward": 9.1}], []),
         ([{"reward": 10.0}, {"reward": 8.9}], ["reward"]),  # by a tenth
         ([{"accuracy": 0.7, "reward": 10.0}, {"accuracy": 0.7, "reward": 1.0}], []),  # accuracy says more
