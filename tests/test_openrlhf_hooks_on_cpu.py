@@ -13,9 +13,6 @@ from gtpo_verl.openrlhf import hooks
 class Actor(torch.nn.Module):
     """Returns as OpenRLHF's `Actor` does; the entropy is that of the first token id."""
 
-    temperature = 1.0
-    packing_samples = False
-
     def forward(self, sequences, action_mask, return_output=False, return_entropy=False):
         log_probs = -sequences[:, 1:].float()
         if not return_output:
