@@ -1,8 +1,8 @@
 """Tasks small enough for two CPU cores, a model of 0.4 M parameters and its warm start.
 
-The tasks are two-digit addition (`arithmetic`) and subtraction, and two of
-`reasoning-gym` that are not arithmetic: `spell_backward` and `letter_counting`. `worded_counting` is the latter in
-whole sentences, of about 100 tokens and in several phrasings. `prepare` writes, for `gtpo-verl make-task arithmetic`,
+The tasks are two-digit addition (`arithmetic`) and subtraction, and two of `reasoning-gym`: `spell_backward` and
+`letter_counting`. `worded_counting` is the latter in whole sentences, of about 100 tokens and in several phrasings.
+`prepare` writes, for `gtpo-verl make-task arithmetic`,
 
 - `DIR/model`: a Qwen2 in Hugging Face format with its tokenizer, trained for a few hundred supervised steps on
   `<reasoning>…</reasoning><answer>…</answer>`, the paper's format (arXiv:2508.03772, Sec. 6). Some of those examples
@@ -29,12 +29,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    GenerationConfig,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from torch.nn.utils.rnn import pad_sequence
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from verl.utils.torch_functional import get_response_mask
 
 from gtpo_verl.cpu.make_once import make_once
@@ -275,15 +271,13 @@ def supervised_batch(
     tokenizer: PreTrainedTokenizerFast, examples: list[tuple[list[int], str]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(input_ids, labels), each (bs, longest), of (prompt ids, completion text); prompt and padding carry no loss."""
-    completions = [tokenizer.encode(text) for _, text in examples]
-    length = max(len(prompt) + len(ids) for (prompt, _), ids in zip(examples, completions, strict=True))
-    input_ids = torch.full((len(examples), length), tokenizer.pad_token_id)
-    labels = torch.full((len(examples), length), -100)
-    for row, ((prompt, _), ids) in enumerate(zip(examples, completions, strict=True)):
-        end = len(prompt) + len(ids)
-        input_ids[row, :end] = torch.tensor(prompt + ids)
-        labels[row, len(prompt) : end] = torch.tensor(ids)
-    return input_ids, labels
+    encoded = [(prompt, tokenizer.encode(text)) for prompt, text in examples]
+    input_ids = [torch.tensor(prompt + ids) for prompt, ids in encoded]
+    labels = [torch.tensor([-100] * len(prompt) + ids) for prompt, ids in encoded]
+    return (
+        pad_sequence(input_ids, batch_first=True, padding_value=tokenizer.pad_token_id),
+        pad_sequence(labels, batch_first=True, padding_value=-100),
+    )
 
 
 def train(

@@ -39,13 +39,14 @@ def run(args: argparse.Namespace) -> int:
     with redirect_stdout(sys.stderr), warnings.catch_warnings():  # what libraries print is no finding
         warnings.simplefilter("ignore")
         found = list(check(args.command))
+    problems = [x for x in found if x.remedy]
     for x in found:
         if x.advice:
             print(f"warning: {x.subject}: {x.says}: {x.advice}".replace(": \n", ":\n"))
         elif args.verbose and not x.remedy:
             print(f"{x.subject}: {x.says}")
-    problems = [": ".join(filter(None, ("problem", x.subject, x.says, x.remedy))) for x in found if x.remedy]
-    print(*problems, sep="\n", end="\n" * bool(problems))
+    for x in problems:
+        print(": ".join(filter(None, ("problem", x.subject, x.says, x.remedy))))
     if problems:
         what = "this command would fail here" if args.command else "GTPO cannot run here"
         print(f"{len(problems)} problem{'s' * (len(problems) > 1)}: {what}.")

@@ -129,17 +129,8 @@ def model_path(tmp_path_factory, model):
 
 
 def rollout_config(**overrides):
-    return RolloutConfig(
-        **dict(
-            name="hf",
-            prompt_length=8,
-            response_length=12,
-            dtype="float32",
-            tensor_model_parallel_size=1,
-            n_gpus_per_node=1,
-        )
-        | overrides
-    )
+    own = {"name": "hf", "prompt_length": 8, "response_length": 12, "dtype": "float32"}
+    return RolloutConfig(**own | {"tensor_model_parallel_size": 1, "n_gpus_per_node": 1} | overrides)
 
 
 @pytest.fixture
