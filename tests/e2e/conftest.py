@@ -35,15 +35,24 @@ def train(task, environment, tmp_path):
     """Run verl's trainer through the launcher, two prompts a step; returns the process, or its result."""
     out = tmp_path / "run"
 
-    def launch(*overrides, steps=2, wait=True, options=("--stall", "120"), module="verl.trainer.main_ppo", out=out):
+    def launch(
+        *overrides,
+        steps=2,
+        wait=True,
+        options=("--stall", "120"),
+        module="verl.trainer.main_ppo",
+        out=out,
+        **variables,
+    ):
         command = [sys.executable, "-m", "gtpo_verl", "run", "--out", str(out), *options, "--"]
         command += [sys.executable, "-m", module, "--config-path", str(ROOT / "recipes/config")]
         command += ["--config-name", "gtpo_cpu", f"task_dir={task}", "data.train_batch_size=2"]
         command += [f"trainer.total_training_steps={steps}", f"trainer.default_local_dir={out / 'checkpoints'}"]
         command += overrides
+        env = environment | variables
         if wait:
-            return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     launch.out = out
     launch.records = lambda: [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

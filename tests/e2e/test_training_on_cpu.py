@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from importlib.metadata import entry_points
 
 import pytest
 import torch
@@ -165,6 +166,64 @@ def test_verls_experimental_trainers_train(train, module, overrides):
         assert record["gtpo/entropy/mean"] == pytest.approx(record["actor/entropy"], rel=0.2)
     # The first rollouts are the first policy's, and its entropies with them.
     assert records[0]["training/rollout_probs_diff_max"] < 1e-3
+
+
+# How long things took, and how old verl takes cached rollouts to be; the cache, and what gRPC says now and then.
+VARIES, NOISE = re.compile("timing|perf/|off_policy|fully_async|dynamic"), re.compile(r"Skip\(\)|RAW: ")
+# The process that computes rewards loads this, and says once whether verl has loaded the plugin.
+REWARD = """
+import sys
+from gtpo_verl.paper.reward import compute_score
+print("plugin loaded:", "gtpo_verl.verl_plugin" in sys.modules)
+"""
+# One prompt in flight and no staleness: fully_async then trains on one prompt after the other.
+IN_TURN = (
+    "++async_training.staleness_threshold=0",
+    "++rollout.total_rollout_steps=2",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=1",
+)
+
+
+@pytest.mark.parametrize(
+    ("module", "cache", "overrides"),
+    [
+        ("trainer.main_ppo", "rollout_tq", ()),
+        ("trainer.main_ppo", "rollout", ("trainer.use_v1=False",)),
+        (
+            "experimental.fully_async_policy.fully_async_main",
+            "async_rollout",
+            (*ROLLOUT_APART, *FULLY_ASYNC, *IN_TURN),
+        ),
+    ],
+    ids=["v1", "legacy", "fully_async"],
+)
+def test_a_grpo_run_is_bit_for_bit_and_line_for_line_what_it_is_without_the_plugin(
+    train, module, cache, overrides, tmp_path
+):
+    """The second run trains on the first one's rollouts, by verl's cache: sampled tokens depend on the time at which
+    requests arrive."""
+    (tmp_path / "reward.py").write_text(REWARD)
+    overrides += ("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla")
+    overrides += (f"skip.{cache}.enable=true", f"skip.{cache}.dump_dir={tmp_path}", f"skip.{cache}.steps=[1,2]")
+    overrides += ("trainer.save_freq=2", "actor_rollout_ref.actor.checkpoint.save_contents=[hf_model]")
+    overrides += (f"reward.custom_reward_function.path={tmp_path / 'reward.py'}",)
+    others = ",".join(plugin.name for plugin in entry_points(group="verl.plugins") if plugin.name != "gtpo")
+    weights, numbers, said = [], [], []
+    for out, plugins in ((tmp_path / "without", others), (tmp_path / "with", "auto")):
+        options = ("--stall", "400")
+        run = train(*overrides, module=f"verl.{module}", options=options, out=out, VERL_USE_EXTERNAL_PLUGINS=plugins)
+        assert run.returncode == 0, run.stdout + run.stderr
+        (model,) = out.glob("checkpoints/global_step_2/**/model.safetensors")
+        weights.append(load_file(model))
+        records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+        numbers.append([{key: x for key, x in record.items() if not VARIES.search(key)} for record in records])
+        log = (out / "train.log").read_text()
+        lines = re.sub(r"^\x1b\[\d+m\(.*? pid=.*?\)\x1b\[0m |\x1b\[\d+m", "", log, flags=re.MULTILINE)
+        said.append({re.sub(r"[\da-f-]*\d[\da-f.-]*", "0", line) for line in lines.splitlines()})
+    without, with_plugin = weights
+    assert without and all(torch.equal(with_plugin[name], weight) for name, weight in without.items())
+    assert numbers[0] == numbers[1] and any(record["actor/grad_norm"] > 0 for record in numbers[0])
+    assert {line for line in said[1] - said[0] if not NOISE.search(line)} == {"plugin loaded: True"}
 
 
 def test_run_that_cannot_go_on_ends_with_the_workers_error_in_sight(train, tmp_path):
