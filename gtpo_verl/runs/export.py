@@ -86,10 +86,11 @@ def find_shards(checkpoint: Path) -> tuple[Path, str]:
     """The folder with the policy's shards, and the backend that wrote them (fsdp or megatron).
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are none, or their `fsdp_config.json` is damaged.
     """
     for folder in (checkpoint / "actor", checkpoint):
-        if (folder / "fsdp_config.json").is_file():
+        if (config := folder / "fsdp_config.json").is_file():
+            read_record(config, "world_size")  # verl would not name a file that was cut off
             return folder, "fsdp"
         if (folder / "model/huggingface").is_dir():
             return folder, "megatron"
