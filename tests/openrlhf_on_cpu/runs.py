@@ -120,6 +120,7 @@ def train(task, out, estimator, broken="", **kwargs):
     variables = environment(OPENRLHF_CPU_RECORD=str(out / "record"), OPENRLHF_CPU_BREAK=broken)
     with open(out / "log", "w") as log:
         words = command(task, out, estimator, **kwargs)
-        done = subprocess.run(words, env=variables, cwd=out, stdout=log, stderr=subprocess.STDOUT, timeout=900)
+        # The first run also compiles extensions of DeepSpeed, which took 15 minutes beside other processes.
+        done = subprocess.run(words, env=variables, cwd=out, stdout=log, stderr=subprocess.STDOUT, timeout=3600)
     assert done.returncode == 0, "".join(open(out / "log").readlines()[-60:])
     return Run(out)
