@@ -187,6 +187,8 @@ def facts() -> dict[str, object]:
     progress = part_two.progress()
     found["table progress"] = markdown(["block of part two", "runs"], progress)
     found |= {f"progress {block.split('.')[0]}": runs for block, runs in progress}
+    for run in part_two.results(blocks()["1a. rates of the real model"]).to_dict("records"):
+        found |= {f"1a {run['method']} {rate(run['lr'])}: {name}": f"{run[name]:.2f}" for name in part_two.ENDPOINTS}
     for name, (header, rows) in part_two.evidence().items():
         found[f"table {name}"] = markdown(header, rows) if rows else "None of these runs is complete."
     return found | _confirmed()
