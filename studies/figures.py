@@ -35,8 +35,10 @@ def answer() -> Any:
             mean = np.convolve(strict, np.ones(10) / 10, "valid")
             width = 1 + rates.index(cell.lr)
             left.plot(np.arange(len(mean)) + 10, mean, color=_COLOUR[cell.method], lw=width, alpha=0.85)
-        left.set(ylim=(-0.03, 1.03), xlabel="step", ylabel="completions that end cleanly, ten steps")
-        left.set_title(f"SmolLM2-135M; thin to thick: rate {', '.join(map(rate, rates))}")
+        left.set(ylim=(-0.03, 1.03), xlabel="step", ylabel="completions that end cleanly")
+        left.set_title("SmolLM2-135M while it trains, one seed at each rate")
+        widths = [plt.Line2D([], [], color=GREY, lw=1 + i, label=f"rate {rate(lr)}") for i, lr in enumerate(rates)]
+        left.legend(handles=widths, loc="center right", frameon=False)
         for offset, method in zip((-0.27, 0, 0.27), _MAIN, strict=True):
             for column, lr in enumerate(RATES):
                 runs = runs_of(cell for cell in TABLES["main"] if (cell.method, cell.lr) == (method, lr))
