@@ -34,7 +34,7 @@ from studies.logs import (
     runs_of,
     stretches,
 )
-from studies.plan import HERE, MIDDLE, RATES, ROOT, TABLES, USUAL, Cell, Start, blocks, one_prompt
+from studies.plan import HERE, MIDDLE, RATES, ROOT, TABLES, USUAL, Cell, Start, blocks, one_prompt, read_log
 
 OUT = ROOT / "docs/results/study"
 PAGE = ROOT / "docs/study.md"
@@ -187,7 +187,9 @@ def facts() -> dict[str, object]:
     progress = part_two.progress()
     found["table progress"] = markdown(["block of part two", "runs"], progress)
     found |= {f"progress {block.split('.')[0]}": runs for block, runs in progress}
-    for run in part_two.results(blocks()["1a. rates of the real model"]).to_dict("records"):
+    rates = [(cell, seed) for cell, seed in blocks()["1a. rates of the real model"] if cell.log(seed).exists()]
+    found["1a start"] = f"{np.mean([read_log(cell.log(seed))['steps']['strict'][0] for cell, seed in rates]):.2f}"
+    for run in part_two.results(rates).to_dict("records"):
         found |= {f"1a {run['method']} {rate(run['lr'])}: {name}": f"{run[name]:.2f}" for name in part_two.ENDPOINTS}
     for name, (header, rows) in part_two.evidence().items():
         found[f"table {name}"] = markdown(header, rows) if rows else "None of these runs is complete."
