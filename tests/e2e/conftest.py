@@ -51,7 +51,7 @@ def train(task, environment, tmp_path):
         command += overrides
         env = environment | variables
         if wait:
-            return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+            return subprocess.run(command, env=env, capture_output=True, text=True, timeout=1800)
         return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     launch.out = out

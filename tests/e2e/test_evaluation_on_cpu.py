@@ -61,7 +61,7 @@ def test_a_killed_evaluation_keeps_its_batches_and_loses_no_completion(evaluate,
     with log.open("w") as stream:
         process = evaluate(stream)
         try:
-            assert process.wait(timeout=400) == 0, log.read_text()[-4000:]
+            assert process.wait(timeout=1800) == 0, log.read_text()[-4000:]
         finally:
             if process.poll() is None:
                 kill(process)

@@ -31,8 +31,8 @@ def ray_worker(process, title):
 
 
 def ends(process):
-    """What a run prints that cannot go on, and has five minutes to say so."""
-    output, _ = process.communicate(timeout=300)
+    """What a run prints that cannot go on."""
+    output, _ = process.communicate(timeout=900)
     assert process.returncode not in (0, None), output
     assert "the run failed: " in output
     return output
@@ -75,7 +75,7 @@ def test_each_start_after_a_fault_goes_on_from_the_last_whole_checkpoint(train):
     killed_at.add(saved)
 
     command = ["bash", str(train.out / "command.sh")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=1800)
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"step {saved + 1}/9" in result.stdout and f"step {saved}/9" not in result.stdout
     assert "step 9/9" in result.stdout

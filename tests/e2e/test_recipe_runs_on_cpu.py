@@ -41,7 +41,7 @@ def recipe(task, environment, tmp_path):
         with (tmp_path / f"{script}.log").open("w+") as log:
             process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
             try:
-                ended_with = process.wait(timeout=600)
+                ended_with = process.wait(timeout=1800)
             finally:
                 end_process(process)  # verl can wait for ever for a worker that has failed
             log.seek(0)

@@ -38,7 +38,7 @@ def test_a_smoke_run_trains_an_adapter_and_finds_that_everything_works(task, env
             stderr=subprocess.STDOUT,
         )
         try:
-            status = process.wait(timeout=800)
+            status = process.wait(timeout=1800)
         finally:
             end_process(process)
     output, out = log.read_text(), tmp_path / "run_smoke"

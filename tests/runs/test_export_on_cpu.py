@@ -124,7 +124,7 @@ def test_vllm_loads_an_export_and_finds_the_log_probs_of_the_trained_model(save,
     model, adapter = (base, out) if lora else (out, "")
     command = [sys.executable, "-c", IN_VLLM, model, adapter, json.dumps(tokens.tolist())]
     env = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
     assert result.returncode == 0, result.stdout + result.stderr
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("shown")]
     found = torch.tensor(json.loads(line.removeprefix("shown")))

@@ -58,7 +58,7 @@ def call(tmp_path):
             **variables,
         }
         command = ["bash", str(ROOT / "recipes" / f"{script}.sh"), *args]
-        finished = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        finished = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=900)
         assert finished.returncode == 0, finished.stderr[-2000:]
         return [json.loads(line) for line in calls.read_text().splitlines()]
 

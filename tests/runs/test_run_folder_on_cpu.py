@@ -119,7 +119,7 @@ def test_the_written_command_runs_again_with_the_variables_it_needs_and_no_secre
     text = (out / "command.sh").read_text()
     assert "hidden" not in text and "HF_TOKEN" not in text
     monkeypatch.setenv("VERL_PLATFORM", "another")
-    subprocess.run(["bash", str(out / "command.sh")], capture_output=True, timeout=120)
+    subprocess.run(["bash", str(out / "command.sh")], capture_output=True, timeout=900)
     assert "a b [\"x='y z'\", 'trainer.logger=[file]']" in (out / "train.log").read_text()
 
 

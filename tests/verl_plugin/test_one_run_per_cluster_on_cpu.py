@@ -85,7 +85,7 @@ def ask(process, what="?"):
 def test_a_second_run_in_a_ray_cluster_is_refused_and_told_of_the_first(start):
     first = start("first")
     address = first.stdout.readline().strip()
-    output, error = start("second", address).communicate(timeout=300)
+    output, error = start("second", address).communicate(timeout=900)
     assert output == "" and "another run of verl is training in this Ray cluster (Ray job 01000000" in error
     assert f"process {first.pid} on " in error and "start a separate cluster for this run" in error
     assert "another run of verl is training in this Ray cluster (Ray job 01000000" in ask(first, "again")

@@ -31,7 +31,7 @@ NOT_LOADED = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": 
 
 def run_python(code, **environment):
     env = os.environ | environment
-    result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300)
+    result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=900)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip().splitlines()[-1]
 
@@ -62,7 +62,7 @@ logging.getLogger("gtpo_verl.paper.reward").warning("seen")
 """
     for level in (logging.DEBUG, logging.ERROR):
         command = [sys.executable, "-c", code, str(level)]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=900)
         assert result.returncode == 0 and result.stderr.count("seen") == 2, result.stderr
 
 

@@ -66,7 +66,7 @@ def exchange():
         handle = f"ipc://{folder}/rl-colocate-zmq-01000000-replica-0-rank-0.sock"
         command = [sys.executable, "-c", TWO_RUNS, handle, json.dumps(raylets), str(receivers)]
         env = os.environ | {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"} | environment
-        result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+        result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
         assert result.returncode == 0, result.stderr
         return json.loads(result.stdout.splitlines()[-1])
 
@@ -118,7 +118,7 @@ def test_the_processes_of_a_ray_node_agree_on_a_name_and_two_rays_do_not():
         subprocess.Popen([sys.executable, "-c", "input()\n" + NAMES], env=env, **pipes) as second,
     ):
         job_a, trainer_a, server_a = first.stdout.readline().split()
-        job_b, trainer_b, server_b = second.communicate("start\n", timeout=300)[0].split()
+        job_b, trainer_b, server_b = second.communicate("start\n", timeout=900)[0].split()
         first.stdin.close()
     assert job_a == job_b == "01000000"
     assert trainer_a == server_a != trainer_b == server_b
