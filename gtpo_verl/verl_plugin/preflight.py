@@ -258,16 +258,15 @@ def departures(config: DictConfig) -> list[Departure]:
     note = f"; {loss_mode} {change}" if (change := _LOSSES_THAT_CHANGE_LAMBDA.get(loss_mode)) else ""
     papers = {LOSS_MODE: (NAMES, f"gtpo (Eq. 11: no clipping){note}"), **_PAPERS}
     papers[f"{_ROLLOUT}.dtype"] = _trained_in(config), "the precision of training (verl #8076)"
-    biased = _first_batch(config) if _measures_initial_entropy(config) else ""
-    if VerlGTPOConfig.from_config(config.algorithm).entropy_from == "update":
-        biased = ""
+    from_update = VerlGTPOConfig.from_config(config.algorithm).entropy_from == "update"
+    if from_update:
         if _differing(config, _updates(config)):
             own = "old_log_prob (with several updates per rollout, ⟨H⟩ is that of the policy at a completion's update)"
             papers[_ENTROPY_FROM] = (), own
         if loss_mode in NAMES:
             papers[_BYPASS] = (False,), "False (the gtpo loss does not bound π/π_rollout; loss_mode=vanilla does)"
     found = _differing(config, papers)
-    if biased:
+    if _measures_initial_entropy(config) and not from_update and (biased := _first_batch(config)):
         paper = (
             f"mean of {PAPER_SAMPLES} prompts (Sec. 5.2); this run's first batch holds {biased}: measure it with "
             f"`gtpo-verl initial-entropy` and set {_INITIAL_ENTROPY}"
