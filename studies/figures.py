@@ -10,7 +10,20 @@ from matplotlib.axes import Axes
 from gtpo_verl.config import LN2
 from gtpo_verl.paper.plots import COLOURS, GREY, STYLE
 from studies.logs import STRETCH, TASKS, TITLES, K, Run, lost, rate, runs_of, stretches
-from studies.plan import ADDITION, COUNTING, MIDDLE, RATES, SPELLING, TABLES, USUAL, Cell, blocks, read_log
+from studies.plan import (
+    ADDITION,
+    COUNTING,
+    MIDDLE,
+    RATES,
+    REAL_RATES_BLOCK,
+    SPELLING,
+    TABLES,
+    USUAL,
+    Cell,
+    blocks,
+    complete,
+    read_log,
+)
 
 _COLOUR = {
     "gtpo": COLOURS[0],
@@ -28,11 +41,10 @@ def answer() -> Any:
     """Clean endings of GRPO and GTPO in two panels: a real model while it trains, and runs of the tiny one by rate."""
     with plt.rc_context(STYLE):
         figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-        real = [cell for cell, seed in blocks()["1a. rates of the real model"] if cell.log(seed).exists()]
-        rates = sorted({cell.lr for cell in real})
-        for cell in real:
-            strict = read_log(cell.log(1))["steps"]["strict"]
-            mean = np.convolve(strict, np.ones(10) / 10, "valid")
+        real = complete(blocks()[REAL_RATES_BLOCK])
+        rates = sorted({cell.lr for cell, _ in real})
+        for cell, seed in real:
+            mean = stretches(read_log(cell.log(seed))["steps"]["strict"], 10)
             width = 1 + rates.index(cell.lr)
             left.plot(np.arange(len(mean)) + 10, mean, color=_COLOUR[cell.method], lw=width, alpha=0.85)
         left.set(ylim=(-0.03, 1.03), xlabel="step", ylabel="completions that end cleanly")
@@ -47,8 +59,7 @@ def answer() -> Any:
         right.set_xticks(range(len(RATES)), map(rate, RATES))
         right.set(ylim=(0, 9.8), xlabel="learning rate", ylabel="runs, of nine")
         right.set_title("A model of 0.4 M: runs that stopped ending cleanly")
-        handles = [plt.Line2D([], [], color=_COLOUR[method], lw=3, label=TITLES[method]) for method in _MAIN]
-        figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False)
+        _legend(figure, _MAIN)
         return figure
 
 
@@ -61,11 +72,19 @@ def overview() -> Any:
         _arms(axes[1, 0])
         _pass_at_k(axes[1, 1])
         handles = [
-            *(plt.Line2D([], [], color=_COLOUR[method], lw=3, label=TITLES[method]) for method in _MAIN),
+            *_handles(_MAIN),
             *(plt.Line2D([], [], color=GREY, marker=m, ls="", label=TASKS[start]) for start, m in _MARKER.items()),
         ]
         figure.legend(handles=handles, loc="outside upper center", ncols=6, frameon=False)
         return figure
+
+
+def _handles(methods: Sequence[str]) -> list[Any]:
+    return [plt.Line2D([], [], color=_COLOUR[method], lw=3, label=TITLES[method]) for method in methods]
+
+
+def _legend(figure: Any, methods: Sequence[str]) -> None:
+    figure.legend(handles=_handles(methods), loc="outside upper center", ncols=3, frameon=False)
 
 
 def _dots(ax: Axes, runs: Sequence[Run], position: float, metric: str, colour: str, across: bool = False) -> None:
@@ -154,6 +173,5 @@ def collapse() -> Any:
             axes[1, column].set(ylim=(-0.03, 1.03), xlabel="step")
         axes[0, 0].set_ylabel("entropy, nats per token")
         axes[1, 0].set_ylabel("strict format")
-        handles = [plt.Line2D([], [], color=_COLOUR[method], lw=3, label=TITLES[method]) for method in methods]
-        figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False)
+        _legend(figure, methods)
         return figure

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from studies.plan import (
     WORDED,
     WORDY,
     Cell,
+    complete,
     read_log,
 )
 
@@ -102,9 +104,9 @@ class Run(NamedTuple):
     seconds: float
 
 
-def stretches(values: np.ndarray) -> np.ndarray:
-    """Means over `STRETCH` consecutive steps."""
-    return np.convolve(values, np.ones(STRETCH) / STRETCH, "valid")
+def stretches(values: Sequence[float] | np.ndarray, steps: int = STRETCH) -> np.ndarray:
+    """Means over consecutive steps."""
+    return np.convolve(values, np.ones(steps) / steps, "valid")
 
 
 @functools.cache
@@ -132,9 +134,7 @@ def load(cell: Cell, seed: int) -> Run:
 
 def runs_of(cells: Iterable[Cell]) -> list[Run]:
     """The complete runs of cells, in the order of the plan."""
-    return [
-        load(cell, seed) for cell in dict.fromkeys(cells) for seed in range(1, SEEDS + 1) if cell.log(seed).exists()
-    ]
+    return [load(*run) for run in complete(product(dict.fromkeys(cells), range(1, SEEDS + 1)))]
 
 
 def lost(run: Run) -> bool:

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 
 from gtpo_verl.paper.evaluation import pass_at_k
-from studies.logs import TASKS, TITLES, Comparison, rate, signed
-from studies.plan import Cell, blocks, read_log
+from studies.logs import TASKS, TITLES, Comparison, rate, signed, stretches
+from studies.plan import Cell, blocks, complete, read_log
 
 ENDPOINTS = ("accuracy", "clean", "pass8")
 EARLY = 20
@@ -35,12 +35,11 @@ def load(cell: Cell, seed: int) -> dict[str, Any]:
     held_out, curves = record["held_out"], {name: np.array(values) for name, values in record["steps"].items()}
     samples = held_out["samples"]
     quarter = len(curves["strict"]) // 4
-    stretches = np.convolve(curves["strict"][quarter:], np.ones(quarter) / quarter, "valid")
     summary = {
         "accuracy": np.mean(held_out["right"]) / samples,
         "clean": np.mean(held_out["strict"]) / samples,
         "pass8": np.mean([pass_at_k(samples, right, 8) for right in held_out["right"]]),
-        "worst": stretches.min(),
+        "worst": stretches(curves["strict"][quarter:], quarter).min(),
         **{name: curves[name][-EARLY:].mean() for name in ("entropy", "length")},
         **{side: curves[f"conflict_{side}"][:EARLY].mean() for side in ("first", "last")},
         "template": curves["template"].mean(),
@@ -53,8 +52,7 @@ def load(cell: Cell, seed: int) -> dict[str, Any]:
 
 def results(runs: Sequence[tuple[Cell, int]]) -> pd.DataFrame:
     """A row for each that is complete."""
-    rows = [load(cell, seed) for cell, seed in runs if cell.log(seed).exists()]
-    return pd.DataFrame(rows, columns=["task", "method", "lr", "seed", *METRICS])
+    return pd.DataFrame([load(*run) for run in complete(runs)], columns=["task", "method", "lr", "seed", *METRICS])
 
 
 def at_own_best_rate(runs: pd.DataFrame) -> pd.DataFrame:
@@ -159,4 +157,4 @@ def evidence() -> dict[str, tuple[list[str], list[list[str]]]]:
 
 def progress() -> list[list[str]]:
     """A row per block: its name, and how many of its runs are complete."""
-    return [[name, f"{len(results(runs))} of {len(runs) or '?'}"] for name, runs in blocks().items()]
+    return [[name, f"{len(complete(runs))} of {len(runs) or '?'}"] for name, runs in blocks().items()]

@@ -1,8 +1,9 @@
 """What the study runs, as data: docs/study-design.md says why. A run's name is its log's, results/NAME.json.gz."""
 
+import functools
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -185,6 +186,7 @@ def one_prompt() -> list[tuple[Cell, int]]:
 LEGS, LONG_LEGS = Start("leg_counting", 5, 1.0, 4, 60), Start("leg_counting", 7, 1.0, 4, 60, animals=2)
 MANY = tuple(Start(task, prompts=8, steps=100) for task in ("letter_counting", "spell_backward", "arithmetic"))
 WORDY = tuple(Start(f"letter_counting_after_{n}", prompts=8, steps=100) for n in (20, 70, 240))
+REAL_RATES_BLOCK = "1a. rates of the real model"
 REAL_RATES = (5e-6, 1e-5, 2e-5)
 MANY_RATES = (2.5e-5, 5e-5, 1e-4, 2e-4, 4e-4)
 REAL_METHODS = {  # and whose best rate each takes
@@ -207,6 +209,12 @@ def best_rate(start: Start, method: str, rates: Sequence[float], seeds: Sequence
     return max(rates, key=lambda rate: (sum(map(held_out_accuracy, logs[rate])), -rate))
 
 
+def complete(runs: Iterable[tuple[Cell, int]]) -> list[tuple[Cell, int]]:
+    """Those that have a log."""
+    return [(cell, seed) for cell, seed in runs if cell.log(seed).exists()]
+
+
+@functools.cache  # a log never changes, and every look at the blocks reads those that rates are chosen by
 def read_log(log: Path) -> dict[str, Any]:
     """What a run of the fast loop has left."""
     return json.loads(gzip.decompress(log.read_bytes()))
@@ -243,9 +251,7 @@ def blocks() -> dict[str, list[tuple[Cell, int]]]:
     ]
     shares = [Cell(start, method, rate) for start in WORDY for method, rate in of_counting.items() if rate]
     return {
-        "1a. rates of the real model": [
-            (Cell(LEGS, method, rate), 1) for method, grid in real_rates.items() for rate in grid
-        ],
+        REAL_RATES_BLOCK: [(Cell(LEGS, method, rate), 1) for method, grid in real_rates.items() for rate in grid],
         "1b. the real model": [(cell, seed) for seed in range(2, 7) for cell in real],
         "1c. its longer answers": [
             (Cell(LONG_LEGS, method, rate), seed) for seed in range(2, 5) for method, rate in known.items()

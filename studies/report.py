@@ -34,7 +34,21 @@ from studies.logs import (
     runs_of,
     stretches,
 )
-from studies.plan import HERE, MIDDLE, RATES, ROOT, TABLES, USUAL, Cell, Start, blocks, one_prompt, read_log
+from studies.plan import (
+    HERE,
+    MIDDLE,
+    RATES,
+    REAL_RATES_BLOCK,
+    ROOT,
+    TABLES,
+    USUAL,
+    Cell,
+    Start,
+    blocks,
+    complete,
+    one_prompt,
+    read_log,
+)
 
 OUT = ROOT / "docs/results/study"
 PAGE = ROOT / "docs/study.md"
@@ -187,7 +201,7 @@ def facts() -> dict[str, object]:
     progress = part_two.progress()
     found["table progress"] = markdown(["block of part two", "runs"], progress)
     found |= {f"progress {block.split('.')[0]}": runs for block, runs in progress}
-    rates = [(cell, seed) for cell, seed in blocks()["1a. rates of the real model"] if cell.log(seed).exists()]
+    rates = complete(blocks()[REAL_RATES_BLOCK])
     found["1a start"] = f"{np.mean([read_log(cell.log(seed))['steps']['strict'][0] for cell, seed in rates]):.2f}"
     for run in part_two.results(rates).to_dict("records"):
         found |= {f"1a {run['method']} {rate(run['lr'])}: {name}": f"{run[name]:.2f}" for name in part_two.ENDPOINTS}
@@ -275,7 +289,7 @@ def _wrap(block: re.Match[str]) -> str:
 
 def main() -> int:
     """Write everything."""
-    if not any(cell.log(seed).exists() for cell, seed in one_prompt()):
+    if not complete(one_prompt()):
         print("no run is complete: bash studies/run.sh", file=sys.stderr)
         return 1
     numbers = facts()

@@ -19,7 +19,7 @@ import torch
 
 from studies.fast import Learner, build_config, hold_out, train
 from studies.missing import write_log
-from studies.plan import CONTROLS, METHODS, ROOT, Cell, Start, blocks, one_prompt, read_log
+from studies.plan import CONTROLS, METHODS, ROOT, Cell, Start, blocks, complete, one_prompt, read_log
 from studies.tasks import open_task
 
 AT_A_TIME = 12
@@ -106,8 +106,8 @@ def list_runs() -> None:
         if not runs:
             print(f"{name}: waits for the choice of a rate")
             continue
-        done = [cell.log(seed) for cell, seed in runs if cell.log(seed).exists()]
-        seconds = [read_log(log)["seconds"] for log in done]
+        done = complete(runs)
+        seconds = [read_log(cell.log(seed))["seconds"] for cell, seed in done]
         left = f", about {statistics.median(seconds) * (len(runs) - len(done)) / 3600:.1f} h left" if seconds else ""
         print(f"{name}: {len(done)} of {len(runs)} runs, {sum(seconds) / 3600:.1f} h{left}")
 
