@@ -119,7 +119,8 @@ def test_advantages_of_micro_batches_are_those_of_the_whole_rollout(stage, batch
     assert made.metrics["gtpo/filter/dropped_frac"] == pytest.approx((~expected.keep).float().mean().item())
 
 
-def test_initial_entropy_is_that_of_the_first_rollout_and_is_kept(stage, batch, tmp_path):
+def test_initial_entropy_is_that_of_the_first_rollout_and_is_kept(stage, batch, tmp_path, caplog):
+    """On three prompts, and not far from the threshold: there is a warning."""
     trainer = Trainer(batch, tmp_path, {}, **IN_ORDER)
     made = stage.GTPOStage(trainer, resumed=False)
     trainer.compute()
@@ -130,6 +131,9 @@ def test_initial_entropy_is_that_of_the_first_rollout_and_is_kept(stage, batch, 
     trainer.compute()
     assert made.metrics["gtpo/entropy/initial"] == record.value > made.metrics["gtpo/entropy/mean"]
     assert InitialEntropy.load(tmp_path) == record
+    (told,) = caplog.records
+    assert told.levelname == "WARNING" and told.getMessage().startswith("GTPO completion filter on: ")
+    assert "Other prompts might decide otherwise" in told.getMessage() and "algo.gtpo.init" in told.getMessage()
 
 
 def test_resumed_run_without_its_record_is_an_error(stage, batch, tmp_path):
@@ -138,7 +142,7 @@ def test_resumed_run_without_its_record_is_an_error(stage, batch, tmp_path):
 
 
 @pytest.mark.parametrize("resumed", [True, False])
-def test_known_initial_entropy_is_not_measured(stage, batch, tmp_path, resumed):
+def test_known_initial_entropy_is_not_measured(stage, batch, tmp_path, resumed, caplog):
     if resumed:
         InitialEntropy(0.9).save(tmp_path, GTPOConfig())
     trainer = Trainer(batch, tmp_path, {} if resumed else {"initial_entropy": 0.9}, **IN_ORDER)
@@ -146,3 +150,4 @@ def test_known_initial_entropy_is_not_measured(stage, batch, tmp_path, resumed):
     trainer.compute()
     assert (made.metrics["gtpo/entropy/initial"], made.metrics["gtpo/filter/active"]) == (0.9, 0)
     assert InitialEntropy.load(tmp_path).value == 0.9
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]

@@ -91,4 +91,5 @@ class GTPOStage:
     def _settle(self, initial_entropy: InitialEntropy) -> None:
         self._initial_entropy = initial_entropy
         path = initial_entropy.save(self.args.ckpt.path, self.config)
-        logger.info("GTPO %s; written to %s", in_openrlhf(initial_entropy.decision(self.config)), path)
+        level = logging.WARNING if initial_entropy.may_be_chance(self.config) else logging.INFO
+        logger.log(level, "GTPO %s; written to %s", in_openrlhf(initial_entropy.decision(self.config)), path)
