@@ -6,6 +6,8 @@ and exit status 2, or the module's `BAD_INPUT`. Only the module of the chosen su
 """
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -53,17 +55,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     chosen, bad_input = arguments[0], 2
     try:
-        for name, (module, summary) in COMMANDS.items():
-            command = subparsers.add_parser(
-                name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-            )
-            if name == chosen:
-                loaded = import_module(module)
-                loaded.add_arguments(command)
-                bad_input = getattr(loaded, "BAD_INPUT", bad_input)
-                command.set_defaults(run=loaded.run)
-        args = parser.parse_args(arguments)
-        return args.run(args)
+        try:
+            for name, (module, summary) in COMMANDS.items():
+                command = subparsers.add_parser(
+                    name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+                )
+                if name == chosen:
+                    loaded = import_module(module)
+                    loaded.add_arguments(command)
+                    bad_input = getattr(loaded, "BAD_INPUT", bad_input)
+                    command.set_defaults(run=loaded.run)
+            args = parser.parse_args(arguments)
+            return args.run(args)
+        finally:
+            sys.stdout.flush()  # a reader that has left, such as head, is noticed here and not while Python exits
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         said = " ".join(str(error).split()) or type(error).__name__
         # What a file holds must not steer the terminal.

@@ -1,9 +1,13 @@
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from gtpo_verl.cli import COMMANDS, main
+
+LOG = Path(__file__).resolve().parent / "diagnose/trainer_state.json"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -30,6 +34,31 @@ def test_help_needs_neither_torch_nor_verl():
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
     assert "initial-entropy" in finished.stdout
+
+
+@pytest.fixture
+def left():
+    """The writing end of a pipe whose reader has left, as `head -1` does after a line."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stream:
+        yield stream
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_ends_quietly_when_its_reader_leaves(name, left, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", left)
+    assert main([name, "--help"]) == 141
+    left.flush()  # as Python does when it exits
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_process_ends_quietly_when_its_reader_leaves(unbuffered, left):
+    command = [sys.executable, "-m", "gtpo_verl", "diagnose", LOG]
+    env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    finished = subprocess.run(command, stdout=left, stderr=subprocess.PIPE, env=env, text=True)
+    assert (finished.returncode, finished.stderr) == (141, "")
 
 
 @pytest.fixture
