@@ -4,8 +4,8 @@
 
 A run has failed once clean endings, strict format or accuracy are below half of their best. Each task is held out in
 turn: a sign gets a limit from the runs of the other tasks, which 19 of 20 of those that did not fail stay below, and is
-tried on the runs of this task; the columns add up all turns. The last columns are with the limit of the package. If
-there are several models, each is held out in turn as well. Runs that do not fill two windows are left out.
+tried on the runs of this task; the columns add up all turns. The last columns are with the limit of the package, which
+was chosen on the tiny model's runs. Runs that do not fill two windows are left out.
 """
 
 import functools
@@ -18,19 +18,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gtpo_verl.cpu.tiny import max_response_length
 from gtpo_verl.diagnose.frameworks import translate
 from gtpo_verl.diagnose.signs import NUMBERS, SIGNS, Sign, Trend, Watch, outcomes, window
 from gtpo_verl.records import read_metrics
-from studies.logs import runs_of
-from studies.plan import HERE, ROOT, TABLES
+from studies.plan import HERE, ROOT, blocks, complete, one_prompt, read_log
 
-MODEL = "a model of 0.4 M parameters"
-PAGE, TABLES_OF_PAGE = ROOT / "docs/diagnose.md", re.compile(r"^\| sign \| limit (?:.+\n)+", re.MULTILINE)
+MODEL, REAL_MODEL = "a model of 0.4 M parameters", "SmolLM2-135M"
+PAGE, TABLE_OF_PAGE = ROOT / "docs/diagnose.md", re.compile(r"^\| sign \| limit (?:.+\n)+", re.MULTILINE)
 _SOUND = 0.95
 _LIMIT = 64  # tokens of a completion under verl
-_FAST = {"ended": "eos", "accuracy": "acc"} | {
-    name: name for name in ("strict", "format", "entropy", "length", "grad_norm")
+_FAST = {"ended": "eos", "accuracy": "acc", "equal": "no_spread"} | {
+    name: name for name in ("strict", "format", "entropy", "length", "grad_norm", "dropped")
 }
 _UNDER_VERL = {"grad_norm": "actor/grad_norm", "dropped": "gtpo/filter/dropped_frac"}
 
@@ -66,7 +64,7 @@ class Run(NamedTuple):
         return self.steps[above[0]] if len(above) else None
 
 
-def observe(path: Path, task: str, completions: int, limit: int, steps: Steps) -> Run | None:
+def observe(path: Path, task: str, model: str, completions: int, limit: int, steps: Steps) -> Run | None:
     """A run from our numbers at each step, unless it is too short."""
     size = window(completions)
     if len(steps) < 2 * size:
@@ -82,7 +80,7 @@ def observe(path: Path, task: str, completions: int, limit: int, steps: Steps) -
         for sign in signs:
             values[sign].append(watch.value(sign))
     name = str(path.relative_to(ROOT)).partition(".json")[0]
-    return Run(name, task, MODEL, failed, list(steps), {sign: np.array(x) for sign, x in values.items()})
+    return Run(name, task, model, failed, list(steps), {sign: np.array(x) for sign, x in values.items()})
 
 
 def halved(watch: Watch) -> bool:
@@ -95,18 +93,18 @@ def halved(watch: Watch) -> bool:
 def stored_runs() -> list[Run]:
     """All that are long enough."""
     found = []
-    for run in runs_of(dict.fromkeys(cell for cells in TABLES.values() for cell in cells)):
-        curves = {ours: run.curves[theirs] for ours, theirs in _FAST.items()}
-        curves |= {"dropped": run.curves["dropped"]} if "dropped" in run.curves else {}
+    for cell, seed in complete([*one_prompt(), *(run for block in blocks().values() for run in block)]):
+        curves = {name: np.array(values) for name, values in read_log(cell.log(seed))["steps"].items()}
+        curves = {ours: curves[theirs] for ours, theirs in _FAST.items() if theirs in curves}
         curves["reward"] = curves["format"] + 10 * curves["accuracy"]
         steps = {i + 1: {name: float(x[i]) for name, x in curves.items()} for i in range(len(curves["reward"]))}
-        completions = 12 if run.cell.method.endswith("G12") else 8
-        limit = max_response_length(run.cell.start.task)
-        found.append(observe(run.cell.log(run.seed), run.cell.start.task, completions, limit, steps))
+        completions = 12 if cell.method.endswith("G12") else 8 * cell.start.prompts
+        model = REAL_MODEL if cell.start.is_real else MODEL
+        found.append(observe(cell.log(seed), cell.start.task, model, completions, cell.start.limit, steps))
     for path in sorted((HERE / "results/verl").rglob("*.jsonl.gz")):
-        found.append(observe(path, path.parent.name.partition("-")[0], 8, _LIMIT, _under_verl(path)))
+        found.append(observe(path, path.parent.name.partition("-")[0], MODEL, 8, _LIMIT, _under_verl(path)))
     for path in sorted((ROOT / "docs/results/cpu").glob("*.jsonl")):
-        found.append(observe(path, "arithmetic", 64, _LIMIT, _under_verl(path)))
+        found.append(observe(path, "arithmetic", MODEL, 64, _LIMIT, _under_verl(path)))
     return [run for run in found if run]
 
 
@@ -118,14 +116,14 @@ def _under_verl(path: Path) -> Steps:
     }
 
 
-def held_out(runs: Sequence[Run], by: str) -> Iterator[tuple[list[Run], list[Run]]]:
-    """The runs of each task (or model), and all others."""
-    for name in sorted({getattr(run, by) for run in runs}):
-        own = [run for run in runs if getattr(run, by) == name]
+def held_out(runs: Sequence[Run]) -> Iterator[tuple[list[Run], list[Run]]]:
+    """The runs of each task, and all others."""
+    for task in sorted({run.task for run in runs}):
+        own = [run for run in runs if run.task == task]
         yield own, [run for run in runs if run not in own]
 
 
-def row(sign: Sign, runs: Sequence[Run], by: str) -> list[str]:
+def row(sign: Sign, runs: Sequence[Run]) -> list[str]:
     """Cells of a sign's line."""
     runs = [run for run in runs if sign in run.values]
     name = sign.meaning + ("" if sign.calibrated else " (uncalibrated)")
@@ -133,7 +131,7 @@ def row(sign: Sign, runs: Sequence[Run], by: str) -> list[str]:
         return [name, "no failed run logs it", *[""] * 7]
     firsts: dict[str, int | None] = {}
     limits = []
-    for own, others in held_out(runs, by):
+    for own, others in held_out(runs):
         sound = [run.values[sign].max() for run in others if not run.failed]
         if sound:
             limits.append(float(np.quantile(sound, _SOUND)))
@@ -154,30 +152,26 @@ def counts(runs: Sequence[Run], firsts: Mapping[str, int | None]) -> list[str]:
     return [f"{len(warnings)} of {len(failed)}", f"{wrong} of {len(runs) - len(failed)}", steps]
 
 
-def table(runs: Sequence[Run], by: str) -> str:
-    """A row per sign, and one for all signs of the package that are calibrated."""
+def table(runs: Sequence[Run]) -> str:
+    """A row per sign, and for each model one for all signs of the package that are calibrated."""
     head = ["failed runs seen", "false alarms", "steps of warning"]
-    head = ["sign", f"limit from other {by}s", *head, "the package's limit", *head]
-    lines = [head, ["---"] * len(head), *(row(sign, runs, by) for sign in ALL_SIGNS)]
+    head = ["sign", "limit from other tasks", *head, "the package's limit", *head]
+    lines = [head, ["---"] * len(head), *(row(sign, runs) for sign in ALL_SIGNS)]
     calibrated = [sign for sign in SIGNS if sign.calibrated]
     steps = {run.name: [run.first_above(sign, sign.limit) for sign in calibrated] for run in runs}
     firsts = {name: min(filter(None, found), default=None) for name, found in steps.items()}
-    lines.append(["any calibrated sign", *[""] * 5, *counts(runs, firsts)])
+    for model in (MODEL, REAL_MODEL):
+        own = [run for run in runs if run.model == model]
+        lines.append([f"any calibrated sign, {model}", *[""] * 5, *counts(own, firsts)])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def tables() -> str:
-    """By task, and by model if there are several."""
-    runs = stored_runs()
-    return "\n".join(table(runs, by) for by in ("task", "model") if len({getattr(run, by) for run in runs}) > 1)
 
 
 def main() -> None:
     """Write the tables into the page, and print them and the runs with a false alarm."""
     runs = stored_runs()
     print(f"{len(runs)} runs, {sum(run.failed is not None for run in runs)} failed")
-    PAGE.write_text(TABLES_OF_PAGE.sub(lambda _: tables(), PAGE.read_text()))
-    print(f"{PAGE}: {tables()}")
+    PAGE.write_text(TABLE_OF_PAGE.sub(lambda _: table(runs), PAGE.read_text()))
+    print(f"{PAGE}: {table(runs)}")
     print("named, though they did not fail:")
     for run in runs:
         named = [sign.meaning for sign in SIGNS if sign.calibrated and run.first_above(sign, sign.limit)]

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from gtpo_verl.config import LN2
 from gtpo_verl.paper.plots import COLOURS, GREY, STYLE
 from studies.logs import STRETCH, TASKS, TITLES, K, Run, lost, rate, runs_of, stretches
+from studies.part_two import results
 from studies.plan import (
     ADDITION,
     COUNTING,
@@ -21,8 +22,6 @@ from studies.plan import (
     USUAL,
     Cell,
     blocks,
-    complete,
-    read_log,
 )
 
 _COLOUR = {
@@ -38,19 +37,17 @@ _MAIN = ("grpo", "grpo_token_mean", "gtpo")
 
 
 def answer() -> Any:
-    """Clean endings of GRPO and GTPO in two panels: a real model while it trains, and runs of the tiny one by rate."""
+    """GRPO and GTPO in two panels: held-out endpoints of a real model's runs, and the tiny one's losses by rate."""
     with plt.rc_context(STYLE):
         figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-        real = complete(blocks()[REAL_RATES_BLOCK])
-        rates = sorted({cell.lr for cell, _ in real})
-        for cell, seed in real:
-            mean = stretches(read_log(cell.log(seed))["steps"]["strict"], 10)
-            width = 1 + rates.index(cell.lr)
-            left.plot(np.arange(len(mean)) + 10, mean, color=_COLOUR[cell.method], lw=width, alpha=0.85)
-        left.set(ylim=(-0.03, 1.03), xlabel="step", ylabel="completions that end cleanly")
-        left.set_title("SmolLM2-135M while it trains, one seed at each rate")
-        widths = [plt.Line2D([], [], color=GREY, lw=1 + i, label=f"rate {rate(lr)}") for i, lr in enumerate(rates)]
-        left.legend(handles=widths, loc="center right", frameon=False)
+        real = results(blocks()[REAL_RATES_BLOCK])
+        left.scatter(real["clean"], real["accuracy"], 60, real["method"].map(_COLOUR), alpha=0.85, clip_on=False)
+        for (clean, _), runs in real.groupby([real["clean"].round(2), real["accuracy"].round(2)]):
+            place, side = ((-10, 0), "right") if clean > 0.5 else ((10, 0), "left")
+            text, at = ", ".join(map(rate, runs["lr"])), (clean, runs["accuracy"].mean())
+            left.annotate(text, at, place, textcoords="offset points", ha=side, va="center")
+        left.set(xlim=(-0.03, 1.03), ylim=(-0.03, 0.63), xlabel="completions that end cleanly", ylabel="right answers")
+        left.set_title("SmolLM2-135M after 60 steps: runs, with their learning rates")
         for offset, method in zip((-0.27, 0, 0.27), _MAIN, strict=True):
             for column, lr in enumerate(RATES):
                 runs = runs_of(cell for cell in TABLES["main"] if (cell.method, cell.lr) == (method, lr))

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from gtpo_verl.cpu.tiny import max_response_length
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 
@@ -110,6 +112,11 @@ class Start:
     def is_real(self) -> bool:
         """Whether the model is SmolLM2-135M-Instruct."""
         return self.task == "leg_counting"
+
+    @property
+    def limit(self) -> int:
+        """Most tokens of a completion."""
+        return 64 + 32 * self.animals if self.is_real else max_response_length(self.task)
 
     @property
     def dtype(self) -> torch.dtype:

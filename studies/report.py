@@ -9,6 +9,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -203,6 +204,11 @@ def facts() -> dict[str, object]:
     found |= {f"progress {block.split('.')[0]}": runs for block, runs in progress}
     rates = complete(blocks()[REAL_RATES_BLOCK])
     found["1a start"] = f"{np.mean([read_log(cell.log(seed))['steps']['strict'][0] for cell, seed in rates]):.2f}"
+    for (cell, seed), (name, steps) in product(rates, {"first": slice(20), "last": slice(-20, None)}.items()):
+        curves = read_log(cell.log(seed))["steps"]
+        for curve, digits in (("length", 0), ("template", 2), ("no_spread", 2)):
+            mean = np.mean(curves[curve][steps])
+            found[f"1a {cell.method} {rate(cell.lr)} {name}: {curve}"] = f"{mean:.{digits}f}"
     for run in part_two.results(rates).to_dict("records"):
         found |= {f"1a {run['method']} {rate(run['lr'])}: {name}": f"{run[name]:.2f}" for name in part_two.ENDPOINTS}
     for name, (header, rows) in part_two.evidence().items():

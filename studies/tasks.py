@@ -70,9 +70,8 @@ def _tiny(start: Start, seed: int, folder: Path) -> Task:
         [Asked(torch.tensor(tiny.encode_prompt(tokenizer, question.text)), question.answer) for question in split]
         for split in tiny.split_questions(warm)
     )
-    limit = tiny.max_response_length(start.task)
     least_reasoning = tiny.FURTHER_CHARACTERS.get(start.task, 0)
-    return Task(train, held_out, tokenizer, limit, *load(folder / "task/model"), 0.0, least_reasoning)
+    return Task(train, held_out, tokenizer, start.limit, *load(folder / "task/model"), 0.0, least_reasoning)
 
 
 def _smollm2(start: Start, seed: int, folder: Path) -> Task:
@@ -88,7 +87,7 @@ def _smollm2(start: Start, seed: int, folder: Path) -> Task:
         ]
         for split in ("train", "test")
     )
-    return Task(train, held_out, tokenizer, 96 if start.animals == 1 else 128, *load(folder / "warm"), 0.0, 0)
+    return Task(train, held_out, tokenizer, start.limit, *load(folder / "warm"), 0.0, 0)
 
 
 def _encode(tokenizer: Any, messages: list[dict[str, str]], add_generation_prompt: bool) -> torch.Tensor:

@@ -67,6 +67,27 @@ def test_decision_says_why_and_on_what_it_rests(entropy, config, line):
     assert entropy.decision(config) == line
 
 
+@pytest.mark.parametrize(
+    ("value", "prompts", "chance"),
+    [(0.346, 2, False), (0.347, 2, True), (1.386, 2, True), (1.387, 2, False), (0.6, 15, True), (0.6, 16, False)],
+)
+def test_few_prompts_near_the_threshold_may_be_chance(value, prompts, chance):
+    measured = InitialEntropy(value, 0.1, 8 * prompts, prompts)
+    assert measured.may_be_chance(GTPOConfig()) is chance
+    assert not measured.may_be_chance(GTPOConfig(completion_filter="always"))
+    assert not InitialEntropy(value).may_be_chance(GTPOConfig())  # given, not measured
+
+
+def test_a_run_begins_with_what_is_set_or_recorded(tmp_path):
+    record, auto, never = InitialEntropy(0.1), GTPOConfig(), GTPOConfig(completion_filter="never")
+    assert InitialEntropy.known_before(auto, None) is InitialEntropy.known_before(never, tmp_path) is None
+    with pytest.raises(ValueError, match="resumed, but .* is missing"):
+        InitialEntropy.known_before(auto, tmp_path)
+    record.save(tmp_path, auto)
+    assert InitialEntropy.known_before(auto, tmp_path) == InitialEntropy.known_before(never, tmp_path) == record
+    assert InitialEntropy.known_before(GTPOConfig(initial_entropy=0.5), tmp_path) == InitialEntropy(0.5)
+
+
 def test_record_survives_a_round_trip(tmp_path):
     measured = InitialEntropy(0.1234567890123, 0.5, 64, 8)
     path = measured.save(tmp_path / "run/checkpoints", GTPOConfig())

@@ -76,6 +76,16 @@ def test_every_metric_by_hand(threshold, dropped, dropped_groups):
     )
 
 
+def test_small_advantages_and_groups_of_equal_rewards_are_counted():
+    responses = torch.tensor([[5, 1], [5, 0], *[[7, 0]] * 4])
+    advantages = torch.tensor([0.3, -0.1, 0.0, 0.0, 0.0, 0.0])
+    ones, truncated = (responses > 0).long(), torch.zeros(6, dtype=torch.bool)
+    result = compute_gtpo_token_advantages(advantages, "ppqqrr", responses, ones, ones * 0.1, GTPOConfig(), 0.3)
+    metrics = compute_gtpo_metrics(result, GTPOConfig(), 0.3, truncated)
+    assert metrics["gtpo/lambda/signal_residual"] == pytest.approx((0.15 - 0.1) / (0.15 + 0.1))
+    assert metrics["gtpo/group/zero_std_frac"] == pytest.approx(2 / 3)
+
+
 def test_a_batch_of_padding_has_no_means():
     nothing = torch.zeros(3, 2, dtype=torch.int64)
     config = GTPOConfig(completion_filter="never")

@@ -274,7 +274,9 @@ def test_a_short_or_failed_run_under_verl_leaves_no_log(tmp_path, monkeypatch, c
     assert confirm.log_of(cell, 1).exists()
 
 
-REAL = [*(f"1a grpo {rate}: clean" for rate in ("5e-6", "1e-5", "2e-5")), "1a gtpo 5e-6: clean"]
+REAL = [
+    f"1a {run}: {of}" for run in ("grpo 5e-6", "grpo 1e-5", "grpo 2e-5", "gtpo 5e-6") for of in ("clean", "accuracy")
+]
 RESULT = ["main: gtpo lost", "main: grpo lost", "main: grpo_token_mean lost", "main: gtpo - grpo accuracy"]
 
 

@@ -240,8 +240,9 @@ def _describe(sign: Sign, watch: Watch, completions: list[dict[str, Any]]) -> di
     name, tried = sign.numbers[0], ""
     if sign.remedy == "lr" and name in ("ended", "strict"):
         tried = (
-            "half the rate kept clean endings in {kept} of {lost} runs that had lost them, "
-            "a reward for the format and nothing else in {strict_kept} of {strict} runs"
+            "half the rate kept clean endings in {kept} of {lost} runs that had lost them "
+            "(of SmolLM2-135M in {real_kept} of {real_lost}), "
+            "a reward for the format and nothing else in {strict_kept} of {strict}"
         ).format(**EVIDENCE["kept"])
     more_is_worse = not NUMBERS[name][1]
     having = [x for x in completions if name in x and (more_is_worse or x[name] != 1)]

@@ -99,6 +99,11 @@ def equal_and_worse(equal: Trend, reward: Trend) -> float:
     return equal.now if share_lost(reward) > 0.1 else 0
 
 
+def equal_and_wrong(equal: Trend, accuracy: Trend) -> float:
+    """The share of groups with equal rewards, if most answers are wrong."""
+    return equal.now if accuracy.now < 0.5 else 0
+
+
 def accuracy_lost(accuracy: Trend) -> float:
     """The share lost, if it is no small number of completions."""
     return share_lost(accuracy) if drop(accuracy) > 0.1 else 0
@@ -119,8 +124,15 @@ SIGNS = (
     Sign(("ended",), lambda ended: 1 - ended.best, 0.5, "most completions are cut off, from the start", "limit"),
     Sign(("repetition",), lambda x: x.now - x.lowest, 0.2, "completions repeat themselves", calibrated=False),
     Sign(("equal", "reward"), equal_and_worse, 0.95, "nearly all groups have equal rewards, below the best", "filter"),
+    Sign(
+        ("equal", "accuracy"),
+        equal_and_wrong,
+        0.95,
+        "nearly all groups have equal rewards, and most answers are wrong",
+        "filter",
+    ),
     Sign(("unearned",), lambda x: x.now, 0.5, "most unequal groups have no right answer", "filter", calibrated=False),
-    Sign(("strict",), drop, 0.1, "text appears outside the format, which the format reward does not see"),
+    Sign(("strict",), drop, 0.1, "completions are no longer the format alone, which the format reward does not see"),
     Sign(("format",), share_lost, 0.5, "completions lose their format"),
     Sign(("accuracy",), accuracy_lost, 0.5, "accuracy fell below half of its best"),
     Sign(("reward",), share_lost, 0.5, "the reward fell below half of its best"),

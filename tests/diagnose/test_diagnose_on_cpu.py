@@ -46,7 +46,7 @@ def command(capsys, *arguments):
     ("log", "status", "verdict", "signs"),
     [
         (HEALTHY, 0, "HEALTHY: no sign of a fault.", []),
-        (NO_END, 2, "FAILED: completions that end 0.81 at the end, best 1.00", ["text", "some completions no longer"]),
+        (NO_END, 2, "FAILED: completions that end 0.81 at the end, best 1.00", ["completions are no longer", "some"]),
         (NO_ACCURACY, 2, "FAILED: accuracy 0.07 at the end, best 0.32.", ["accuracy fell below half"]),
         (TRL, 2, "FAILED: completions that end 0.04 at the end, best 0.22.", ["most completions are cut off"]),
     ],

@@ -48,8 +48,9 @@ def said(records, **settings):
         ({"repetition": 0.219}, {"repetition": 0.221}, "completions repeat themselves", False),
         ({"equal": 0.949, "reward": 12}, {"equal": 0.951, "reward": 12}, "nearly all groups have equal rewards", True),
         ({"equal": 1, "reward": 13.51}, {"equal": 1, "reward": 13.49}, "nearly all groups have equal rewards", True),
+        ({"equal": 1, "accuracy": 0.501}, {"equal": 1, "accuracy": 0.499}, "most answers are wrong", True),
         ({"unearned": 0.5}, {"unearned": 0.501}, "most unequal groups have no right answer", False),
-        ({"strict": 0.851}, {"strict": 0.849}, "text appears outside the format", True),
+        ({"strict": 0.851}, {"strict": 0.849}, "completions are no longer the format alone", True),
         ({"format": 4.76}, {"format": 4.74}, "completions lose their format", True),
         ({"accuracy": 0.351}, {"accuracy": 0.349}, "accuracy fell below half", True),
         ({"reward": 7.51}, {"reward": 7.49}, "the reward fell below half", True),
@@ -109,7 +110,11 @@ def test_a_sign_that_is_gone_shows_no_longer():
 
 def test_a_value_that_is_not_finite_is_named_once():
     ((step, (sentence, calibrated)),) = watch(run(entropy=math.nan))[1]
-    assert step == 2 * STEPS and sentence.startswith("entropy, nats per token is nan") and calibrated
+    assert (
+        step == 2 * STEPS
+        and sentence == "entropy, nats per token is nan. Try: actor_rollout_ref.actor.optim.lr=5e-05"
+        and calibrated
+    )
 
 
 def test_a_reward_from_minus_one_to_one_has_lost_half_when_it_is_half_way_to_minus_one():
@@ -132,6 +137,8 @@ def test_a_reward_from_minus_one_to_one_has_lost_half_when_it_is_half_way_to_min
         ([{"accuracy": 0.1}, {"accuracy": 0.9}, {"accuracy": 0.46}], []),
         ([{"reward": x, "lowest": -1} for x in (-0.5, 0.6, -0.19)], []),  # half of the way to the lowest
         ([{"reward": x, "lowest": -1} for x in (-0.5, 0.6, -0.21)], ["reward"]),
+        ([{"reward": x, "lowest": -9} for x in (1.0, 0.1)], []),  # by a tenth of the way to the lowest
+        ([{"reward": x, "lowest": -9} for x in (1.0, -0.1)], ["reward"]),
         ([{"reward": 10.0}, {"reward": 9.1}], []),
         ([{"reward": 10.0}, {"reward": 8.9}], ["reward"]),  # by a tenth
         ([{"accuracy": 0.7, "reward": 10.0}, {"accuracy": 0.7, "reward": 1.0}], []),  # accuracy says more
@@ -196,7 +203,7 @@ def test_no_false_alarm_on_healthy_runs(log):
 
 STUDY = ROOT / "studies/results/verl"
 BESIDE, NO_END, NO_FORMAT = (
-    "text appears outside the format",
+    "completions are no longer the format alone",
     "some completions no longer end",
     "completions lose their format",
 )
@@ -211,7 +218,7 @@ SICK = {
     "arithmetic/grpo-lr0.0003-seed1": [BESIDE, NO_END, NO_ACCURACY, GROWN],
     "arithmetic/grpo-lr0.001-seed1": [CUT, NO_FORMAT, NO_REWARD, BESIDE],
     "arithmetic/gtpo-lr0.0003-seed1": [NO_ACCURACY],
-    "arithmetic/gtpo-lr0.001-seed1": [CUT, BESIDE, NO_FORMAT, NO_REWARD, ALIKE],
+    "arithmetic/gtpo-lr0.001-seed1": [CUT, BESIDE, NO_FORMAT, NO_REWARD, ALIKE, ALIKE],
     "arithmetic-100-T1/grpo-lr0.0002-seed1": [BESIDE, NO_END, GROWN],
     "letter_counting/double-lr0.0001-seed1": [BESIDE],
     "letter_counting/entropy-lr0.0001-seed1": [BESIDE, NO_END],

@@ -58,9 +58,9 @@ def test_signs_that_show_in_one_step_are_all_said():
         [*watch(trainer("stop"), records)]
     assert str(raised.value) == (
         "trainer.collapse_watch=stop, checkpoint of step 26 written: some completions no longer end: completions that "
-        "end 0 (first 1, best 1), means over 10 steps. Try: actor_rollout_ref.actor.optim.lr=5e-05; text appears "
-        "outside the format, which the format reward does not see: format and nothing else -0.045 (first 0.95, best "
-        "0.95), means over 10 steps. Try: actor_rollout_ref.actor.optim.lr=5e-05"
+        "end 0 (first 1, best 1), means over 10 steps. Try: actor_rollout_ref.actor.optim.lr=5e-05; completions are no "
+        "longer the format alone, which the format reward does not see: format and nothing else -0.045 (first 0.95, "
+        "best 0.95), means over 10 steps. Try: actor_rollout_ref.actor.optim.lr=5e-05"
     )
 
 
