@@ -181,7 +181,7 @@ def test_a_file_that_is_no_rollout_is_named(tmp_path, tokenizer, capsys, line, m
     assert message in capsys.readouterr().err and not (tmp_path / "view.html").exists()
 
 
-# ---------------------------------------------------------------- demo and --follow
+# ---------------------------------------------------------------- the demo
 
 
 def test_the_demo_needs_nothing(tmp_path, capsys):
@@ -190,27 +190,7 @@ def test_the_demo_needs_nothing(tmp_path, capsys):
     assert sum(path.stat().st_size for path in view.DEMO.iterdir()) < 200_000
 
 
-@pytest.mark.parametrize("arguments", [[], ["--demo", "dump"], ["--demo", "--follow"]])
+@pytest.mark.parametrize("arguments", [[], ["--demo", "dump"]])
 def test_what_cannot_be_meant_is_refused(arguments, capsys):
     assert cli.main(["view", *arguments]) == 2
     assert "--demo" in capsys.readouterr().err
-
-
-def test_follow_waits_for_a_run_and_writes_each_of_its_steps(tmp_path, tokenizer, monkeypatch, capsys):
-    out, run = tmp_path / "view.html", tmp_path / "dump"
-    steps = iter(STEPS.items())
-    read = []
-    monkeypatch.setattr(view, "page_step", lambda step, _: read.append(step[0]["step"]) or page_step(step, _))
-
-    def run_goes_on(seconds):
-        if not run.exists():
-            assert "waiting: " in capsys.readouterr().out
-        number, step = next(steps, (None, None))
-        if number is None:
-            raise KeyboardInterrupt
-        write_dump(run, tokenizer, {number: step})
-
-    monkeypatch.setattr(view.time, "sleep", run_goes_on)
-    assert cli.main(["view", "--follow", str(run), "--out", str(out)]) == 130
-    assert [line for line in capsys.readouterr().out.splitlines() if "steps 3" in line]
-    assert read == list(STEPS)  # none twice

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from gtpo_verl import compute_gtpo_token_advantages
 from gtpo_verl.advantage import compute_group_advantages
 from gtpo_verl.completions import Completions
 from gtpo_verl.verl_plugin.config import VerlGTPOConfig
 from gtpo_verl.verl_plugin.token_dump import TokenDump
-from gtpo_verl.view.tokens import byte_level_alphabet
 
 END = 256
 GOOD = "<reasoning>\n7 + 5 = 12\n</reasoning>"
@@ -31,7 +31,7 @@ HOSTILE = [
 
 def save_tokenizer(folder):
     """A tokenizer whose token k is the byte k, so that every character beyond ASCII is spread over several tokens."""
-    vocabulary = {character: byte for character, byte in byte_level_alphabet().items()}
+    vocabulary = {character: byte for byte, character in bytes_to_unicode().items()}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -5,17 +5,14 @@ It reads a token dump, or verl's own rollout files (`sources`), spells the token
 """
 
 import argparse
-import time
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from gtpo_verl.records import atomic_write
-from gtpo_verl.view.page import PageStep, page_step, render
-from gtpo_verl.view.sources import NoStepYetError, Source, find_source
+from gtpo_verl.view.page import page_step, render
+from gtpo_verl.view.sources import find_source
 
 DEMO = Path(str(files(__package__))) / "demo"
-_POLL_S = 2.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,8 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "example: gtpo-verl view --demo                     a run that comes with this package\n"
         "         gtpo-verl view dump                       a token dump: +algorithm.gtpo.dump_dir=$PWD/dump\n"
-        "         gtpo-verl view rollouts --tokenizer MODEL verl's own files: trainer.rollout_data_dir=$PWD/rollouts\n"
-        "         gtpo-verl view --follow dump              rewrite the page whenever the run has dumped a step"
+        "         gtpo-verl view rollouts --tokenizer MODEL verl's own files: trainer.rollout_data_dir=$PWD/rollouts"
     )
     parser.add_argument(
         "path",
@@ -44,60 +40,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder or Hub name of the run's tokenizer: for verl's rollouts, or if the dump's own is gone",
     )
     parser.add_argument("--demo", action="store_true", help="show the run that comes with this package")
-    parser.add_argument("--follow", action="store_true", help="until Ctrl-C, rewrite the page as new steps come")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page; with --follow whenever the files change, after waiting for the first of them."""
+    """Write the page, and print what it holds."""
     if args.demo:
-        if args.path or args.tokenizer or args.follow:
-            raise ValueError("--demo shows a run of its own: it takes no RUN_OR_FILE, --tokenizer or --follow")
+        if args.path or args.tokenizer:
+            raise ValueError("--demo shows a run of its own: it takes no RUN_OR_FILE or --tokenizer")
         args.path, args.tokenizer = DEMO, str(DEMO)
     if args.path is None:
         raise ValueError("give a RUN_OR_FILE, or --demo")
-    name = "gtpo-verl view --demo" if args.demo else str(args.path)
-    pages: dict[Any, PageStep] = {}  # of files as they were, by name, size and time of change
-    written, said = None, ""
-    while True:
-        try:
-            source = find_source(args.path, args.tokenizer)
-            if (found := [*map(_stamped, source.paths)]) != written:
-                write_page(source, args.out, name, pages, args.follow)
-                written = found
-        except NoStepYetError as error:
-            if not args.follow:
-                raise
-            if str(error) != said:
-                said = str(error)
-                print(f"waiting: {said}", flush=True)
-        if not args.follow:
-            return 0
-        time.sleep(_POLL_S)
-
-
-def write_page(source: Source, out: Path, name: str, pages: dict[Any, PageStep], follow: bool) -> None:
-    """Write the page of a source, and print what it holds.
-
-    Args:
-        source: what to show.
-        out: the page.
-        name (str): where the source is, for the reader.
-        pages: finished steps, to which new ones are added.
-        follow (bool): open the page at the last step.
-    """
+    source = find_source(args.path, args.tokenizer)
     paths = thin_out(source.paths, source.size_limit)
-    for path in paths:
-        if _stamped(path) not in pages:
-            pages[_stamped(path)] = page_step(source.read(path), source.tokenizer)
-    steps = [pages[_stamped(path)] for path in paths]
-    page = render(source.header | {"follow": follow}, steps, name)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(out, page)
+    steps = [page_step(source.read(path), source.tokenizer) for path in paths]
+    page = render(source.header, steps, "gtpo-verl view --demo" if args.demo else str(args.path))
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(args.out, page)
     tokens = sum(step.summary["tokens"] for step in steps)
-    print(f"{out}: steps {len(steps)}, tokens {tokens}, {len(page) / 1e6:.1f} MB; open it in a browser", flush=True)
-    if len(paths) < len(source.paths):
-        left_out = len(source.paths) - len(paths)
-        print(f"{left_out} of {len(source.paths)} steps left out, evenly, for size; name a file to see one", flush=True)
+    print(f"{args.out}: steps {len(steps)}, tokens {tokens}, {len(page) / 1e6:.1f} MB; open it in a browser")
+    if left_out := len(source.paths) - len(paths):
+        print(f"{left_out} of {len(source.paths)} steps left out, evenly, for size; name a file to see one")
+    return 0
 
 
 def thin_out(paths: list[Path], size: int) -> list[Path]:
@@ -105,8 +68,3 @@ def thin_out(paths: list[Path], size: int) -> list[Path]:
     while len(paths) > 1 and sum(path.stat().st_size for path in paths) > size:
         paths = paths[::-2][::-1]
     return paths
-
-
-def _stamped(path: Path) -> tuple[Path, int, int]:
-    status = path.stat()
-    return path, status.st_mtime_ns, status.st_size

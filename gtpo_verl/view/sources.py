@@ -32,10 +32,6 @@ _PER_TOKEN = ("response_mask", "loss_mask", "lambda", "advantages", "entropy", "
 _DUMP_BYTES, _ROLLOUT_BYTES = 256 << 20, 24 << 20
 
 
-class NoStepYetError(ValueError):
-    """There is nothing to show, but a run may be about to write it."""
-
-
 @dataclass(frozen=True)
 class Source:
     """Where completions come from.
@@ -72,7 +68,7 @@ def find_source(path: Path, tokenizer: str | None = None) -> Source:
         return Source(header, load_tokenizer(tokenizer or header["tokenizer"]), paths, _DUMP_BYTES, read_step)
     rollouts = sorted(_rollout_files(path), key=lambda file: int(file.stem))
     if not rollouts:
-        raise NoStepYetError(
+        raise ValueError(
             f"{path} has no {HEADER_NAME} and no N.jsonl: train with +algorithm.gtpo.dump_dir=DIR or "
             "trainer.rollout_data_dir=DIR and name that folder or a file of it"
         )
@@ -97,7 +93,7 @@ def _read_dump(path: Path, headers: list[Path]) -> tuple[dict[str, Any], list[Pa
         raise ValueError(f"{headers[0]} has tokenizer {header['tokenizer']!r}, which is not a name: give --tokenizer")
     steps = [path] if path.is_file() else sorted(headers[0].parent.glob(STEP_FILES))
     if not steps:
-        raise NoStepYetError(f"{headers[0].parent} has no {STEP_FILES}: the run has not dumped a step yet")
+        raise ValueError(f"{headers[0].parent} has no {STEP_FILES}: the run has not dumped a step yet")
     return header, steps
 
 

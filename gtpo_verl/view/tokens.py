@@ -30,10 +30,12 @@ def token_pieces(tokenizer: Any, ids: Iterable[int]) -> dict[int, Piece]:
     Decoding tokens one by one would lose such bytes, so the vocabulary's own entries are read: those of a byte-level
     BPE spell each byte as a character, others have tokens like `<0xE2>`.
     """
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
     decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
     is_byte_level = decoder is not None and b"ByteLevel" in decoder.__getstate__()
     added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
-    byte_of = byte_level_alphabet()
+    byte_of = {character: byte for byte, character in bytes_to_unicode().items()}
     pieces: dict[int, Piece] = {}
     for number in ids:
         piece = tokenizer.convert_ids_to_tokens(number)
@@ -64,16 +66,6 @@ def spell(pieces: Sequence[Piece]) -> list[str]:
         words[owners[at]] += character
         at += len(character.encode(errors="surrogateescape"))
     return words
-
-
-def byte_level_alphabet() -> dict[str, int]:
-    """The byte that each character of a byte-level BPE vocabulary stands for.
-
-    Printable bytes of Latin-1 stand for themselves, the others are numbered from U+0100 on.
-    """
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = (byte for byte in range(256) if byte not in printable)
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def _text_or_bytes(piece: bytes) -> Piece:

@@ -462,7 +462,6 @@ $("run").textContent = `${run.source}: ${run.rollouts ? "verl's rollout files" :
   `completion_filter=${run.gtpo.completion_filter}, initial entropy ` +
   `${run.initial_entropy === null ? "unknown" : number(run.initial_entropy, 3)}, threshold ` +
   `${number(run.gtpo.entropy_threshold, 3)} nats per token.`);
-if (run.follow) $("run").append(" Load the page again for newer steps.");
 $("notice").hidden = applied;
 $("notice").textContent = run.rollouts ?
   "These are the rollout files of verl: text, which this page tokenises again. Ends are unknown: verl leaves " +
@@ -478,7 +477,7 @@ for (const element of document.querySelectorAll(".needs-entropy")) element.hidde
 if (window.matchMedia("(max-width: 60rem)").matches) $("guide").open = $("frequent").open = false;
 drawStrip();
 const wanted = run.steps.findIndex(({ step }) => `#${step}` === location.hash);
-goToStep(wanted >= 0 ? wanted : run.follow ? run.steps.length - 1 : 0);
+goToStep(Math.max(0, wanted));
 for (const element of document.querySelectorAll(".needs-inference")) {
   element.hidden = !groups.some(({ completions }) => completions.some((c) => c.inference_logprobs));
 }
