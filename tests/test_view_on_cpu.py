@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from gtpo_verl import cli, view
-from gtpo_verl.view.page import page_step, render, summarize
+from gtpo_verl.view.page import render, summarize
 from gtpo_verl.view.sources import find_source, read_step
 from gtpo_verl.view.tokens import load_tokenizer, token_pieces
 
@@ -109,8 +109,8 @@ def test_steps_are_thinned_out_evenly_to_a_size(tmp_path):
 
 def test_the_page_holds_no_markup_of_the_run_and_asks_for_nothing(tmp_path, tokenizer):
     source = find_source(write_dump(tmp_path, tokenizer, {1: (HOSTILE, [1.0, 0.0, 0.5], 0.2)}, prompt="</script><b>"))
-    steps = [page_step(source.read(path), source.tokenizer) for path in source.paths]
-    page = render(source.header, steps, source="</title><script>x</script>")
+    steps = map(source.read, source.paths)
+    page = render(source.header, steps, source.tokenizer, source="</title><script>x</script>")
     assert page.count("</script>") == 3 and "<img" not in page and page.count("</title>") == 1
     assert "default-src 'none'" in page
     assert not re.search(r"<[^>]+(src|href)=|https?://(?!www.w3.org/2000/svg)|@\w+@", page)

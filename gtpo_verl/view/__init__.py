@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from gtpo_verl.records import atomic_write
-from gtpo_verl.view.page import page_step, render
+from gtpo_verl.view.page import render
 from gtpo_verl.view.sources import find_source
 
 DEMO = Path(str(files(__package__))) / "demo"
@@ -52,12 +52,11 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("give a RUN_OR_FILE, or --demo")
     source = find_source(args.path, args.tokenizer)
     paths = thin_out(source.paths, source.size_limit)
-    steps = [page_step(source.read(path), source.tokenizer) for path in paths]
-    page = render(source.header, steps, "gtpo-verl view --demo" if args.demo else str(args.path))
+    name = "gtpo-verl view --demo" if args.demo else str(args.path)
+    page = render(source.header, map(source.read, paths), source.tokenizer, name)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(args.out, page)
-    tokens = sum(step.summary["tokens"] for step in steps)
-    print(f"{args.out}: steps {len(steps)}, tokens {tokens}, {len(page) / 1e6:.1f} MB; open it in a browser")
+    print(f"{args.out}: steps {len(paths)}, {len(page) / 1e6:.1f} MB; open it in a browser")
     if left_out := len(source.paths) - len(paths):
         print(f"{left_out} of {len(source.paths)} steps left out, evenly, for size; name a file to see one")
     return 0

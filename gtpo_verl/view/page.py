@@ -5,52 +5,37 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from importlib.resources import files
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 from gtpo_verl.view.tokens import Piece, spell, token_pieces
 
 
-class PageStep(NamedTuple):
-    """A step as the page holds it.
-
-    Args:
-        summary: numbers for the strip.
-        data (str): the element that holds its groups.
-        pieces: what its tokens spell.
-    """
-
-    summary: dict[str, Any]
-    data: str
-    pieces: dict[int, Piece]
-
-
-def page_step(step: list[dict[str, Any]], tokenizer: Any) -> PageStep:
-    """The completions of a step, as `gtpo_verl.view.sources` reads them, in the form of the page."""
-    summary = summarize(step)
-    ids = {id for completion in step for name in ("prompt_ids", "token_ids") for id in completion[name]}
-    pieces = token_pieces(tokenizer, ids)
-    return PageStep(summary, _data_element(f"step-{summary['step']}", list(_groups(step, pieces))), pieces)
-
-
-def render(header: dict[str, Any], steps: Sequence[PageStep], source: str) -> str:
+def render(header: dict[str, Any], steps: Iterable[list[dict[str, Any]]], tokenizer: Any, source: str) -> str:
     """The page; all data of the run in it is ASCII.
 
     Args:
         header: of the source.
-        steps: in their order.
+        steps: the completions of each, as `gtpo_verl.view.sources` reads them, in their order.
+        tokenizer: of the run.
         source (str): where the steps came from, for the reader.
     """
-    pieces = {id: piece for step in steps for id, piece in step.pieces.items()}
-    run_data = header | {"source": source, "pieces": pieces, "steps": [step.summary for step in steps]}
+    pieces: dict[int, Piece] = {}
+    summaries, data = [], []
+    for step in steps:
+        ids = {id for completion in step for name in ("prompt_ids", "token_ids") for id in completion[name]}
+        pieces |= token_pieces(tokenizer, ids - pieces.keys())
+        summaries.append(summarize(step))
+        data.append(_data_element(f"step-{step[0]['step']}", list(_groups(step, pieces))))
+    run_data = header | {"source": source, "pieces": pieces, "steps": summaries}
     script = _asset("view.js")
     digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
     parts = {
         "title": html.escape(f"GTPO token view: {source}"),
         "css": _asset("view.css"),
-        "data": "\n".join([_data_element("run-data", run_data), *(step.data for step in steps)]),
+        "data": "\n".join([_data_element("run-data", run_data), *data]),
         "script": script,
         "script_hash": f"sha256-{digest}",
     }
