@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gtpo_verl.cpu.tiny import max_response_length
+from studies.questions import max_response_length
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -93,7 +93,7 @@ class Start:
     """A task, the model that all methods start from, and how long they train.
 
     Args:
-        task: one of `gtpo_verl.cpu.tiny.TASKS`, or `leg_counting`, which has a real language model.
+        task: one of `studies.questions.TASKS`, or `leg_counting`, which has a real language model.
         warm_steps: supervised steps of the warm start.
         temperature: of sampling, and of the probabilities that are trained.
         prompts: of a step.

@@ -1,7 +1,7 @@
 """What a run of the study starts from: questions, a model after its warm start, and that model's mean entropy.
 
-The tasks of `gtpo_verl.cpu.tiny` have the model of 0.4 M parameters; `leg_counting` has SmolLM2-135M-Instruct
-(`gtpo_verl.cpu.smollm2`), trained on a few solutions, a question about one kind of animal or about two.
+The tasks of `studies.questions` have the model of 0.4 M parameters (`gtpo_verl.cpu.tiny`); `leg_counting` has
+SmolLM2-135M-Instruct (`gtpo_verl.cpu.smollm2`), trained on a few solutions, a question about one kind of animal or two.
 """
 
 import json
@@ -18,6 +18,7 @@ from gtpo_verl.cpu import smollm2, tiny
 from gtpo_verl.records import atomic_write
 from studies.model import Shape, Weights, load, log_probs, sample
 from studies.plan import Start
+from studies.questions import FURTHER_CHARACTERS, TASKS
 
 PAPER_PROMPTS = 100
 """On which the paper measures ⟨H⟩_ini."""
@@ -64,13 +65,14 @@ def open_task(start: Start, seed: int, outputs: Path) -> Task:
 
 def _tiny(start: Start, seed: int, folder: Path) -> Task:
     warm = tiny.WarmStartConfig(seed=seed, task=start.task, steps=start.warm_steps)
-    tiny.prepare(folder / "task", warm)
+    ask = TASKS[start.task]
+    tiny.prepare(folder / "task", warm, ask)
     tokenizer = tiny.build_tokenizer()
     train, held_out = (
         [Asked(torch.tensor(tiny.encode_prompt(tokenizer, question.text)), question.answer) for question in split]
-        for split in tiny.split_questions(warm)
+        for split in tiny.split_questions(warm, ask)
     )
-    least_reasoning = tiny.FURTHER_CHARACTERS.get(start.task, 0)
+    least_reasoning = FURTHER_CHARACTERS.get(start.task, 0)
     return Task(train, held_out, tokenizer, start.limit, *load(folder / "task/model"), 0.0, least_reasoning)
 
 

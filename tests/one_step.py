@@ -108,7 +108,7 @@ def rollouts(tokenizer):
     """{key: fields} as the agent loop puts them: groups of 8, one of 7, and in every third row a tool's tokens."""
     rng, config = random.Random(0), tiny.WarmStartConfig()
     rows = {}
-    questions = {question.text: question for question in tiny.TASKS["arithmetic"]()}
+    questions = {question.text: question for question in tiny.two_digit()}
     for question in range(PROMPTS):
         asked = questions[f"{rng.randrange(10, 100)}+{rng.randrange(10, 100)}="]
         prompt = tiny.encode_prompt(tokenizer, asked.text)

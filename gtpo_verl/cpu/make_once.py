@@ -17,10 +17,10 @@ def make_once(
     out: str | Path,
     settings: dict[str, Any],
     source: str,
-    make: Callable[[Path], dict[str, float]],
+    make: Callable[[Path], None],
     record: str,
     files: Iterable[str],
-) -> dict[str, Any]:
+) -> None:
     """Call `make` for the folder `out`, unless it holds what an earlier call made with these settings.
 
     Everything is written beside `out` and renamed when complete, so a later call never takes an interrupted one for a
@@ -30,24 +30,21 @@ def make_once(
         out: a folder of its own: new, empty, or written by an earlier call.
         settings: what decides the result, as JSON has it.
         source: the module's `__file__`.
-        make: writes the files into the folder that it is given; returns statistics to keep.
-        record: name of the JSON file for settings and statistics.
+        make: writes the files into the folder that it is given.
+        record: name of the JSON file for the settings.
         files: names of what may lie in `out` besides.
-
-    Returns:
-        The content of the record: `settings` and `statistics`.
 
     Raises:
         ValueError: `out` holds something that is not made here, which the renaming would remove.
     """
     out = Path(out).absolute()
     settings = {**settings, "source": hashlib.sha256(Path(source).read_bytes()).hexdigest()}
-    if made := _made(out / record, settings):
-        return made
+    if _is_made(out / record, settings):
+        return
     out.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(out.parent / f".{out.name}.lock"):
-        if made := _made(out / record, settings):  # by a call that held the lock
-            return made
+        if _is_made(out / record, settings):  # by a call that held the lock
+            return
         foreign = {path.name for path in out.iterdir()} - {record, *files} if out.exists() else set()
         if foreign:
             raise ValueError(
@@ -57,14 +54,12 @@ def make_once(
         with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
             work = Path(scratch) / out.name
             work.mkdir()
-            report = {"settings": settings, "statistics": make(work)}
-            (work / record).write_text(json.dumps(report, indent=2) + "\n")
+            make(work)
+            (work / record).write_text(json.dumps(settings, indent=2) + "\n")
             if out.exists():
                 shutil.rmtree(out)
             work.rename(out)
-        return report
 
 
-def _made(record: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    report = read_record(record, "settings", "statistics") if record.exists() else None
-    return report if report and report["settings"] == settings else None
+def _is_made(record: Path, settings: dict[str, Any]) -> bool:
+    return record.exists() and read_record(record) == settings

@@ -48,24 +48,21 @@ class Config:
     animals: int = 1
 
 
-def prepare(out: str | Path, config: Config) -> dict[str, Any]:
+def prepare(out: str | Path, config: Config) -> None:
     """Write the model and the questions under `out`, unless they are there, made with these settings.
-
-    Returns:
-        `settings` and `statistics`.
 
     Raises:
         ModuleNotFoundError: a package of scripts/requirements-smollm2-cpu.txt is missing.
         ValueError: `out` holds something that is not made here.
     """
 
-    def make(folder: Path) -> dict[str, float]:
+    def make(folder: Path) -> None:
         splits = make_questions(config)
         write_parquet(LEG_COUNTING, splits, folder)
         write_parquet(LEG_COUNTING, {**splits, "train": splits["train"][: config.sft_size]}, folder, sft=True)
-        return {"parameters": save_model(folder / "model"), **{name: len(rows) for name, rows in splits.items()}}
+        save_model(folder / "model")
 
-    return make_once(out, asdict(config), __file__, make, "task.json", FILES)
+    make_once(out, asdict(config), __file__, make, "task.json", FILES)
 
 
 def find_gguf() -> Path:
@@ -95,8 +92,8 @@ def load_tokenizer(gguf: Path) -> Any:
     return tokenizer
 
 
-def save_model(folder: Path) -> int:
-    """Write model and tokenizer in Hugging Face format, float32; returns the number of parameters."""
+def save_model(folder: Path) -> None:
+    """Write model and tokenizer in Hugging Face format, float32."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -107,7 +104,6 @@ def save_model(folder: Path) -> int:
     for config in (model.config, model.generation_config):
         config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     model.save_pretrained(folder)
-    return model.num_parameters()
 
 
 def make_questions(config: Config) -> dict[str, list[Row]]:

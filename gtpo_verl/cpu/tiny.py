@@ -1,29 +1,25 @@
-"""Tasks small enough for two CPU cores, a model of 0.4 M parameters and its warm start.
+"""A task small enough for two CPU cores, a model of 0.4 M parameters and its warm start.
 
-The tasks are two-digit addition (`arithmetic`) and subtraction, and two of `reasoning-gym`: `spell_backward` and
-`letter_counting`. `worded_counting` is the latter in whole sentences, of about 100 tokens and in several phrasings.
-`prepare` writes, for `gtpo-verl make-task arithmetic`,
+The task is two-digit addition; another caller may bring questions of its own. `prepare` writes, for `gtpo-verl
+make-task arithmetic`,
 
 - `DIR/model`: a Qwen2 in Hugging Face format with its tokenizer, trained for a few hundred supervised steps on
   `<reasoning>…</reasoning><answer>…</answer>`, the paper's format (arXiv:2508.03772, Sec. 6). Some of those examples
   have a damaged tag and some a wrong answer, so that reinforcement learning has something to repair;
 - `DIR/train.parquet`, `DIR/test.parquet`: prompts in verl's format, test disjoint from train;
-- `DIR/warm_start.json`: the settings and the statistics of the warm start on prompts of the test set.
+- `DIR/warm_start.json`: the settings of the warm start.
 
 What GTPO needs is kept: every tag is several tokens, the reward is the paper's, the mean entropy lies far below ln 2,
-and a completion has room for twice its natural length, 30 tokens, or 100 in words. What is not the paper's: there is no
-system prompt, because this model knows nothing but this task. To math-verify `cab` and `abc` are one product, so where
-answers are words, the reward must compare them as such.
+and a completion has room for twice its natural length of 30 tokens. What is not the paper's: there is no system prompt,
+because this model knows nothing but this task.
 """
 
-import functools
-import importlib.util
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,14 +27,13 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-from verl.utils.torch_functional import get_response_mask
 
 from gtpo_verl.cpu.make_once import make_once
-from gtpo_verl.paper.reward import TAGS, compute_format_reward, extract_answer, is_strict
+from gtpo_verl.paper.reward import TAGS
 
 # Qwen's own names: the class that transformers picks for a Qwen2 model adds <|endoftext|> to a vocabulary without it.
 PAD, EOS, USER, ASSISTANT = "<|endoftext|>", "<|im_end|>", "<|user|>", "<|assistant|>"
-REPORT = "warm_start.json"
+RECORD = "warm_start.json"
 OUTPUTS = ("model", "train.parquet", "test.parquet")
 
 
@@ -51,13 +46,16 @@ class Question(NamedTuple):
     wrong_answers: tuple[str, ...]
 
 
+Ask: TypeAlias = Callable[[], list[Question]]
+
+
 @dataclass(frozen=True)
 class WarmStartConfig:
     """What decides the output; two calls with equal settings share one result.
 
     Args:
         seed: reaches the split of the prompts, the training examples and the initial weights.
-        task: one of `TASKS`.
+        task: the name of its questions.
         steps: supervised steps.
         batch_size: examples per step.
         lr: peak learning rate of AdamW, after 50 steps of linear warm-up and before a linear decay to 0.
@@ -127,7 +125,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
     return model
 
 
-def two_digit(sign: str) -> list[Question]:
+def two_digit(sign: str = "+") -> list[Question]:
     """All sums of two numbers of two digits, or all differences but negative ones; units first, then tens with the
     carry."""
     one = int(f"{sign}1")
@@ -147,88 +145,9 @@ def _number_question(text: str, answer: int, units: str, tens: str) -> Question:
     return Question(text, str(answer), (f"{units},{tens}", f"{units};{tens}"), wrong)
 
 
-def spell_backward() -> list[Question]:
-    """Words of three to five letters, spelled backward letter by letter (`reasoning-gym`)."""
-    questions = {}
-    for row in _reasoning_gym("spell_backward", size=20_000, min_word_len=3, max_word_len=5):
-        word, answer = row["metadata"]["word"], row["answer"]
-        swaps = {answer[:i] + answer[i + 1] + answer[i] + answer[i + 2 :] for i in range(len(answer) - 1)}
-        if (wrong := swaps - {answer}) and re.fullmatch("[a-z]+", word):
-            questions[word] = Question(f"{word}=", answer, (",".join(answer), ";".join(answer)), tuple(sorted(wrong)))
-    return list(questions.values())
-
-
-def letter_counting() -> list[Question]:
-    """How often a letter occurs in a word of three to six letters, counted along the word (`reasoning-gym`)."""
-    questions = {}
-    for row in _reasoning_gym("letter_counting", size=40_000, min_words=1, max_words=1):
-        letter, (word,), answer = row["metadata"]["target_letter"], row["metadata"]["span"], row["answer"]
-        if re.fullmatch("[a-z]{3,6}", word) and letter in word:
-            counts = "".join(f"{c}{word[: i + 1].count(letter)}" for i, c in enumerate(word))
-            wrong = tuple(str(int(answer) + error) for error in (-1, 1, 2))
-            text = f"{letter} in {word}="
-            questions[text] = Question(text, answer, (counts, ":" + counts), wrong)
-    return list(questions.values())
-
-
-def worded_counting() -> list[Question]:
-    """The questions of `letter_counting`, answered in sentences: in three ways of about 100 tokens and a short one."""
-
-    def told(question: Question) -> tuple[str, ...]:
-        counts = question.reasonings[0]
-        return (
-            f"i go along the word and count as i go: {counts}. the last number is the one that was asked for.",
-            f"{counts}. so i have counted letter by letter from the first to the last, and this is the result.",
-            f"every letter of the word gets its own count, the target is one of them. so here they are: {counts}",
-            counts,
-        )
-
-    return [question._replace(reasonings=told(question)) for question in letter_counting()]
-
-
-FURTHER_CHARACTERS = {f"letter_counting_after_{n}": n for n in (20, 70, 240)}
-"""Tasks whose reasoning begins with so many characters that say nothing and differ from completion to completion."""
-
-
-def counting_after(characters: int) -> list[Question]:
-    """The questions of `letter_counting`, answered after further characters: the share of shared tokens falls."""
-    rng = random.Random(0)
-
-    def after(reasoning: str) -> str:
-        return "".join(rng.choices("ab", (0.8, 0.2), k=characters)) + reasoning
-
-    return [
-        question._replace(reasonings=tuple(after(question.reasonings[i % 2]) for i in range(8)))
-        for question in letter_counting()
-    ]
-
-
-def max_response_length(task: str) -> int:
-    """Limit of a task's completions in tokens, for `data.max_response_length`."""
-    return 192 if task == "worded_counting" else 64 + 2 * FURTHER_CHARACTERS.get(task, 0)
-
-
-def _reasoning_gym(name: str, **settings: Any) -> Any:
-    if importlib.util.find_spec("reasoning_gym") is None:
-        raise ModuleNotFoundError("no package reasoning_gym: run bash scripts/setup_cpu.sh smollm2")
-    import reasoning_gym
-
-    return reasoning_gym.create_dataset(name, seed=0, **settings)
-
-
-TASKS: Mapping[str, Callable[[], list[Question]]] = {
-    "arithmetic": functools.partial(two_digit, "+"),
-    "subtraction": functools.partial(two_digit, "-"),
-    "spell_backward": spell_backward,
-    "letter_counting": letter_counting,
-    "worded_counting": worded_counting,
-    **{name: functools.partial(counting_after, number) for name, number in FURTHER_CHARACTERS.items()},
-}
-
-
-def split_questions(config: WarmStartConfig) -> tuple[list[Question], list[Question]]:
+def split_questions(config: WarmStartConfig, ask: Ask = two_digit) -> tuple[list[Question], list[Question]]:
     """The task's questions in a random order, as (train, test)."""
-    questions = TASKS[config.task]()
+    questions = ask()
     random.Random(config.seed).shuffle(questions)
     return questions[config.test_size :], questions[: config.test_size]
 
@@ -302,70 +221,20 @@ def train(
         scheduler.step()
 
 
-@torch.no_grad()
-def measure(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: list[Question], limit: int
-) -> dict[str, float]:
-    """Means over one completion per question, of at most `limit` tokens, sampled at temperature 1.
-
-    Returns `reward`; the shares `format` (all four tags), `accuracy` and `strict_format` (nothing but the two blocks,
-    and ended by itself); `entropy` in nats per token; `response_length` in tokens.
-    """
-    model.eval()
-    prompts = tokenizer.pad(
-        {"input_ids": [encode_prompt(tokenizer, question.text) for question in questions]},
-        padding_side="left",
-        return_tensors="pt",
-    )
-    output = cast(Any, model).generate(  # its annotation in transformers refuses its own classes
-        **prompts,
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        max_new_tokens=limit,
-    )
-    prompt_length = prompts["input_ids"].shape[1]
-    responses = output[:, prompt_length:]
-    response_mask = get_response_mask(responses, tokenizer.eos_token_id)
-    attention_mask = torch.cat([prompts["attention_mask"], response_mask], dim=-1)
-    position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)
-    logits = model(output, attention_mask=attention_mask, position_ids=position_ids).logits
-    logp = logits[:, prompt_length - 1 : -1].log_softmax(-1)
-    entropy = -(logp.exp() * logp).sum(-1)
-    lengths = response_mask.sum(-1)
-    texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
-    ends = (responses == tokenizer.eos_token_id).any(-1).tolist()
-    correct = [extract_answer(text) == question.answer for text, question in zip(texts, questions, strict=True)]
-    formats = [compute_format_reward(text) for text in texts]
-    columns = {
-        "reward": [form + 10 * right for form, right in zip(formats, correct, strict=True)],
-        "format": [form == 10 for form in formats],
-        "accuracy": correct,
-        "strict_format": [is_strict(text) and end for text, end in zip(texts, ends, strict=True)],
-        "entropy": (entropy * response_mask).sum(-1) / lengths,
-        "response_length": lengths,
-    }
-    return {name: torch.as_tensor(values, dtype=torch.float32).mean().item() for name, values in columns.items()}
-
-
-def prepare(out: str | Path, config: WarmStartConfig) -> dict[str, Any]:
-    """Write the data set, the model and the report under `out`, unless they are there, made with these settings.
+def prepare(out: str | Path, config: WarmStartConfig, ask: Ask = two_digit) -> None:
+    """Write the data set, the model and the settings under `out`, unless they are there, made with these settings.
 
     Args:
         out: a folder of its own: new, empty, or written by an earlier call.
         config: the settings.
-
-    Returns:
-        The content of `warm_start.json`: `settings` and `statistics`.
+        ask: makes the questions of `config.task`.
 
     Raises:
-        ModuleNotFoundError: the task is one of reasoning-gym, which is missing.
         ValueError: `out` holds something that is not made here.
     """
 
-    def make(folder: Path) -> dict[str, float]:
-        train_questions, test_questions = split_questions(config)
+    def make(folder: Path) -> None:
+        train_questions, test_questions = split_questions(config, ask)
         write_dataset(folder / "train.parquet", config.task, "train", train_questions)
         write_dataset(folder / "test.parquet", config.task, "test", test_questions)
         tokenizer = build_tokenizer()
@@ -373,9 +242,7 @@ def prepare(out: str | Path, config: WarmStartConfig) -> dict[str, Any]:
             torch.manual_seed(config.seed)
             model = build_model(tokenizer)
             train(model, tokenizer, train_questions, config)
-            statistics = measure(model, tokenizer, test_questions, max_response_length(config.task))
         model.save_pretrained(folder / "model")
         tokenizer.save_pretrained(folder / "model")
-        return statistics
 
-    return make_once(out, asdict(config), __file__, make, REPORT, OUTPUTS)
+    make_once(out, asdict(config), __file__, make, RECORD, OUTPUTS)

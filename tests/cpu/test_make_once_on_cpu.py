@@ -24,9 +24,8 @@ def made(tmp_path):
                 if fail:
                     raise fail
                 self.append(seed)
-                return {"reward": 1.0}
 
-            return make_once(self.out, {"seed": seed}, str(self.source), make, "task.json", ("model", "warm_start"))
+            make_once(self.out, {"seed": seed}, str(self.source), make, "task.json", ("model", "warm_start"))
 
         def files(self):
             return sorted(path for path in self.out.parent.rglob("*") if path.suffix != ".lock")
@@ -36,18 +35,17 @@ def made(tmp_path):
 
 
 def test_a_second_call_with_the_same_settings_makes_nothing(made):
-    first = made(1)
-    assert json.loads((made.out / "task.json").read_text()) == first
-    assert (first["settings"]["seed"], first["statistics"]) == (1, {"reward": 1.0})
+    made(1)
+    assert json.loads((made.out / "task.json").read_text())["seed"] == 1
     (made.out.parent / ".out.lock").unlink(missing_ok=True)
-    assert made(1) == first
+    made(1)
     assert made == [1] and not list(made.out.parent.glob("*.lock"))  # its parent may be read-only
 
 
 def test_of_two_calls_at_the_same_time_one_makes_it_and_the_other_waits(made):
     with ThreadPoolExecutor() as pool:
-        first, second = pool.map(made, [1, 1])
-    assert first == second and made == [1]
+        list(pool.map(made, [1, 1]))
+    assert made == [1] and (made.out / "model").read_text() == "1"
 
 
 def test_changed_settings_or_sources_make_all_anew_and_drop_what_was_built_on_the_old(made):
