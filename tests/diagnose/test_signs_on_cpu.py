@@ -83,6 +83,16 @@ def test_a_healthy_run_and_a_number_that_is_not_logged_are_silent():
     assert said([{"entropy": 0.2}] * 50) == []
 
 
+def test_one_number_alone_is_watched():
+    """Without a rate, a limit of a completion, or a reward above its floor."""
+    watched = Watch({"ended": STEPS, "length": STEPS, "reward": STEPS}, "verl")
+    records = [{"ended": float(n < STEPS), "length": 10.0 * n, "reward": 0.0} for n in range(2 * STEPS)]
+    ((sentence, _),) = [alarm for step, numbers in enumerate(records) for alarm in watched.observe(step, numbers)]
+    assert sentence.endswith("Try: actor_rollout_ref.actor.optim.lr=<half of it>")
+    alone = Watch({"ended": STEPS}, "verl")
+    assert any(alone.observe(step, numbers) for step, numbers in enumerate(records))
+
+
 def test_a_run_that_begins_so_has_not_collapsed():
     """High entropy, long completions, low accuracy from the start on."""
     start, later = {"entropy": 0.8, "length": 60.0, "accuracy": 0.1}, {"entropy": 1.5, "length": 63.0, "accuracy": 0.01}
