@@ -168,43 +168,67 @@ def test_verls_experimental_trainers_train(train, module, overrides):
     assert records[0]["training/rollout_probs_diff_max"] < 1e-3
 
 
-# How long things took, and how old verl takes cached rollouts to be; the cache, gRPC now and then, progress bars.
-VARIES, NOISE = re.compile("timing|perf/|off_policy"), re.compile(r"Skip\(\)|RAW: |it/s\]|s/it\]")
+# How long things took, and how old verl takes cached rollouts to be; the cache, progress bars, what fully_async's
+# rollouter says each minute, gRPC now and then, and how a worker of Ray aborts that it finds at work as the run ends.
+VARIES = re.compile(r"timing|perf/|off_policy|_time(_s)?$|idle_ratio|utilization")
+NOISE = re.compile(r"Skip\(\)|it/s\]|s/it\]|MonitorLoop|'(count|monitor|static)/|RAW: |SIGABRT|\(unknown\)")
 # The process that computes rewards loads this, and says once whether verl has loaded the plugin.
 REWARD = """
 import sys
 from gtpo_verl.paper.reward import compute_score
 print("plugin loaded:", "gtpo_verl.verl_plugin" in sys.modules)
 """
+# One prompt in flight, and none while weights are older than the last update: fully_async's order is then the data's.
+IN_TURN = (
+    *ROLLOUT_APART,
+    *FULLY_ASYNC,
+    "++async_training.staleness_threshold=0",
+    "++rollout.total_rollout_steps=2",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=1",
+)
 
 
-@pytest.mark.parametrize(("trainer", "cache"), [("v1", "rollout_tq"), ("legacy", "rollout")])
-def test_a_grpo_run_is_bit_for_bit_and_line_for_line_what_it_is_without_the_plugin(train, trainer, cache, tmp_path):
+def outcome(out):
+    """The weights of a run's second step, its metrics and its log's lines, without what differs from run to run."""
+    (model,) = out.glob("checkpoints/global_step_2/**/model.safetensors")
+    records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    numbers = [{key: x for key, x in record.items() if not VARIES.search(key)} for record in records]
+    log = (out / "train.log").read_text()
+    lines = re.sub(r"^\x1b\[\d+m\(.*? pid=.*?\)\x1b\[0m |\x1b\[\d+m", "", log, flags=re.MULTILINE)
+    return load_file(model), numbers, [re.sub(r"[\da-f-]*\d[\da-f.-]*", "0", line) for line in lines.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("module", "cache", "overrides"),
+    [
+        ("trainer.main_ppo", "rollout_tq", ()),
+        ("trainer.main_ppo", "rollout", ("trainer.use_v1=False",)),
+        ("experimental.fully_async_policy.fully_async_main", "async_rollout", IN_TURN),
+    ],
+    ids=["v1", "legacy", "fully_async"],
+)
+def test_a_grpo_run_is_bit_for_bit_and_line_for_line_what_it_is_without_the_plugin(
+    train, module, cache, overrides, tmp_path
+):
     """Both runs train on the rollouts of a third, by verl's cache: sampled tokens, and the order of the rows, depend on
     the time at which requests arrive."""
     (tmp_path / "reward.py").write_text(REWARD)
-    overrides = (f"trainer.use_v1={trainer == 'v1'}",)
     overrides += ("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla")
     overrides += (f"skip.{cache}.enable=true", f"skip.{cache}.dump_dir={tmp_path}", f"skip.{cache}.steps=[1,2]")
     overrides += ("trainer.save_freq=2", "actor_rollout_ref.actor.checkpoint.save_contents=[hf_model]")
     overrides += (f"reward.custom_reward_function.path={tmp_path / 'reward.py'}",)
     others = ",".join(plugin.name for plugin in entry_points(group="verl.plugins") if plugin.name != "gtpo")
-    weights, numbers, said = [], [], []
-    for out, plugins in ((tmp_path / "run0", others), (tmp_path / "run1", others), (tmp_path / "run2", "auto")):
-        run = train(*overrides, out=out, VERL_USE_EXTERNAL_PLUGINS=plugins)
+    runs = [tmp_path / f"run{i}" for i in range(3)]  # a number, since log lines that name a folder are compared too
+    for out, plugins in zip(runs, (others, others, "auto"), strict=True):
+        stall = ("--stall", "400")  # fully_async takes minutes to start
+        run = train(*overrides, module=f"verl.{module}", options=stall, out=out, VERL_USE_EXTERNAL_PLUGINS=plugins)
         assert run.returncode == 0, run.stdout + run.stderr
-        (model,) = out.glob("checkpoints/global_step_2/**/model.safetensors")
-        weights.append(load_file(model))
-        records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
-        numbers.append([{key: x for key, x in record.items() if not VARIES.search(key)} for record in records])
-        log = (out / "train.log").read_text()
-        lines = re.sub(r"^\x1b\[\d+m\(.*? pid=.*?\)\x1b\[0m |\x1b\[\d+m", "", log, flags=re.MULTILINE)
-        said.append([re.sub(r"[\da-f-]*\d[\da-f.-]*", "0", line) for line in lines.splitlines()])
-    without, with_plugin = weights[1:]
-    assert without and all(torch.equal(with_plugin[name], weight) for name, weight in without.items())
-    assert numbers[1] == numbers[2] and any(record["actor/grad_norm"] > 0 for record in numbers[1])
-    before = "".join(said[1])  # Ray may break a line anywhere
-    assert [line for line in said[2] if line not in before and not NOISE.search(line)] == ["plugin loaded: True"]
+    weights, numbers, lines = outcome(runs[1])
+    weights_with, numbers_with, lines_with = outcome(runs[2])
+    assert weights and all(torch.equal(weights_with[name], weight) for name, weight in weights.items())
+    assert numbers_with == numbers and any(record.get("actor/grad_norm", 0) > 0 for record in numbers)
+    said = "".join(lines)  # Ray may break a line anywhere
+    assert [line for line in lines_with if line not in said and not NOISE.search(line)] == ["plugin loaded: True"]
 
 
 def test_run_that_cannot_go_on_ends_with_the_workers_error_in_sight(train, tmp_path):
