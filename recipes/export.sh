@@ -2,7 +2,7 @@
 # A checkpoint of a run as a model, or a LoRA adapter, that transformers and vLLM load | FSDP and Megatron
 #
 #   bash recipes/export.sh CHECKPOINT [OUT] [option…]         OUT is CHECKPOINT/exported if it is not given
-#   bash recipes/export.sh outputs/NAME/checkpoints/global_step_500 my-model --merge
+#   bash recipes/export.sh outputs/NAME/checkpoints/global_step_500 my-model
 #
 # gtpo-verl export --help has the options.
 set -euo pipefail

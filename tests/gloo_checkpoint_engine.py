@@ -14,11 +14,19 @@ from typing import Any
 
 import ray
 import torch
+import wrapt
 from torch.distributed import ProcessGroupGloo, TCPStore
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from verl.workers.rollout.utils import ensure_async_iterator
 
 _TIMEOUT = timedelta(minutes=10)
+
+
+@wrapt.patch_function_wrapper("verl.utils.fsdp_utils", "fsdp2_sharded_save_to_cpu")
+def copy_saved_weights(save: Any, instance: None, args: tuple, kwargs: dict) -> Any:
+    """`separate_async` keeps the weights of the last sync in host memory, where `.cpu()` copies nothing."""
+    weights, spec = save(*args, **kwargs)
+    return {name: (tensor.clone(), own_spec) for name, (tensor, own_spec) in weights.items()}, spec
 
 
 @CheckpointEngineRegistry.register("gloo")

@@ -15,7 +15,6 @@ def install() -> None:
     """Register every fix; a module imported before is changed at once."""
     wrapt.register_post_import_hook(use_one_gloo_backend, "torch.distributed")
     wrapt.register_post_import_hook(offload_without_pinning, "verl.workers.engine.fsdp.transformer_impl")
-    wrapt.register_post_import_hook(copy_saved_weights, "verl.utils.fsdp_utils")
     wrapt.register_post_import_hook(pad_in_plain_torch, "verl.utils.attention_utils")
     wrapt.register_post_import_hook(refuse_accelerators_engines, "verl.utils.config")
     wrapt.register_post_import_hook(keep_linear_weights, "vllm._custom_ops")
@@ -37,17 +36,6 @@ def offload_without_pinning(module: Any) -> None:
     """Forward-only engines (the reference model) ask for pinned memory, which needs an accelerator to pin for."""
     offload_policy = module.CPUOffloadPolicy
     module.CPUOffloadPolicy = lambda pin_memory: offload_policy(pin_memory=False)
-
-
-def copy_saved_weights(module: Any) -> None:
-    """`separate_async` keeps the weights of the last sync in host memory, where `.cpu()` copies nothing."""
-
-    def copied(save: Any, instance: None, args: tuple, kwargs: dict) -> Any:
-        weights, spec = save(*args, **kwargs)
-        return {name: (tensor.clone(), own_spec) for name, (tensor, own_spec) in weights.items()}, spec
-
-    if hasattr(module, "fsdp2_sharded_save_to_cpu"):
-        wrapt.wrap_function_wrapper(module, "fsdp2_sharded_save_to_cpu", copied)
 
 
 def pad_in_plain_torch(module: Any) -> None:

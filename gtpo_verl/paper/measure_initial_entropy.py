@@ -79,7 +79,7 @@ def sample_entropies(
     recorder = EntropyRecorder()
     sequences = model.generate(**inputs, max_new_tokens=max_response_length, logits_processor=[recorder])
     responses = sequences[:, inputs["input_ids"].shape[1] :]
-    response_mask = get_response_mask(responses, _eos_token_ids(model))
+    response_mask = get_response_mask(responses, model.generation_config.eos_token_id)
     entropy = torch.stack(recorder.steps, dim=1)
     return compute_trajectory_entropy(entropy, response_mask).cpu(), response_mask.sum(-1).cpu()
 
@@ -123,7 +123,7 @@ def measure_initial_entropy(
         top_k=0,
         top_p=1.0,
         repetition_penalty=1.0,
-        eos_token_id=_eos_token_ids(model),
+        eos_token_id=model.generation_config.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
     torch.manual_seed(seed)
@@ -153,11 +153,6 @@ def measure_where_the_gpus_are(*args: Any) -> InitialEntropy:
         return ray.get(ray.remote(num_gpus=1)(measure_initial_entropy).remote(*args))
     finally:
         ray.shutdown()
-
-
-def _eos_token_ids(model: Any) -> list[int]:
-    eos = model.generation_config.eos_token_id
-    return [eos] if isinstance(eos, int) else list(eos)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

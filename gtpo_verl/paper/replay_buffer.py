@@ -1,4 +1,4 @@
-"""Replay buffers for verl's V1 trainer that log what the reward says about each completion.
+"""A replay buffer for verl's V1 trainer that logs what the reward says about each completion.
 
 verl keeps the dict that a reward function returns, but logs it in validation only. With
 
@@ -8,8 +8,8 @@ verl keeps the dict that a reward function returns, but logs it in validation on
 every training step logs the mean of each number in it as `reward/<key>/mean` (with `gtpo_verl.paper.reward`: score,
 format, acc, strict), `completion/eos_rate`, `completion/repetition/mean` and `completion/length/mean`, the share of
 groups with equal scores, `group/zero_std_frac`, and that of the other groups which have no right answer,
-`group/none_right_frac`; for GRPO as for GTPO. In verl's async modes the name is `RewardMetricsReplayBufferAsync`. verl
-hands a buffer that is not its own nothing of `algorithm.filter_groups`; these read it themselves.
+`group/none_right_frac`; for GRPO as for GTPO, and in every mode of the trainer. verl hands a buffer that is not its own
+nothing of `algorithm.filter_groups`; this one reads it itself.
 """
 
 from collections import defaultdict
@@ -38,20 +38,11 @@ _REPETITION_OF = 256
 class _RewardMetrics:
     """Adds the metrics above to one of verl's replay buffers."""
 
-    serves_sync: bool
-    sampler_kwargs: DictConfig
-
-    def __init__(self, *, trainer_mode: str, sampler_kwargs: DictConfig, **kwargs: Any):
-        if (trainer_mode == "sync") != self.serves_sync:
-            name = "RewardMetricsReplayBufferAsync" if self.serves_sync else "RewardMetricsReplayBuffer"
-            raise ValueError(
-                f"trainer.v1.trainer_mode={trainer_mode}: {type(self).__name__} does not serve it; set "
-                f"trainer.v1.sampler.custom_sampler.name={name}"
-            )
+    def __init__(self, *, sampler_kwargs: DictConfig, **kwargs: Any):
         config: Any = sampler_kwargs._get_root()
         self._eos_token_ids = eos_token_ids(config.actor_rollout_ref.model)
         settings = {"poll_interval": _poll_interval(config), **_refill_settings(config), **kwargs}
-        super().__init__(trainer_mode=trainer_mode, sampler_kwargs=sampler_kwargs, **settings)  # type: ignore[call-arg]
+        super().__init__(sampler_kwargs=sampler_kwargs, **settings)  # type: ignore[call-arg]
 
     def sample(self, *args: Any, **kwargs: Any) -> tuple[KVBatchMeta, dict[str, Any]]:
         """verl's batch; its metrics, and ours."""
@@ -87,16 +78,26 @@ class _RewardMetrics:
         return metrics
 
 
-class RewardMetricsReplayBuffer(_RewardMetrics, ReplayBuffer):
-    """verl's buffer of the sync trainer, with the metrics above."""
-
-    serves_sync = True
+class _SyncBuffer(_RewardMetrics, ReplayBuffer):
+    pass
 
 
-class RewardMetricsReplayBufferAsync(_RewardMetrics, ReplayBufferAsync):
-    """verl's buffer of the async trainers, which drops stale groups or waits for them, with the metrics above."""
+class _AsyncBuffer(_RewardMetrics, ReplayBufferAsync):
+    pass
 
-    serves_sync = False
+
+def RewardMetricsReplayBuffer(*, trainer_mode: str, **kwargs: Any) -> ReplayBuffer:
+    """verl's buffer of the trainer's mode, with the metrics above; the async one drops stale groups or waits for them.
+
+    Args:
+        trainer_mode (str): verl's `trainer.v1.trainer_mode`.
+        **kwargs: what verl gives a buffer.
+
+    Raises:
+        ValueError: groups are to be filtered, by nothing.
+    """
+    buffer = _SyncBuffer if trainer_mode == "sync" else _AsyncBuffer
+    return buffer(trainer_mode=trainer_mode, **kwargs)
 
 
 def eos_token_ids(model: DictConfig) -> torch.Tensor:

@@ -3,8 +3,8 @@
     gtpo-verl export outputs/NAME/checkpoints/global_step_500 my-model
 
 verl.model_merger joins the shards of FSDP or Megatron, in bfloat16. Without LoRA the result is the model. With LoRA it
-is the adapter, whose `adapter_config.json` names the model that was trained. `--merge` adds the adapter to that model
-instead: one model, in which bfloat16 rounds away updates that are small compared with a weight.
+is the adapter, whose `adapter_config.json` names the model that was trained. (peft's `merge_and_unload` adds it to that
+model; bfloat16 would round away updates that are small compared with a weight.)
 """
 
 import argparse
@@ -31,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "out", type=Path, nargs="?", help="folder to write (default: CHECKPOINT/exported); kept if it is up to date"
     )
-    parser.add_argument("--merge", action="store_true", help="with LoRA: a whole model, not an adapter")
     parser.add_argument(
         "--base", help="with LoRA: the model that was trained (default: the one that the run was started with)"
     )
@@ -40,17 +39,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Export, and print what was written."""
     out = args.out or args.checkpoint / "exported"
-    print(f"{out}: {export(args.checkpoint, out, args.merge, args.base)}")
+    print(f"{out}: {export(args.checkpoint, out, args.base)}")
     return 0
 
 
-def export(checkpoint: Path, out: Path, merge: bool = False, base: str | None = None) -> str:
+def export(checkpoint: Path, out: Path, base: str | None = None) -> str:
     """Write the model or the adapter of `checkpoint` to `out`; returns what it is, in words.
 
     Args:
         checkpoint: `global_step_N` of verl's PPO or SFT trainer.
         out: written as a whole or not at all; kept if it was made from this checkpoint in this way.
-        merge: add a LoRA adapter to its base.
         base: folder or Hub name of the model under a LoRA adapter.
 
     Raises:
@@ -59,7 +57,7 @@ def export(checkpoint: Path, out: Path, merge: bool = False, base: str | None = 
     """
     shards, backend = find_shards(checkpoint)
     saved = max(path.stat().st_mtime_ns for path in shards.rglob("*") if path.is_file() and out not in path.parents)
-    made_from = {"checkpoint": str(checkpoint.resolve()), "saved": saved, "merge": merge, "base": base}
+    made_from = {"checkpoint": str(checkpoint.resolve()), "saved": saved, "base": base}
     if out.exists():
         kept = read_record(out / RECORD, "made_from", "is") if (out / RECORD).is_file() else {}
         if kept.get("made_from") != made_from:
@@ -75,7 +73,7 @@ def export(checkpoint: Path, out: Path, merge: bool = False, base: str | None = 
             raise ValueError(
                 f"{checkpoint} is of a LoRA adapter and does not name the model that was trained: give --base"
             )
-        what = (_add_to_base if merge else _name_base)(base, adapter, partial)
+        what = _name_base(base, adapter, partial)
         shutil.rmtree(adapter)
     (partial / RECORD).write_text(json.dumps({"is": what, "made_from": made_from}, indent=1) + "\n")
     partial.replace(out)
@@ -139,13 +137,3 @@ def _name_base(base: str, adapter: Path, target: Path) -> str:
     (target / "adapter_config.json").write_text(json.dumps(config, indent=1) + "\n")
     (adapter / "adapter_model.safetensors").replace(target / "adapter_model.safetensors")
     return f"a LoRA adapter of rank {config['r']} for {base}"
-
-
-def _add_to_base(base: str, adapter: Path, target: Path) -> str:
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    PeftModel.from_pretrained(model, adapter).merge_and_unload().to(torch.bfloat16).save_pretrained(target)
-    return "a model in Hugging Face format, the LoRA adapter merged into its base"

@@ -2,14 +2,12 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import cache
 from typing import Any, TypeAlias
 
 Piece: TypeAlias = str | list[int]
 """What a token adds to a text: a string, or its bytes where they are not whole characters."""
 
 
-@cache
 def load_tokenizer(name: str) -> Any:
     """The tokenizer in a folder, or of that name on the Hub.
 

@@ -47,13 +47,9 @@ def test_two_data_parallel_ranks_take_the_step_that_one_takes_on_the_same_rollou
         torch.testing.assert_close(weights[2][name], weight, rtol=0, atol=5e-7)
 
 
-ASYNC = "trainer.v1.sampler.custom_sampler.name=RewardMetricsReplayBufferAsync"
-
-
 def test_colocate_async_trains_on_groups_that_dapo_keeps(train):
     result = train(
         "trainer.v1.trainer_mode=colocate_async",
-        ASYNC,
         "algorithm.filter_groups.enable=true",
         "algorithm.filter_groups.metric=strict",  # which has no spread in half of the groups
         steps=4,
@@ -73,7 +69,6 @@ GLOO = (
 )
 SEPARATE_ASYNC = (
     "trainer.v1.trainer_mode=separate_async",
-    ASYNC,
     "trainer.v1.separate_async.parameter_sync_step=2",
     "data.train_batch_size=4",
     "actor_rollout_ref.actor.ppo_mini_batch_size=2",
@@ -129,7 +124,7 @@ FROM_UPDATE = (
     ("module", "overrides"),
     [
         ("trainer.main_ppo", ()),
-        ("trainer.main_ppo", ("trainer.v1.trainer_mode=colocate_async", ASYNC)),
+        ("trainer.main_ppo", ("trainer.v1.trainer_mode=colocate_async",)),
         ("trainer.main_ppo", SEPARATE_ASYNC),
         ("experimental.fully_async_policy.fully_async_main", (*ROLLOUT_APART, *FULLY_ASYNC)),
     ],

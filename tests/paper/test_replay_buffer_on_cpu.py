@@ -1,4 +1,4 @@
-"""The replay buffers on verl's own code, with a dictionary in TransferQueue's place."""
+"""The replay buffer on verl's own code, with a dictionary in TransferQueue's place."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from transformers import GenerationConfig
 
 from gtpo_verl.cpu.tiny import build_tokenizer
 from gtpo_verl.paper import replay_buffer
-from gtpo_verl.paper.replay_buffer import RewardMetricsReplayBuffer, RewardMetricsReplayBufferAsync, eos_token_ids
+from gtpo_verl.paper.replay_buffer import RewardMetricsReplayBuffer, eos_token_ids
 
 EOS = 2
 
@@ -40,7 +40,7 @@ def store(monkeypatch):
     return store
 
 
-def make(buffer, trainer_mode="sync", refill_fn=None, threshold=8, rollout_n=2, **filter_groups):
+def make(trainer_mode="sync", refill_fn=None, threshold=8, rollout_n=2, **filter_groups):
     """The buffer as verl's trainer builds one that is not its own."""
     config = OmegaConf.create(
         {
@@ -50,7 +50,7 @@ def make(buffer, trainer_mode="sync", refill_fn=None, threshold=8, rollout_n=2, 
             "trainer": {"v1": {"sampler": {"sampler_kwargs": {}}}},
         }
     )
-    return buffer(
+    return RewardMetricsReplayBuffer(
         trainer_mode=trainer_mode,
         trainer_config=OmegaConf.create({}),
         max_off_policy_threshold=threshold,
@@ -63,7 +63,7 @@ def make(buffer, trainer_mode="sync", refill_fn=None, threshold=8, rollout_n=2, 
 def test_the_numbers_of_the_reward_are_averaged_over_the_batch(store):
     store.add("a", [10.0, 20.0])
     store.add("b", [0.0, 2.0])
-    batch, metrics = make(RewardMetricsReplayBuffer).sample(1, "train", 2)
+    batch, metrics = make().sample(1, "train", 2)
     assert len(batch.keys) == 4
     assert metrics == {
         "reward/score/mean": 8.0,
@@ -78,7 +78,7 @@ def test_the_numbers_of_the_reward_are_averaged_over_the_batch(store):
 def test_a_completion_without_an_end_is_not_strict(store):
     store.add("a", [10.0, 20.0], length=3)
     store.add("b", [10.0, 20.0], last=7)  # shorter than others: the limit was that of prompt and response
-    _, metrics = make(RewardMetricsReplayBuffer).sample(1, "train", 2)
+    _, metrics = make().sample(1, "train", 2)
     assert (metrics["reward/strict/mean"], metrics["completion/eos_rate"]) == (0.5, 0.5)
 
 
@@ -88,7 +88,7 @@ def test_groups_that_teach_without_a_right_answer_are_counted(store):
     store.add("c", [2.0, 2.0])
     for number, row in enumerate(store.rows.values()):
         row["extra_fields"]["reward_extra_info"]["acc"] = int(number in (3, 4))
-    _, metrics = make(RewardMetricsReplayBuffer).sample(1, "train", 3)
+    _, metrics = make().sample(1, "train", 3)
     assert (metrics["group/zero_std_frac"], metrics["group/none_right_frac"]) == (pytest.approx(1 / 3), 0.5)
 
 
@@ -96,17 +96,17 @@ def test_without_a_score_groups_are_not_called_equal(store):
     store.add("a", [1.0, 2.0])
     for row in store.rows.values():
         del row["extra_fields"]["reward_extra_info"]["score"]
-    assert "group/zero_std_frac" not in make(RewardMetricsReplayBuffer).sample(1, "train", 1)[1]
+    assert "group/zero_std_frac" not in make().sample(1, "train", 1)[1]
 
 
 @pytest.mark.parametrize(("rollout_n", "seconds"), [(8, 0.02), (2048, 0.2048), (100_000, 2.0)])
 def test_the_more_completions_the_rarer_a_look_for_them(store, rollout_n, seconds):
-    assert make(RewardMetricsReplayBuffer, rollout_n=rollout_n).poll_interval == pytest.approx(seconds)
+    assert make(rollout_n=rollout_n).poll_interval == pytest.approx(seconds)
 
 
 def test_a_validation_batch_is_left_to_verl(store):
     store.add("a", [10.0, 20.0], partition="val")
-    _, metrics = make(RewardMetricsReplayBuffer).sample(1, "val", 1)
+    _, metrics = make().sample(1, "val", 1)
     assert metrics == {}
 
 
@@ -115,7 +115,6 @@ def test_groups_without_a_signal_are_filtered_and_replaced(store):
     store.add("mixed", [10.0, 20.0])
     fresh = iter("cdef")
     buffer = make(
-        RewardMetricsReplayBuffer,
         refill_fn=lambda count: [store.add(next(fresh), [0.0, 20.0], step=2) for _ in range(count)],
         enable=True,
         metric="score",
@@ -128,28 +127,16 @@ def test_groups_without_a_signal_are_filtered_and_replaced(store):
 
 def test_filtering_by_nothing_is_an_error(store):
     with pytest.raises(ValueError, match=r"algorithm\.filter_groups\.metric is not set"):
-        make(RewardMetricsReplayBuffer, enable=True)
+        make(enable=True)
 
 
-def test_the_async_buffer_drops_stale_groups(store):
+def test_an_async_trainers_buffer_drops_stale_groups(store):
     store.add("stale", [10.0, 20.0], step=1)
     store.add("fresh", [0.0, 2.0], step=5)
-    batch, metrics = make(RewardMetricsReplayBufferAsync, "colocate_async", threshold=2).sample(5, "train", 1)
+    batch, metrics = make("colocate_async", threshold=2).sample(5, "train", 1)
     assert {key.split("_")[0] for key in batch.keys} == {"fresh"}
     assert metrics["training/off_policy/evicted_samples"] == 1
     assert metrics["reward/score/mean"] == 1.0
-
-
-@pytest.mark.parametrize(
-    ("buffer", "mode", "remedy"),
-    [
-        (RewardMetricsReplayBuffer, "separate_async", "custom_sampler.name=RewardMetricsReplayBufferAsync"),
-        (RewardMetricsReplayBufferAsync, "sync", "custom_sampler.name=RewardMetricsReplayBuffer$"),
-    ],
-)
-def test_a_buffer_of_the_other_mode_is_an_error(store, buffer, mode, remedy):
-    with pytest.raises(ValueError, match=f"trainer_mode={mode}.*{remedy}"):
-        make(buffer, mode)
 
 
 def test_a_completion_ends_with_the_tokenizers_token_or_one_of_the_generation_config(tmp_path):

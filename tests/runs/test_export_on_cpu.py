@@ -88,13 +88,6 @@ def test_an_exported_adapter_names_the_model_that_the_run_was_started_with(save,
     assert not list((tmp_path / "out").glob("model*"))
 
 
-def test_a_merged_adapter_is_a_model_of_its_own(save, base, tmp_path):
-    checkpoint, expected = save(lora=True)
-    assert main(["export", str(checkpoint), str(tmp_path / "out"), "--merge", "--base", str(base)]) == 0
-    assert not list((tmp_path / "out").glob("*adapter*"))
-    torch.testing.assert_close(log_probs(load(tmp_path / "out")), expected, rtol=0, atol=5e-2)
-
-
 IN_VLLM = """
 import json, sys
 from vllm import LLM, SamplingParams
