@@ -19,16 +19,17 @@ import argparse
 import csv
 import json
 import math
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from gtpo_verl.records import last_outputs, read_lines
 
 DEFAULT_K = (1, 4, 8, 16, 32, 64)
 RESAMPLES = 10_000
@@ -125,20 +126,11 @@ class Question(NamedTuple):
     votes: tuple[int, ...] | None
 
 
-class _Draw(NamedTuple):
-    output: int
-    question: str
-    correct: bool
-    pred: str | None
-
-
 def read_dump(path: Path) -> dict[str, list[Question]]:
     """The questions of a verl validation dump, by data source.
 
-    Rows are one question if their ``uid`` is the same (the V1 trainer writes ``<uid>_<session>_<output>``: sessions are
-    the draws, in order, and a session's last output is its answer) or, in the legacy trainer's dump, their ``input``.
-    verl does not write the data source: rows are told apart by a ``data_source`` that the reward function returned, and
-    are one data set named "" if there is none.
+    A question is a group of :func:`gtpo_verl.records.last_outputs`. verl does not write the data source: rows are told
+    apart by a ``data_source`` that the reward function returned, and are one data set named "" if there is none.
 
     Raises:
         ValueError: If the file is not such a dump, or does not say what is right: ``acc`` (``score`` in a dump without
@@ -146,42 +138,32 @@ def read_dump(path: Path) -> dict[str, list[Question]]:
     """
     if path.is_dir():
         raise ValueError(f"{path} is a folder ({', '.join(sorted(p.name for p in path.iterdir()))}): name one dump")
-    drawn: dict[tuple[str, str], dict[int, _Draw]] = {}
-    timeouts = 0
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = json.loads(line)
-                question, grade = str(row["input"]), "acc" if "acc" in row else "score"
-            except (KeyError, TypeError, json.JSONDecodeError) as error:
-                raise ValueError(f"{path}:{number} is no row of a verl validation dump ({error!r})") from error
-            if row.get(grade) not in (0, 1):
-                raise ValueError(
-                    f"{path}:{number}: {grade} is {row.get(grade)!r}, which does not say whether the answer is right: "
-                    "let the reward function return `acc` as 0 or 1 for every completion"
-                )
-            source = str(row.get("data_source") or "")
-            if not source.isprintable():
-                raise ValueError(f"{path}:{number}: data_source is {source!r}: give it a name that can be printed")
-            group, session, output = question, number, 0
-            if match := re.fullmatch(r"(.+)_(\d+)_(\d+)", str(row.get("uid"))):
-                group, session, output = match[1], int(match[2]), int(match[3])
-            draws = drawn.setdefault((source, group), {})
-            if session not in draws or output >= draws[session].output:
-                pred = str(row["pred"] or "").strip() if "pred" in row else None
-                draws[session] = _Draw(output, question, bool(row[grade]), pred)
-            timeouts += bool(row.get("timeout"))
-    if not drawn:
-        raise ValueError(f"{path} holds no completions")
-    if timeouts:
+    of_source: dict[str, list[dict[str, Any]]] = {}
+    for row in read_lines(path, _checked, "validation dump of verl"):
+        of_source.setdefault(row["data_source"], []).append(row)
+    if timeouts := sum(row["timeout"] for rows in of_source.values() for row in rows):
         print(f"{path}: {timeouts} completions count as wrong: comparing their answer took too long", file=sys.stderr)
+    return {source: [*map(_question, last_outputs(rows).values())] for source, rows in of_source.items()}
 
-    data_sets: dict[str, list[Question]] = {}
-    for (source, _), draws in drawn.items():
-        _, names, correct, preds = zip(*(draw for _, draw in sorted(draws.items())), strict=True)
-        votes = None if None in preds else number_answers(preds, correct)
-        data_sets.setdefault(source, []).append(Question(names[0], correct, votes))
-    return data_sets
+
+def _checked(row: dict[str, Any]) -> dict[str, Any]:
+    """What counts of a row."""
+    grade, source = "acc" if "acc" in row else "score", str(row.get("data_source") or "")
+    if row.get(grade) not in (0, 1):
+        raise ValueError(
+            f"{grade} is {row.get(grade)!r}, which does not say whether the answer is right: let the reward function "
+            "return `acc` as 0 or 1 for every completion"
+        )
+    if not source.isprintable():
+        raise ValueError(f"data_source is {source!r}: give it a name that can be printed")
+    pred = str(row["pred"] or "").strip() if "pred" in row else None
+    kept = {"input": str(row["input"]), "data_source": source, "timeout": bool(row.get("timeout"))}
+    return kept | {"correct": bool(row[grade]), "pred": pred} | ({"uid": str(row["uid"])} if "uid" in row else {})
+
+
+def _question(draws: list[dict[str, Any]]) -> Question:
+    correct, preds = tuple(row["correct"] for row in draws), [row["pred"] for row in draws]
+    return Question(draws[0]["input"], correct, None if None in preds else number_answers(preds, correct))
 
 
 # --- figures ---------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ text a tool wrote are unknown. It computes from the scores what GTPO (arXiv:2508
 settings and without its filter. `trajectory_entropy`, `entropy` and `trainer_logprobs` are left out.
 """
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from gtpo_verl.advantage import apply_gtpo, compute_group_advantages
 from gtpo_verl.completions import Completions
 from gtpo_verl.config import GTPOConfig
-from gtpo_verl.records import read_record
+from gtpo_verl.records import last_outputs, read_lines, read_record
 from gtpo_verl.verl_plugin.token_dump import HEADER_NAME, SCHEMA_VERSION, STEP_FILES
 from gtpo_verl.view.tokens import load_tokenizer
 
@@ -103,20 +102,7 @@ def read_step(path: Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: they are not; the message names the line.
     """
-    return _read_lines(path, _checked, "token dump")
-
-
-def _read_lines(path: Path, check: Callable[[Any], dict[str, Any]], of: str) -> list[dict[str, Any]]:
-    lines = []
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                lines.append(check(json.loads(line)))
-            except (KeyError, RecursionError, TypeError, ValueError) as error:
-                raise ValueError(f"{path}:{number} is not a line of a {of} ({error!r})") from error
-    if not lines:
-        raise ValueError(f"{path} holds no completion")
-    return lines
+    return read_lines(path, _checked, "token dump")
 
 
 def _checked(completion: dict[str, Any]) -> dict[str, Any]:
@@ -155,7 +141,9 @@ def _read_rollouts(path: Path, tokenizer: Any, config: GTPOConfig) -> list[dict[
     Raises:
         ValueError: it is not such a file (the message names the line), or every prompt has one completion.
     """
-    rows = _last_outputs(_read_lines(path, _checked_rollout, "rollout file of verl"))
+    lines = read_lines(path, _checked_rollout, "rollout file of verl")
+    own = [row for row in lines if row["output"] or not row.get("uid", "").startswith("pad")]  # others fill the batch
+    rows = [row | {"uid": uid} for uid, group in last_outputs(own).items() for row in group]
     uids = [row["uid"] for row in rows]
     if len(set(uids)) == len(uids):
         raise ValueError(f"{path} has one completion per prompt, so no groups: is it of a validation?")
@@ -210,17 +198,3 @@ def _checked_rollout(row: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(row.get("uid", ""), str):
         raise TypeError("uid is not text")
     return row
-
-
-def _last_outputs(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The last output of each session, with its group as `uid`; V1 writes `{uid}_{session}_{output}` in their order."""
-    sessions: dict[Any, dict[str, Any]] = {}
-    for number, row in enumerate(rows):
-        group, *session = row.get("uid", "").rsplit("_", 2)
-        if group.startswith("pad") and not row["output"]:
-            continue  # a row that fills verl's batch
-        if len(session) == 2:
-            sessions[group, session[0]] = row | {"uid": group}
-        else:
-            sessions[number] = row | {"uid": row.get("uid", row["input"])}
-    return list(sessions.values())

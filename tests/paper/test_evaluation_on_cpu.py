@@ -165,10 +165,10 @@ def test_a_score_of_zero_or_one_stands_in_for_acc(tmp_path):
             [{"input": "p", "output": "", "score": 11.0}],
             "score is 11.0, which does not say whether the answer is right",
         ),
-        ([dump_row("a_0_0", 1.0, "1"), dump_row("a_1_0", 0.5, "1")], ":2: acc is 0.5"),
-        ([dump_row("a_0_0", 1.0, "1"), dump_row("a_1_0", 0, "1") | {"acc": None}], ":2: acc is None"),
-        ([{"step": 1, "data": {}}], ":1 is no row of a verl validation dump"),
-        ([], "holds no completions"),
+        ([dump_row("a_0_0", 1.0, "1"), dump_row("a_1_0", 0.5, "1")], r":2 is not .* \(acc is 0.5"),
+        ([dump_row("a_0_0", 1.0, "1"), dump_row("a_1_0", 0, "1") | {"acc": None}], r":2 is not .* \(acc is None"),
+        ([{"step": 1, "data": {}}], ":1 is not a line of a validation dump of verl"),
+        ([], "holds no completion"),
     ],
 )
 def test_a_dump_that_does_not_say_what_is_right_is_refused(tmp_path, rows, message):
