@@ -9,8 +9,7 @@ sampled (verl's `processed_logprobs`); those of a greedy completion are at tempe
 import asyncio
 import os
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -30,9 +29,14 @@ from verl.workers.rollout.utils import ensure_async_iterator, get_max_position_e
 QUIET_PERIOD = 0.02
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How completions are generated, in vLLM's terms.
+def sampling(
+    max_tokens: int,
+    stop_token_ids: Collection[int] = (),
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = -1,
+) -> GenerationConfig:
+    """How completions are generated, from vLLM's terms to those of transformers, which names what it refuses.
 
     Args:
         max_tokens: most tokens to generate.
@@ -41,30 +45,22 @@ class Sampling:
         top_p: nucleus size in [0, 1], after `top_k`.
         top_k: most likely tokens kept; 0 or -1 keeps all.
     """
-
-    max_tokens: int
-    stop_token_ids: frozenset[int] = frozenset()
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-
-    def generation_config(self) -> GenerationConfig:
-        """The same in terms of transformers, which names what it refuses."""
-        sampled_from = {"temperature": float(self.temperature), "top_p": self.top_p}
-        sampled_from["top_k"] = 0 if self.top_k == -1 else self.top_k
-        return GenerationConfig(
-            **(sampled_from if self.temperature else {}),
-            do_sample=self.temperature != 0,
-            max_new_tokens=self.max_tokens,
-            eos_token_id=sorted(self.stop_token_ids) or None,
-            pad_token_id=0,
-            return_dict_in_generate=True,
-            output_scores=True,
-        )
+    sampled_from = {"temperature": float(temperature), "top_p": top_p, "top_k": 0 if top_k == -1 else top_k}
+    return GenerationConfig(
+        **(sampled_from if temperature else {}),
+        do_sample=temperature != 0,
+        max_new_tokens=max_tokens,
+        eos_token_id=sorted(stop_token_ids) or None,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
 
 
 @torch.inference_mode()
-def generate(model: Any, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[tuple[list[int], list[float]]]:
+def generate(
+    model: Any, prompts: Sequence[Sequence[int]], config: GenerationConfig
+) -> list[tuple[list[int], list[float]]]:
     """Generate one completion per prompt, all in one batch, from torch's current random state.
 
     The logits of all tokens are kept until then: 4 bytes times rows, longest completion and vocabulary.
@@ -77,7 +73,6 @@ def generate(model: Any, prompts: Sequence[Sequence[int]], sampling: Sampling) -
         pad_sequence(columns, batch_first=True, padding_side="left")
         for columns in (rows, [torch.ones_like(row) for row in rows])
     )
-    config = sampling.generation_config()
     output = model.generate(input_ids, attention_mask=attention_mask, generation_config=config)
     token_ids = output.sequences[:, input_ids.shape[1] :]
     columns = zip(output.scores, token_ids.split(1, dim=-1), strict=True)
@@ -122,7 +117,7 @@ class HFServer:
         torch.manual_seed(config.get("seed", 0) + replica_rank)
         self.global_steps: int | None = None
         self._synced = False
-        self._waiting: dict[Sampling, list[tuple[list[int], asyncio.Future]]] = defaultdict(list)
+        self._waiting: dict[GenerationConfig, list[tuple[list[int], asyncio.Future]]] = defaultdict(list)
         self._serving: asyncio.Task | None = None
         self._model_lock = asyncio.Lock()  # generating and loading weights exclude each other
 
@@ -148,9 +143,9 @@ class HFServer:
             )
         if not self._synced:
             raise RuntimeError("rollout.name=hf was asked to generate before the trainer sent its weights")
-        sampling, wants_log_probs = self._parse(len(prompt_ids), dict(sampling_params))
+        asked, wants_log_probs = self._parse(len(prompt_ids), dict(sampling_params))
         future = asyncio.get_running_loop().create_future()
-        self._waiting[sampling].append((prompt_ids, future))
+        self._waiting[asked].append((prompt_ids, future))
         if self._serving is None or self._serving.done():
             self._serving = asyncio.create_task(self._serve())
         token_ids, log_probs, global_steps = await future
@@ -161,7 +156,7 @@ class HFServer:
             extra_fields={"global_steps": global_steps},
         )
 
-    def _parse(self, prompt_length: int, params: dict[str, Any]) -> tuple[Sampling, bool]:
+    def _parse(self, prompt_length: int, params: dict[str, Any]) -> tuple[GenerationConfig, bool]:
         """What verl's (vLLM's) sampling parameters ask for, and whether they ask for log-probs."""
         config = self.config
         room = self.max_model_len - prompt_length
@@ -181,11 +176,11 @@ class HFServer:
             del params["repetition_penalty"]
         if params:
             raise ValueError(f"rollout.name=hf does not know the sampling parameters {params}; leave them out")
-        return Sampling(min(max_tokens, room), stop_token_ids, **given), wants_log_probs
+        return sampling(min(max_tokens, room), stop_token_ids, **given), wants_log_probs
 
     async def _serve(self) -> None:
         while self._waiting:
-            sampling, waiting = next(iter(self._waiting.items()))
+            config, waiting = next(iter(self._waiting.items()))
             arrived = 0
             while arrived < len(waiting) < self.config.max_num_seqs:
                 arrived = len(waiting)
@@ -193,13 +188,13 @@ class HFServer:
             batch = waiting[: self.config.max_num_seqs]
             del waiting[: len(batch)]
             if not waiting:
-                del self._waiting[sampling]
+                del self._waiting[config]
             try:
                 async with self._model_lock:
                     global_steps = self.global_steps
                     # In a thread, so that requests arriving meanwhile are queued for the next batch.
                     completions = await asyncio.to_thread(
-                        generate, self.model, [prompt_ids for prompt_ids, _ in batch], sampling
+                        generate, self.model, [prompt_ids for prompt_ids, _ in batch], config
                     )
             except Exception as error:
                 for _, future in batch:

@@ -19,10 +19,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gtpo_verl.paper.prompt import build_messages
 from gtpo_verl.paper.reward import MAX_ANSWER_CHARS, closing_brace
 
 Row = dict[str, Any]
+
+SYSTEM_PROMPT = """\
+You are a helpful assistant for solving math problems.
+Given a question, first think step by step between <reasoning> and </reasoning>.
+Then, give the final answer between <answer> and </answer>."""
+"""The prompt of App. 8.2, word for word."""
+
+
+def build_messages(question: str) -> list[dict[str, str]]:
+    """The chat messages of one question, as in verl's ``prompt`` column: the system prompt, then the question."""
+    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
 
 
 def extract_gsm8k_answer(answer: str) -> str:

@@ -11,7 +11,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import apply_greedy_sampling_params
 from verl.workers.config import HFModelConfig, RolloutConfig
 
 from gtpo_verl.cpu import rollout
-from gtpo_verl.cpu.rollout import HFReplica, HFServer, HFServerAdapter, Sampling, generate, load_weights
+from gtpo_verl.cpu.rollout import HFReplica, HFServer, HFServerAdapter, generate, load_weights, sampling
 
 VOCAB, PAD, EOS, SECOND_EOS = 32, 0, 1, 2
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [5, 6], [20, 21, 22]]
@@ -61,7 +61,7 @@ def greedy_by_transformers(model, prompt_ids, max_tokens, stop_token_ids=()):
 def test_a_completion_ends_with_its_first_stop_token_and_the_others_go_on(model):
     free = [greedy_by_transformers(model, prompt, 20) for prompt in PROMPTS]
     stops = frozenset({free[0][3], free[2][0]})
-    completions = generate(model, PROMPTS, Sampling(max_tokens=20, stop_token_ids=stops, temperature=0.0))
+    completions = generate(model, PROMPTS, sampling(20, stops, temperature=0.0))
     expected = [greedy_by_transformers(model, prompt, 20, stops) for prompt in PROMPTS]
     assert [token_ids for token_ids, _ in completions] == expected
     assert [len(log_probs) for _, log_probs in completions] == [len(token_ids) for token_ids in expected]
@@ -73,8 +73,8 @@ def test_a_completion_ends_with_its_first_stop_token_and_the_others_go_on(model)
     [(0.0, -1, 1.0), (0.7, -1, 1.0), (1.0, 0, 1.0), (2.0, 3, 1.0), (2.0, -1, 0.6), (2.0, 5, 0.8)],
 )
 def test_log_probs_are_those_of_the_distribution_that_a_plain_forward_gives(model, temperature, top_k, top_p):
-    sampling = Sampling(12, frozenset({EOS, 7}), temperature, top_p, top_k)
-    for prompt, (token_ids, log_probs) in zip(PROMPTS, generate(model, PROMPTS, sampling), strict=True):
+    config = sampling(12, {EOS, 7}, temperature, top_p, top_k)
+    for prompt, (token_ids, log_probs) in zip(PROMPTS, generate(model, PROMPTS, config), strict=True):
         with torch.no_grad():
             logits = model(torch.tensor([prompt + token_ids])).logits[0, len(prompt) - 1 : -1].float()
         logits /= temperature or 1.0
@@ -92,7 +92,7 @@ def test_log_probs_are_those_of_the_distribution_that_a_plain_forward_gives(mode
 
 def test_a_weight_sync_makes_the_models_equal(model):
     other = tiny_model(seed=1)
-    greedy = Sampling(max_tokens=12, temperature=0.0)
+    greedy = sampling(12, temperature=0.0)
     assert generate(other, PROMPTS, greedy) != generate(model, PROMPTS, greedy)
     load_weights(other, model.state_dict())
     for name, weight in model.state_dict().items():
@@ -168,10 +168,10 @@ def test_verls_greedy_parameters_give_transformers_greedy_completions(server, mo
 
 def test_every_eos_of_the_tokenizer_and_the_generation_config_stops(server):
     assert server.eos_token_ids == {EOS, SECOND_EOS}
-    sampling, _ = server._parse(1, {"stop_token_ids": [9]})
-    assert sampling.stop_token_ids == {EOS, SECOND_EOS, 9}
-    sampling, _ = server._parse(1, {"stop_token_ids": [9], "ignore_eos": True})
-    assert sampling.stop_token_ids == {9}
+    config, _ = server._parse(1, {"stop_token_ids": [9]})
+    assert config.eos_token_id == [EOS, SECOND_EOS, 9]
+    config, _ = server._parse(1, {"stop_token_ids": [9], "ignore_eos": True})
+    assert config.eos_token_id == [9]
 
 
 @pytest.mark.parametrize("seeds", [(3, 3), (3, 4)])
@@ -200,8 +200,8 @@ def test_log_probs_come_only_when_asked_for(server):
     ],
 )
 def test_max_tokens_is_asked_for_or_the_configured_length_within_the_models(server, length, params, max_tokens):
-    sampling, _ = server._parse(length, params)
-    assert sampling.max_tokens == max_tokens
+    config, _ = server._parse(length, params)
+    assert config.max_new_tokens == max_tokens
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from gtpo_verl.cli import main
 from gtpo_verl.paper import data
 from gtpo_verl.paper.data import (
     DATASETS,
+    SYSTEM_PROMPT,
     extract_boxed,
     extract_gsm8k_answer,
     load_splits,
@@ -19,7 +20,6 @@ from gtpo_verl.paper.data import (
     parse_contest_answer,
     write_parquet,
 )
-from gtpo_verl.paper.prompt import SYSTEM_PROMPT
 from gtpo_verl.paper.reward import compute_score
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gtpo_verl.paper import math_verify_process, reward
-from gtpo_verl.paper.prompt import SYSTEM_PROMPT
+from gtpo_verl.paper.data import SYSTEM_PROMPT
 from gtpo_verl.paper.reward import (
     MAX_ANSWER_CHARS,
     TAGS,
