@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+SCHEMA_VERSION, HEADER_NAME, STEP_FILES = 1, "gtpo_dump.json", "step_*.jsonl"
+"""Of a token dump, which `gtpo_verl.verl_plugin.token_dump` writes, and `gtpo_verl.view.sources` reads without verl."""
+
 
 def read_record(path: Path, *keys: str) -> dict[str, Any]:
     """Read the object in a JSON file.

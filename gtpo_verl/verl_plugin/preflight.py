@@ -14,11 +14,10 @@ from omegaconf import DictConfig, OmegaConf
 from packaging.version import Version
 
 from gtpo_verl.initial_entropy import PAPER_SAMPLES, InitialEntropy, changed_settings
-from gtpo_verl.records import read_record
+from gtpo_verl.records import HEADER_NAME, STEP_FILES, read_record
 from gtpo_verl.verl_plugin import collapse, names_and_versions
 from gtpo_verl.verl_plugin.config import VerlGTPOConfig
 from gtpo_verl.verl_plugin.names_and_versions import ADV_ESTIMATOR, ALIAS, LOSS_MODE, NAMES, foreign, select
-from gtpo_verl.verl_plugin.token_dump import HEADER_NAME, STEP_FILES
 
 logger = logging.getLogger("gtpo_verl")
 

@@ -20,13 +20,9 @@ import numpy as np
 import torch
 
 from gtpo_verl.advantage import GTPOAdvantage
-from gtpo_verl.records import atomic_write
+from gtpo_verl.records import HEADER_NAME, SCHEMA_VERSION, STEP_FILES, atomic_write
 from gtpo_verl.verl_plugin import names_and_versions
 from gtpo_verl.verl_plugin.config import VerlGTPOConfig
-
-SCHEMA_VERSION = 1
-HEADER_NAME = "gtpo_dump.json"
-STEP_FILES = "step_*.jsonl"
 
 # A step's groups are written whole until there are this many tokens; the first one always is.
 _STEP_TOKENS = 1 << 19

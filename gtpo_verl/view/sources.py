@@ -18,8 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from gtpo_verl.advantage import apply_gtpo, compute_group_advantages
 from gtpo_verl.completions import Completions
 from gtpo_verl.config import GTPOConfig
-from gtpo_verl.records import last_outputs, read_lines, read_record
-from gtpo_verl.verl_plugin.token_dump import HEADER_NAME, SCHEMA_VERSION, STEP_FILES
+from gtpo_verl.records import HEADER_NAME, SCHEMA_VERSION, STEP_FILES, last_outputs, read_lines, read_record
 from gtpo_verl.view.tokens import load_tokenizer
 
 # What a completion of a dump must have, beside its uid; other lists have an entry per token too.
