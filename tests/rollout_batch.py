@@ -10,22 +10,17 @@ UIDS = ["p", "p", "q", "p", "pad0f", "q"]
 SCORES = [20.0, 10.0, 1.0, 10.0, 0.0, 20.0]
 
 
-def make_rows():
-    """Fields of rows of unequal length, a padding row among them."""
+def make_rows(uids=UIDS, lengths=LENGTHS, scores=SCORES):
+    """Fields of rows of these lengths and rewards; one whose uid begins with `pad` is padding."""
     generator = torch.Generator().manual_seed(0)
-    masks = [torch.ones(n, dtype=torch.int64) for n in LENGTHS]
-    masks[4] = torch.zeros(1, dtype=torch.int64)
-    scores = [torch.zeros(n) for n in LENGTHS]
-    for score, reward in zip(scores, SCORES, strict=True):
-        score[-1] = reward
     return {
-        "uid": UIDS,
-        "prompts": [torch.full((3,), ord(uid[0])) for uid in UIDS],
-        "responses": [torch.randint(1, 4, (n,), generator=generator) for n in LENGTHS],
-        "response_mask": masks,
-        "rm_scores": scores,
-        "entropy": [torch.rand(n, generator=generator) for n in LENGTHS],
-        "old_log_probs": [-torch.rand(n, generator=generator) for n in LENGTHS],
+        "uid": uids,
+        "prompts": [torch.full((3,), ord(uid[0])) for uid in uids],
+        "responses": [torch.randint(1, 4, (n,), generator=generator) for n in lengths],
+        "response_mask": [torch.full((n,), 1 - uid.startswith("pad")) for uid, n in zip(uids, lengths, strict=True)],
+        "rm_scores": [torch.tensor([0.0] * (n - 1) + [score]) for n, score in zip(lengths, scores, strict=True)],
+        "entropy": [torch.rand(n, generator=generator) for n in lengths],
+        "old_log_probs": [-torch.rand(n, generator=generator) for n in lengths],
     }
 
 

@@ -3,7 +3,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from own_process import run_python
 
 from gtpo_verl.cli import COMMANDS, main
 
@@ -31,9 +35,7 @@ def test_help_needs_neither_torch_nor_verl():
         "import sys; sys.modules.update(torch=None, verl=None, transformers=None)\n"
         "from gtpo_verl.cli import main; main(['--help'])"
     )
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert finished.returncode == 0, finished.stderr
-    assert "initial-entropy" in finished.stdout
+    assert "initial-entropy" in run_python(code).stdout
 
 
 @pytest.fixture
@@ -64,10 +66,6 @@ def test_a_process_ends_quietly_when_its_reader_leaves(unbuffered, left):
 @pytest.fixture
 def broken(tmp_path, monkeypatch):
     """A folder of files that are none of what the commands read."""
-    import datasets
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "half.jsonl").write_text('{"a": 1}\n{"b')
@@ -159,9 +157,6 @@ def test_a_data_source_that_would_break_the_table_is_an_error(broken, capsys):
 
 
 def test_a_wrong_model_is_named(broken, capsys):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     pq.write_table(pa.table({"prompt": [[{"role": "user", "content": "1+1="}]]}), broken / "prompts.parquet")
     assert main(["initial-entropy", "--model", "./none", "--data", "prompts.parquet", "--samples", "1"]) == 2
     assert "--model ./none cannot be loaded" in capsys.readouterr().err

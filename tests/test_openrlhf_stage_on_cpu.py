@@ -25,7 +25,6 @@ def zero_pad_sequences(sequences, side):
 @pytest.fixture
 def stage(monkeypatch):
     """The module `gtpo_verl.openrlhf.stage`, without OpenRLHF and without Ray's processes."""
-    pytest.importorskip("ray")
     for name, content in {
         "openrlhf": {},
         "openrlhf.utils": {},

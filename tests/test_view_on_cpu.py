@@ -49,22 +49,24 @@ def test_a_dump_is_found_by_folder_by_run_and_by_file(dump):
     assert len(steps) == 3 and find_source(dump).paths == steps and find_source(steps[1]).paths == [steps[1]]
 
 
+def refusal(capsys, folder, *options):
+    assert cli.main(["view", str(folder), *map(str, options), "--out", str(folder / "view.html")]) == 2
+    assert not (folder / "view.html").exists()
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
 def test_what_is_no_dump_is_an_error_with_a_remedy(dump, tmp_path, capsys):
-    assert cli.main(["view", str(tmp_path)]) == 2
-    assert "+algorithm.gtpo.dump_dir=DIR" in capsys.readouterr().err
+    assert "+algorithm.gtpo.dump_dir=DIR" in refusal(capsys, tmp_path)
     shutil.copytree(dump, tmp_path / "a")
     shutil.copytree(dump, tmp_path / "b")
-    assert cli.main(["view", str(tmp_path)]) == 2
-    assert "several runs" in capsys.readouterr().err
-    assert cli.main(["view", str(tmp_path / "a"), "--tokenizer", str(tmp_path / "none")]) == 2
-    assert "--tokenizer" in capsys.readouterr().err
+    assert "several runs" in refusal(capsys, tmp_path)
+    assert "--tokenizer" in refusal(capsys, tmp_path / "a", "--tokenizer", tmp_path / "none")
     write_rollouts(tmp_path / "rollouts", {1: STEPS[1][:2]})
-    assert cli.main(["view", str(tmp_path / "rollouts")]) == 2
-    assert "name the run's tokenizer with --tokenizer" in capsys.readouterr().err
+    assert "name the run's tokenizer with --tokenizer" in refusal(capsys, tmp_path / "rollouts")
     header = json.loads((tmp_path / "b/gtpo_dump.json").read_text())
     (tmp_path / "b/gtpo_dump.json").write_text(json.dumps(header | {"schema_version": 99}))
-    assert cli.main(["view", str(tmp_path / "b")]) == 2
-    assert "schema_version 99" in capsys.readouterr().err
+    assert "schema_version 99" in refusal(capsys, tmp_path / "b")
 
 
 @pytest.mark.parametrize(
@@ -85,19 +87,15 @@ def test_a_completion_of_wrong_fields_is_named_by_its_line(dump, tmp_path, capsy
     if value is ...:
         del completion[field]
     (tmp_path / "step_000001.jsonl").write_text(f"{first}\n{json.dumps(completion)}\n")
-    assert cli.main(["view", str(tmp_path), "--out", str(tmp_path / "view.html")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refusal(capsys, tmp_path)
     assert "step_000001.jsonl:2 is not a line of a token dump" in line and len(line) < 500
-    assert not (tmp_path / "view.html").exists()
 
 
 @pytest.mark.parametrize("text", [b"", b"[1]\n", b"7\n", b"\n", b"\xff\xfe\0\n", b"[" * 100_000, b'{"step": 1, "ui'])
 def test_a_step_file_that_is_none_is_named(dump, tmp_path, capsys, text):
     shutil.copy(dump / "gtpo_dump.json", tmp_path)
     (tmp_path / "step_000001.jsonl").write_bytes(text)
-    assert cli.main(["view", str(tmp_path), "--out", str(tmp_path / "view.html")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "step_000001.jsonl" in line and not (tmp_path / "view.html").exists()
+    assert "step_000001.jsonl" in refusal(capsys, tmp_path)
 
 
 def test_steps_are_thinned_out_evenly_to_a_size(tmp_path):
@@ -179,8 +177,7 @@ def test_a_file_that_verl_is_still_writing_is_left_out(tmp_path, tokenizer):
 )
 def test_a_file_that_is_no_rollout_is_named(tmp_path, tokenizer, capsys, line, message):
     (tmp_path / "1.jsonl").write_text('{"input": "q", "output": "o", "score": 1}\n' + line + "\n")
-    assert cli.main(["view", str(tmp_path), "--tokenizer", tokenizer, "-o", str(tmp_path / "view.html")]) == 2
-    assert message in capsys.readouterr().err and not (tmp_path / "view.html").exists()
+    assert message in refusal(capsys, tmp_path, "--tokenizer", tokenizer)
 
 
 # ---------------------------------------------------------------- the demo

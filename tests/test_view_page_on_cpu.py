@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections import Counter
 from itertools import pairwise
 
@@ -13,11 +14,16 @@ from gtpo_verl.verl_plugin.config import VerlGTPOConfig
 from gtpo_verl.verl_plugin.token_dump import TokenDump
 
 pytest.importorskip("selenium", reason="selenium is not installed: bash scripts/setup_browser.sh")
-import chromium  # noqa: E402
+from selenium import webdriver  # noqa: E402
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
+
+FLAGS = (
+    *("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking"),
+    *("disable-component-update", "disable-sync"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +38,17 @@ def dump(tmp_path_factory, tokenizer):
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
-    if not chromium.BINARY or not chromium.DRIVER:
+    """A headless browser with a new profile, and its log."""
+    binary, service = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+    if not binary or not service:
         pytest.skip("there is no Chromium with its driver: bash scripts/setup_browser.sh")
-    driver = chromium.open_chromium(tmp_path_factory.mktemp("profile"))
-    yield driver
-    driver.quit()
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for flag in (*FLAGS, f"user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    with webdriver.Chrome(options, webdriver.ChromeService(service)) as driver:
+        yield driver
 
 
 @pytest.fixture

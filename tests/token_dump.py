@@ -5,6 +5,7 @@ import json
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -44,9 +45,7 @@ def save_tokenizer(folder):
 def batch_of(completions, rewards, entropy=0.25):
     """What `TokenDump.write` takes of completions given as lists of token ids."""
     row_len = torch.tensor([len(ids) for ids in completions])
-    responses = torch.zeros(len(completions), int(row_len.max()), dtype=torch.int64)
-    for row, ids in zip(responses, completions, strict=True):
-        row[: len(ids)] = torch.tensor(ids)
+    responses = pad_sequence([torch.tensor(ids) for ids in completions], batch_first=True)
     mask = (torch.arange(responses.shape[1]) < row_len.unsqueeze(-1)).long()
     scores = torch.zeros(responses.shape)
     scores[torch.arange(len(rewards)), row_len - 1] = torch.tensor(rewards)

@@ -1,23 +1,18 @@
 """Each case is a process of its own: what a plugin does at `import verl` cannot be undone."""
 
 import os
-import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, distributions, version
 from types import SimpleNamespace
 
 import pytest
+from own_process import run_python
 from ray import cloudpickle
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 from gtpo_verl.cpu import fixes
 
-
-def run_python(code, **environment):
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("VERL_", "VLLM_"))}
-    return subprocess.run(
-        [sys.executable, "-c", code], env=inherited | environment, capture_output=True, text=True, timeout=300
-    )
+BARE = {name: value for name, value in os.environ.items() if not name.startswith(("VERL_", "VLLM_"))}
 
 
 @pytest.mark.parametrize("environment", [{}, {"VERL_PLATFORM": "nvidia"}])
@@ -34,8 +29,7 @@ assert ("hf", "async") not in verl.workers.rollout.base._ROLLOUT_REGISTRY
 assert type(verl.utils.distributed.initialize_global_process_group_ray).__name__ == "function"
 assert not {"VERL_ENGINE_DEVICE", "VLLM_TARGET_DEVICE"} & set(os.environ)
 """
-    done = run_python(code, **environment)
-    assert done.returncode == 0, done.stderr
+    run_python(code, inherited=BARE, **environment)
 
 
 def test_verl_platform_cpu_is_all_that_verl_needs():
@@ -53,7 +47,7 @@ from verl.workers.rollout.replica import get_rollout_replica_class
 assert get_platform().device_name == "cpu"
 assert torch.zeros(1).to(get_device_id()).device.type == "cpu"
 get_torch_device().empty_cache()
-initialize_global_process_group_ray(timeout_second=60)
+initialize_global_process_group_ray(timeout_second=600)
 total = torch.ones(2)
 torch.distributed.all_reduce(total)
 assert EngineRegistry.get_engine_cls("language_model", "fsdp2").__name__.startswith("FSDP")
@@ -61,14 +55,13 @@ assert get_rollout_class("hf").__name__ == "HFServerAdapter"
 assert get_rollout_replica_class("hf").__name__ == "HFReplica"
 torch.distributed.destroy_process_group()
 """
-    done = run_python(code, VERL_PLATFORM="cpu", MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
-    assert done.returncode == 0, done.stderr
+    of_ray = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
+    run_python(code, inherited=BARE, VERL_PLATFORM="cpu", **of_ray)
 
 
 def test_a_plugin_that_cannot_install_says_so_and_raises():
     code = "import sys, verl; sys.modules['wrapt'] = None; import gtpo_verl.cpu.plugin"
-    done = run_python(code, VERL_PLATFORM="cpu", VERL_USE_EXTERNAL_PLUGINS="none")
-    assert done.returncode != 0
+    done = run_python(code, status=1, inherited=BARE, VERL_PLATFORM="cpu", VERL_USE_EXTERNAL_PLUGINS="none")
     assert "unset VERL_PLATFORM" in done.stderr and "ModuleNotFoundError" in done.stderr
 
 

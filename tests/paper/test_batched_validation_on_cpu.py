@@ -106,30 +106,27 @@ def test_a_lost_completion_is_an_error_and_its_batch_is_not_written(config, tmp_
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("changed", "value"),
     [
         ("actor_rollout_ref.model.path", "org/other"),
-        ("actor_rollout_ref.rollout.val_kwargs.temperature", 0.6),
+        ("actor_rollout_ref.rollout.val_kwargs", {"temperature": 0.6}),
         ("actor_rollout_ref.rollout.seed", 2),
         ("data.apply_chat_template_kwargs", {"enable_thinking": False}),
         ("data.val_batch_size", 3),
+        ("files", "test.parquet"),
+        ("files", "reward.py"),
     ],
 )
-def test_completions_of_other_settings_are_not_gone_on_with(config, tmp_path, key, value):
+def test_completions_of_other_settings_or_files_are_not_gone_on_with(config, tmp_path, changed, value):
     Sampler(config)._validate()
     before = (tmp_path / "out/settings.json").read_text()
-    OmegaConf.update(config, key, value)
-    with pytest.raises(ValueError, match="holds completions of other settings"):
+    if changed == "files":
+        (tmp_path / value).write_text("others")
+    else:
+        OmegaConf.update(config, changed, value)
+    with pytest.raises(ValueError, match=rf"holds completions of other settings \(.*{changed}"):
         Sampler(config)._validate()
     assert (tmp_path / "out/settings.json").read_text() == before
-
-
-@pytest.mark.parametrize("name", ["test.parquet", "reward.py"])
-def test_completions_of_files_that_have_changed_are_not_gone_on_with(config, tmp_path, name):
-    Sampler(config)._validate()
-    (tmp_path / name).write_text("others")
-    with pytest.raises(ValueError, match=r"other settings \(files\)"):
-        Sampler(config)._validate()
 
 
 def test_verl_knows_the_trainer_once_the_module_is_loaded():

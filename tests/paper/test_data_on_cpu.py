@@ -7,8 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from gtpo_verl.cli import main
+from gtpo_verl.cpu.tiny import build_tokenizer
 from gtpo_verl.paper import data
 from gtpo_verl.paper.data import (
     DATASETS,
@@ -243,20 +245,11 @@ def test_the_command_writes_and_says_what_it_wrote(tmp_path, capsys):
 
 
 def test_the_dataset_of_verl_reads_the_files(tmp_path):
-    pytest.importorskip("verl")
-    from omegaconf import OmegaConf
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
     from verl.utils.dataset.rl_dataset import RLHFDataset
-
-    words = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", pad_token="[UNK]")
-    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }} : {{ m['content'] }} {% endfor %}"
 
     prepare("math", FIXTURES / "math", tmp_path / "out")
     config = OmegaConf.create({"cache_dir": str(tmp_path / "verl"), "filter_overlong_prompts_workers": 1})
-    dataset = RLHFDataset(str(tmp_path / "out" / "train.parquet"), tokenizer, config)
+    dataset = RLHFDataset(str(tmp_path / "out" / "train.parquet"), build_tokenizer(), config)
     assert len(dataset) == 4
     assert dataset[1]["raw_prompt"][1] == {"role": "user", "content": "Solve $2x+3=11$ for $x$."}
     assert dataset[1]["reward_model"]["ground_truth"] == "4"

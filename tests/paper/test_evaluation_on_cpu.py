@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from verl.trainer.ppo.v1 import PPOTrainer
 
 from gtpo_verl.cli import main
 from gtpo_verl.paper import evaluation
@@ -25,6 +26,7 @@ from gtpo_verl.paper.evaluation import (
     pass_at_k,
     read_dump,
 )
+from gtpo_verl.paper.reward import compute_score
 
 GTPO = Label("Qwen", "GSM8K", "GTPO")
 
@@ -85,77 +87,65 @@ def test_estimators_stay_finite_at_thousands_of_completions():
 )
 def test_a_tie_counts_one_over_the_number_tied(votes, expected):
     assert majority(votes) == expected
-    assert majority_at_k(votes, len(votes)) == pytest.approx(expected)
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_accepted_answer_is_one_answer_whatever_its_spelling():
+def test_every_accepted_answer_is_one_answer_whatever_its_spelling_and_an_unparsed_one_is_never_right():
     # "half" is accepted by the grader only; the third completion spells it and fails for its format.
-    assert number_answers(["0.5", "half", "half", "7", ""], [True, True, False, False, False]) == (
-        RIGHT,
-        RIGHT,
-        RIGHT,
-        1,
-        UNPARSED,
-    )
-
-
-def test_an_unparsed_answer_is_never_right_in_a_vote():
-    assert number_answers(["", "3", "4", "3"], [True, False, False, False]) == (UNPARSED, 1, 2, 1)
+    answers, ok = ["0.5", "half", "half", "7", "", ""], [True, True, False, False, False, True]
+    assert number_answers(answers, ok) == (RIGHT, RIGHT, RIGHT, 1, UNPARSED, UNPARSED)
 
 
 # --- verl's dumps ----------------------------------------------------------------------------------------------------
 
 
-def test_v1_rows_are_grouped_by_uid_in_the_order_of_their_sessions(tmp_path):
-    sessions = [(10, 0.0, "7"), (2, 1.0, "42"), (0, 0.0, "6")]
-    rows = [dump_row(f"a-1_{s}_0", acc, pred, data_source="math") for s, acc, pred in sessions]
-    rows += [dump_row("b-2_0_0", 1.0, data_source="gsm8k")]
-    data_sets = read_dump(write_dump(tmp_path / "500.jsonl", rows))
-    assert set(data_sets) == {"math", "gsm8k"}
-    assert data_sets["math"][0].correct == (False, True, False)
-    assert data_sets["math"][0].votes == (1, RIGHT, 2)
+@pytest.mark.parametrize(
+    "rows, questions",
+    [
+        (  # V1: grouped by uid, in the order of their sessions
+            [
+                dump_row("a-1_10_0", 1.0),
+                dump_row("b-2_0_0", 1.0),
+                dump_row("a-1_2_0", 0.0, "7"),
+                dump_row("a-1_0_0", 0.0, "6"),
+            ],
+            [((False, False, True), (1, 2, RIGHT)), ((True,), (RIGHT,))],
+        ),
+        (  # of a session the last output
+            [dump_row("a_0_1", 1.0), dump_row("a_0_0", 0.0, ""), dump_row("a_1_0", 0.0, "1")],
+            [((True, False), (RIGHT, 1))],
+        ),
+        (  # without uid: grouped by input
+            [dump_row(None, acc, "1", prompt=p) for p, acc in [("p", 1.0), ("q", 0.0), ("p", 0.0), ("q", 0.0)]],
+            [((True, False), (RIGHT, RIGHT)), ((False, False), (1, 1))],
+        ),
+        (  # answers that the reward did not find
+            [dump_row("a_0_0", 0.0, None), dump_row("a_1_0", 0.0, ""), dump_row("a_2_0", 0.0, "7")],
+            [((False, False, False), (UNPARSED, UNPARSED, 1))],
+        ),
+        ([dump_row("a_0_0", 1.0, output="one\u2028two\x85three\rfour")], [((True,), (RIGHT,))]),
+        # a score of 0 or 1 stands in for acc
+        ([{"input": "p", "output": "…", "gts": "1", "score": s, "step": 0} for s in (1, 0.0)], [((True, False), None)]),
+    ],
+    ids=["uid", "outputs", "input", "unparsed", "line separators", "score"],
+)
+def test_the_rows_of_a_dump_become_questions(tmp_path, rows, questions):
+    (found,) = read_dump(write_dump(tmp_path / "1.jsonl", rows)).values()
+    assert [(question.correct, question.votes) for question in found] == questions
 
 
-def test_only_the_last_output_of_a_session_is_a_completion(tmp_path):
-    rows = [
-        dump_row("a_0_1", 1.0),
-        dump_row("a_0_0", 0.0, ""),
-        dump_row("a_1_0", 0.0, "1"),
-    ]
-    (only,) = read_dump(write_dump(tmp_path / "1.jsonl", rows))[""]
-    assert only.correct == (True, False)
-
-
-def test_rows_without_uid_are_grouped_by_input(tmp_path):
-    rows = [dump_row(None, acc, "1", prompt=p) for p, acc in [("p", 1.0), ("q", 0.0), ("p", 0.0), ("q", 0.0)]]
-    assert [q.correct for q in read_dump(write_dump(tmp_path / "1.jsonl", rows))[""]] == [(True, False), (False, False)]
-
-
-def test_an_answer_that_the_reward_did_not_find_is_unparsed(tmp_path):
-    rows = [dump_row("a_0_0", 0.0, None), dump_row("a_1_0", 0.0, ""), dump_row("a_2_0", 0.0, "7")]
-    (only,) = read_dump(write_dump(tmp_path / "1.jsonl", rows))[""]
-    assert only.votes == (UNPARSED, UNPARSED, 1)
+def test_a_dump_of_two_data_sources_is_two_data_sets(tmp_path):
+    rows = [dump_row("a_0_0", 0.0, data_source="math"), dump_row("b_0_0", 1.0, data_source="gsm8k")]
+    data_sets = read_dump(write_dump(tmp_path / "1.jsonl", rows))
+    assert {name: found[0].correct for name, found in data_sets.items()} == {"math": (False,), "gsm8k": (True,)}
 
 
 def test_comparisons_that_timed_out_are_counted(tmp_path, capsys):
     rows = [dump_row(f"a_{s}_0", 0.0, "7", timeout=float(s < 2)) for s in range(3)]
     read_dump(write_dump(tmp_path / "1.jsonl", rows))
     assert "2 completions count as wrong: comparing their answer took too long" in capsys.readouterr().err
-
-
-def test_line_separators_inside_a_completion_do_not_split_its_row(tmp_path):
-    rows = [dump_row("a_0_0", 1.0, output="one\u2028two\x85three\rfour")]
-    assert len(read_dump(write_dump(tmp_path / "1.jsonl", rows))[""]) == 1
-
-
-def test_a_score_of_zero_or_one_stands_in_for_acc(tmp_path):
-    rows = [{"input": "p", "output": "…", "gts": "1", "score": s, "step": 0} for s in (1.0, 0.0)]
-    (only,) = read_dump(write_dump(tmp_path / "0.jsonl", rows))[""]
-    assert only.correct == (True, False)
-    assert only.votes is None
 
 
 @pytest.mark.parametrize(
@@ -183,14 +173,11 @@ def test_a_folder_of_dumps_is_refused_by_naming_what_is_in_it(tmp_path):
 
 
 def test_a_dump_of_this_packages_reward_written_by_verl_itself_is_read(tmp_path):
-    trainer_base = pytest.importorskip("verl.trainer.ppo.v1.trainer_base")
-    from gtpo_verl.paper.reward import compute_score
-
     asked = [("p", "1,000", "1000"), ("p", "1000.0", "1000"), ("q", "7", "1/2"), ("q", "0.5", "1/2")]
     outputs = [f"<reasoning>…</reasoning><answer>{answer}</answer>" for _, answer, _ in asked]
     gts = [gold for _, _, gold in asked]
     scores = [compute_score("AIME2024", *row) for row in zip(outputs, gts, strict=True)]
-    trainer_base.PPOTrainer._write_generations(
+    PPOTrainer._write_generations(
         inputs=[prompt for prompt, _, _ in asked],
         outputs=outputs,
         gts=gts,
@@ -232,14 +219,10 @@ def test_the_interval_has_the_width_of_a_mean_over_questions_whatever_the_other_
     assert alone.low < alone.estimate < alone.high
 
 
-def test_a_question_that_lacks_completions_is_an_error():
+def test_a_question_that_lacks_completions_is_an_error(tmp_path, capsys):
     questions = [question("1011"), question("100", name="short one"), question("1000")]
-    lost = r"1 of 3 questions do not have 4 completions \(3 for 'short one'\): completions are lost"
-    with pytest.raises(ValueError, match=lost):
+    with pytest.raises(ValueError, match=r"1 of 3 questions do not have 4 completions \(3 for 'short one'\)"):
         evaluate(GTPO, "AMC2023", questions)
-
-
-def test_questions_with_fewer_completions_than_were_asked_for_are_an_error(tmp_path, capsys):
     rows = [dump_row(f"{q}_{s}_0", 1.0, "42", prompt=q) for q in "ab" for s in range(3)]
     dump = write_dump(tmp_path / "1.jsonl", rows)
     assert main(["evaluate", str(dump), "--k", "1", "--samples", "3"]) == 0
@@ -305,22 +288,21 @@ def test_a_dump_is_named_by_what_stands_before_the_equals_sign(argument, expecte
     assert (label, data_set, str(path)) == expected
 
 
-def test_a_label_of_two_parts_is_refused():
-    with pytest.raises(ValueError, match="label 'Qwen/GTPO': write METHOD, MODEL/TRAINING SET/METHOD"):
-        parse_dump_argument("Qwen/GTPO=a.jsonl")
-
-
-def test_two_steps_of_one_run_under_one_label_are_refused(tmp_path):
-    one = write_dump(tmp_path / "1.jsonl", [dump_row("a_0_0", 1.0)])
-    two = write_dump(tmp_path / "2.jsonl", [dump_row("z_0_0", 1.0)])
-    with pytest.raises(ValueError, match="repeats 1 questions .* give each run and step its own label"):
-        evaluate_dumps([f"gtpo={one}", f"gtpo={two}"])
-
-
-def test_a_label_may_not_contradict_the_dumps_data_source(tmp_path):
-    dump = write_dump(tmp_path / "1.jsonl", [dump_row("a_0_0", 1.0, data_source="openai/gsm8k")])
-    with pytest.raises(ValueError, match="has rows of 'openai/gsm8k': drop the data set 'AIME2024'"):
-        evaluate_dumps([f"Qwen/MATH/GTPO/AIME2024={dump}"])
+@pytest.mark.parametrize(
+    "labels, message",
+    [
+        (["Qwen/GTPO"], "label 'Qwen/GTPO': write METHOD, MODEL/TRAINING SET/METHOD"),
+        (["gtpo", "gtpo"], "repeats 1 questions .* give each run and step its own label"),
+        (["Qwen/MATH/GTPO/AIME2024"], "has rows of 'openai/gsm8k': drop the data set 'AIME2024'"),
+    ],
+)
+def test_a_label_that_says_too_little_or_contradicts_is_refused(tmp_path, labels, message):
+    dumps = [
+        write_dump(tmp_path / f"{step}.jsonl", [dump_row(f"{step}_0_0", 1.0, data_source="openai/gsm8k")])
+        for step in range(len(labels))
+    ]
+    with pytest.raises(ValueError, match=message):
+        evaluate_dumps([f"{label}={dump}" for label, dump in zip(labels, dumps, strict=True)])
 
 
 @pytest.mark.parametrize(

@@ -4,33 +4,26 @@ import math
 import shutil
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import ray
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gtpo_verl.cli import main
+from gtpo_verl.cpu.tiny import build_model, build_tokenizer
 from gtpo_verl.paper import measure_initial_entropy as measure
 
 
 @pytest.fixture(scope="module")
 def tiny_model(tmp_path_factory):
     """A random model whose own generation settings, like Qwen2.5's, narrow the distribution."""
-    from transformers import GenerationConfig
-
-    from gtpo_verl.cpu.tiny import build_model, build_tokenizer
-
     folder = tmp_path_factory.mktemp("tiny")
     tokenizer = build_tokenizer()
     torch.manual_seed(0)
     model = build_model(tokenizer)
-    model.generation_config = GenerationConfig(
-        do_sample=True,
-        temperature=0.1,
-        top_k=2,
-        top_p=0.5,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    model.generation_config.update(do_sample=True, temperature=0.1, top_k=2, top_p=0.5)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -38,8 +31,6 @@ def tiny_model(tmp_path_factory):
 
 @pytest.fixture
 def prompts(tmp_path):
-    import pyarrow as pa
-
     rows = [{"prompt": [{"role": "user", "content": f"{'1' * (1 + i % 3)}+{i}="}]} for i in range(12)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "prompts.parquet")
     return tmp_path / "prompts.parquet"
@@ -64,8 +55,6 @@ def test_the_initial_entropy_is_sampled_from_the_whole_distribution_at_temperatu
 
 
 def test_the_recorded_entropies_are_those_of_a_second_pass(tiny_model, prompts):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(tiny_model, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(tiny_model).eval()
     model.generation_config.update(temperature=1.0, top_k=0, top_p=1.0)
@@ -95,8 +84,6 @@ def test_the_recorded_entropies_are_those_of_a_second_pass(tiny_model, prompts):
 def test_the_prompts_are_those_of_a_run_with_the_same_arguments_of_the_chat_template(
     tiny_model, prompts, tmp_path, capsys
 ):
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     tokenizer.chat_template += "{% if not (thinking | default(true)) %}<reasoning></reasoning>{% endif %}"
     shutil.copytree(tiny_model, tmp_path / "model")
@@ -132,8 +119,6 @@ def test_the_command_prints_the_value_its_spread_and_the_decision(tiny_model, pr
 
 def test_a_machine_without_a_gpu_measures_on_one_of_the_ray_cluster(tiny_model, prompts, monkeypatch, capsys):
     """The head node of a cluster that takes jobs."""
-    import ray
-
     asked, resources = [], {"GPU": 8.0}
 
     def remote(**options):

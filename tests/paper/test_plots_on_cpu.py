@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-
-pytest.importorskip("matplotlib")
+from matplotlib.text import Text
+from verl.utils.tracking import FileLogger
 
 from gtpo_verl.cli import main
 from gtpo_verl.config import LN2
@@ -29,11 +29,15 @@ def metrics(step: int, seed: int = 0) -> dict[str, float]:
     }
 
 
-def write_run(path, steps=40, seed=0, drop=()) -> str:
-    logged = [
-        {key: value for key, value in metrics(step, seed).items() if key not in drop} for step in range(1, steps + 1)
-    ]
-    path.write_text("".join(json.dumps({"step": i, "data": data}) + "\n" for i, data in enumerate(logged, start=1)))
+def a_run(steps=40, seed=0, drop=()) -> pd.DataFrame:
+    return pd.DataFrame([metrics(step, seed) for step in range(1, steps + 1)], index=range(1, steps + 1)).drop(
+        columns=list(drop)
+    )
+
+
+def write_run(path, **kwargs) -> str:
+    rows = a_run(**kwargs).to_dict("index")
+    path.write_text("".join(json.dumps({"step": step, "data": data}) + "\n" for step, data in rows.items()))
     return str(path)
 
 
@@ -42,20 +46,15 @@ def means(ax):
 
 
 def texts(figure) -> str:
-    (legend,) = figure.legends
-    found = [figure.get_supxlabel(), *(text.get_text() for text in legend.get_texts())]
-    for ax in figure.axes:
-        found += [ax.get_title(), ax.get_xlabel(), ax.get_ylabel(), *(text.get_text() for text in ax.texts)]
-    return "\n".join(found)
+    return "\n".join(text.get_text() for text in figure.findobj(Text))
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_written_by_verls_own_file_logger_is_read(tmp_path, monkeypatch):
-    tracking = pytest.importorskip("verl.utils.tracking")
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "run.jsonl"))
-    logger = tracking.FileLogger("project", "experiment")
+    logger = FileLogger("project", "experiment")
     logger.log({"reward/acc/mean": np.float64(0.25), "actor/entropy": float("nan")}, step=1)
     logger.log({"reward/acc/mean": 0.5, "actor/entropy": 0.1}, step=2)
     logger.finish()
@@ -121,9 +120,8 @@ def test_the_moving_average_is_over_steps_however_many_of_them_were_logged():
     assert moving_average(seeds, 3)["a"].tolist() == [1.5, 1.5, 4.0, 8.0]
 
 
-def test_seeds_are_averaged_over_the_steps_that_all_of_them_reached(tmp_path):
-    runs = {"GTPO": [read_run(write_run(tmp_path / f"{n}.jsonl", steps=n, seed=n)) for n in (20, 30, 40)]}
-    entropy = training_figure(runs, window=1).axes[2]
+def test_seeds_are_averaged_over_the_steps_that_all_of_them_reached():
+    entropy = training_figure({"GTPO": [a_run(steps=n, seed=n) for n in (20, 30, 40)]}, window=1).axes[2]
     (mean,) = means(entropy)
     assert list(mean.get_xdata()) == list(range(1, 21))
     np.testing.assert_allclose(mean.get_ydata(), 0.1 + 0.01 * 30)
@@ -135,9 +133,8 @@ def test_seeds_are_averaged_over_the_steps_that_all_of_them_reached(tmp_path):
 # --- figures ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_figure_names_its_metrics_units_and_seeds(tmp_path):
-    gtpo = [read_run(write_run(tmp_path / f"gtpo{seed}.jsonl", seed=seed)) for seed in range(3)]
-    grpo = read_run(write_run(tmp_path / "grpo.jsonl", drop=["gtpo/conflict/token_frac"]))
+def test_the_figure_names_its_metrics_units_and_seeds():
+    grpo, gtpo = a_run(drop=["gtpo/conflict/token_frac"]), [a_run(seed=seed) for seed in range(3)]
     figure = training_figure({"GRPO": [grpo], "GTPO": gtpo}, window=9)
     said = texts(figure)
     for words in ("GRPO (n = 1)", "GTPO (n = 3)", "nats per token", "ln 2", "average over 9 steps"):
@@ -149,8 +146,8 @@ def test_the_figure_names_its_metrics_units_and_seeds(tmp_path):
     assert entropy.get_ylim()[0] <= 0 < LN2 < entropy.get_ylim()[1]
 
 
-def test_rewards_and_rates_are_percentages_of_their_maximum(tmp_path):
-    accuracy, form, *_ = training_figure({"GTPO": [read_run(write_run(tmp_path / "run.jsonl"))]}, window=1).axes
+def test_rewards_and_rates_are_percentages_of_their_maximum():
+    accuracy, form, *_ = training_figure({"GTPO": [a_run()]}, window=1).axes
     np.testing.assert_allclose(means(accuracy)[0].get_ydata(), range(1, 41))
     solid, dashed = means(form)
     np.testing.assert_allclose(solid.get_ydata(), [90 + 0.1 * step for step in range(1, 41)])
@@ -158,25 +155,23 @@ def test_rewards_and_rates_are_percentages_of_their_maximum(tmp_path):
     assert (solid.get_linestyle(), dashed.get_linestyle()) == ("-", "--")
 
 
-def test_a_metric_that_was_not_logged_is_named_in_its_panel(tmp_path):
+def test_a_metric_that_was_not_logged_is_named_in_its_panel():
     drop = ["reward/acc/mean", "reward/strict/mean", "response_length/mean", "actor/entropy"]
-    figure = training_figure({"GTPO": [read_run(write_run(tmp_path / "run.jsonl", drop=drop))]})
+    figure = training_figure({"GTPO": [a_run(drop=drop)]})
     named = [[text.get_text() for text in ax.texts] for ax in figure.axes[: len(PANELS)]]
     keys = [drop[0]], [drop[1]], ["gtpo/entropy/mean"], [], [drop[2]], []
     assert named == [[f"not logged:\n{key}" for key in missing] for missing in keys]
 
 
-def test_gtpos_own_entropy_is_drawn_and_a_run_of_one_step_is_a_visible_point(tmp_path):
-    path = tmp_path / "run.jsonl"
-    path.write_text('{"step": 1, "gtpo/entropy/mean": 0.25, "actor/entropy": 0.5}\n')
-    (line,) = means(training_figure({"GTPO": [read_run(path)]}).axes[2])
+def test_gtpos_own_entropy_is_drawn_and_a_run_of_one_step_is_a_visible_point():
+    run = pd.DataFrame({"gtpo/entropy/mean": 0.25, "actor/entropy": 0.5}, index=[1])
+    (line,) = means(training_figure({"GTPO": [run]}).axes[2])
     assert (list(line.get_ydata()), line.get_marker()) == ([0.25], "o")
 
 
-def test_more_labels_than_colours_are_refused(tmp_path):
-    run = read_run(write_run(tmp_path / "run.jsonl"))
+def test_more_labels_than_colours_are_refused():
     with pytest.raises(ValueError, match="7 labels: at most 6"):
-        training_figure({str(i): [run] for i in range(7)})
+        training_figure({str(i): [] for i in range(7)})
 
 
 # --- command line ----------------------------------------------------------------------------------------------------

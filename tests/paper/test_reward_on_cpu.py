@@ -10,6 +10,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from own_process import run_python
 
 from gtpo_verl.paper import math_verify_process, reward
 from gtpo_verl.paper.data import SYSTEM_PROMPT
@@ -24,8 +25,6 @@ from gtpo_verl.paper.reward import (
     is_equal,
     is_strict,
 )
-
-KEYS = {"score", "format", "acc", "pred", "strict", "timeout"}
 
 
 def completion(answer: str) -> str:
@@ -59,14 +58,8 @@ def test_format_is_ten_for_all_tags_one_for_some_nought_for_none(solution_str, e
 
 
 def test_score_is_format_plus_ten_times_accuracy():
-    assert score(completion("5")) == {
-        "score": 20.0,
-        "format": 10.0,
-        "acc": 1.0,
-        "pred": "5",
-        "strict": 1.0,
-        "timeout": 0.0,
-    }
+    right = {"score": 20.0, "format": 10.0, "acc": 1.0, "pred": "5", "strict": 1.0, "timeout": 0.0}
+    assert score(completion("5")) == right
     assert score(completion("6"))["score"] == 10.0
     assert score("6") == {"score": 0.0, "format": 0.0, "acc": 0.0, "pred": "", "strict": 0.0, "timeout": 0.0}
 
@@ -221,7 +214,7 @@ def test_closing_brace_finds_the_end_of_a_group(group):
 @given(st.lists(st.one_of(st.sampled_from([*TAGS, "\\", "{", "}", r"\frac", "$", "^", "5"]), st.text()), max_size=20))
 def test_any_completion_gets_a_score_with_all_keys(parts):
     result = score("".join(parts))
-    assert result.keys() == KEYS
+    assert result.keys() == score("").keys()
     assert all(isinstance(value, str if key == "pred" else float) for key, value in result.items())
     assert result["score"] == result["format"] + 10 * result["acc"]
     assert result["pred"] == "" or result["pred"].isprintable()
@@ -298,7 +291,7 @@ def test_the_child_does_not_outlive_its_parent(end):
         "import os, signal\nfrom gtpo_verl.paper import reward\n"
         "assert reward.is_equal('7', '3+4')\nprint(reward._math_verify._process.pid, flush=True)\n" + end
     )
-    parent = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=120)
+    parent = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=900)
     with suppress(ProcessLookupError):
         child = os.pidfd_open(int(parent.stdout))
         assert select.select([child], [], [], 300)[0], "the math-verify process is still there"
@@ -309,44 +302,6 @@ def test_the_child_does_not_outlive_its_parent(end):
 def test_a_ground_truth_that_nothing_can_equal_is_an_error(ground_truth):
     with pytest.raises(ValueError, match="ground_truth"):
         score(completion("5"), ground_truth)
-
-
-def test_it_scores_through_the_reward_manager_of_verl():
-    pytest.importorskip("verl")
-    import asyncio
-
-    import numpy as np
-    import torch
-    from omegaconf import OmegaConf
-    from verl import DataProto
-    from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
-    from verl.trainer.ppo.reward import get_custom_reward_fn
-
-    class Tokenizer:
-        def decode(self, ids, skip_special_tokens):
-            return bytes(ids.tolist()).decode()
-
-    config = OmegaConf.create(
-        {"reward": {"custom_reward_function": {"path": "pkg://gtpo_verl.paper.reward", "name": "compute_score"}}}
-    )
-    responses = torch.tensor([list(completion("3+4").encode()) + [0, 0]])
-    attention_mask = (responses != 0).long()
-    data = DataProto.from_dict(
-        tensors={"responses": responses, "attention_mask": attention_mask},
-        non_tensors={
-            "data_source": np.array(["test"], dtype=object),
-            "reward_model": np.array([{"style": "rule", "ground_truth": "7"}], dtype=object),
-            "extra_info": np.array([{}], dtype=object),
-        },
-    )
-
-    async def run():
-        manager = NaiveRewardManager(config, Tokenizer(), get_custom_reward_fn(config))
-        return await asyncio.gather(*(manager.run_single(data) for _ in range(4)))
-
-    for result in asyncio.run(run()):
-        assert result["reward_score"] == 20.0
-        assert result["reward_extra_info"] == score(completion("5")) | {"pred": "3+4"}
 
 
 def test_it_scores_in_the_threads_of_a_ray_actor():
@@ -361,9 +316,8 @@ class Scorer:
         return result["acc"], result["timeout"]
 ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
 scorer = Scorer.remote()
-results = ray.get([scorer.score.remote(answer) for answer in ("3+4", "3+5") * 4], timeout=120)
+results = ray.get([scorer.score.remote(answer) for answer in ("3+4", "3+5") * 4], timeout=600)
 assert results == [(1.0, 0.0), (0.0, 0.0)] * 4, results
-assert ray.get(scorer.score.remote("9^{9^{9^{9}}}", 1.0), timeout=120) == (0.0, 1.0)
+assert ray.get(scorer.score.remote("9^{9^{9^{9}}}", 1.0), timeout=600) == (0.0, 1.0)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    run_python(code)

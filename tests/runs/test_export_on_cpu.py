@@ -2,16 +2,16 @@
 
 import importlib.util
 import json
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
+from own_process import run_python
 from peft import LoraConfig, get_peft_model
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 
 from gtpo_verl.cli import main
 from gtpo_verl.cpu.tiny import build_model, build_tokenizer
@@ -38,8 +38,6 @@ def base(tmp_path):
 @pytest.fixture
 def save(process_group, base, tmp_path):
     """A checkpoint of the model as verl's FSDP2 engine saves it, and the model's log-probs."""
-    from torch.distributed.fsdp import fully_shard
-    from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 
     def saved(lora=False, **config):
         torch.manual_seed(1)
@@ -115,11 +113,9 @@ def test_vllm_loads_an_export_and_finds_the_log_probs_of_the_trained_model(save,
     assert main(["export", str(checkpoint), str(out), *(["--base", str(base)] if lora else [])]) == 0
     tokens = torch.arange(3, 43).reshape(2, 20)
     model, adapter = (base, out) if lora else (out, "")
-    command = [sys.executable, "-c", IN_VLLM, model, adapter, json.dumps(tokens.tolist())]
-    env = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
-    assert result.returncode == 0, result.stdout + result.stderr
-    (line,) = [line for line in result.stdout.splitlines() if line.startswith("shown")]
+    variables = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    said = run_python(IN_VLLM, model, adapter, json.dumps(tokens.tolist()), **variables).stdout
+    (line,) = [line for line in said.splitlines() if line.startswith("shown")]
     found = torch.tensor(json.loads(line.removeprefix("shown")))
     own = expected[:, :-1].gather(-1, tokens[:, 1:].unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close(found, own, rtol=0, atol=2e-2 if lora else 1e-4)

@@ -196,33 +196,32 @@ def test_a_recipe_takes_the_most_gpus_over_which_its_completions_split_evenly(ca
     assert overrides(call("run_gtpo_qwen", **machine, NGPUS_PER_NODE="1")[-1])["trainer.n_gpus_per_node"] == "1"
 
 
-def test_the_gpus_of_a_ray_cluster_are_asked_for(call, tmp_path):
-    cluster = {"RAY_ADDRESS": "head:6379", "FAKE_MACHINE": "1 flash_attention_2"}  # 1, of a machine without a GPU too
-    with pytest.raises(AssertionError, match="RAY_ADDRESS=head:6379: set NGPUS_PER_NODE"):
-        call("run_gtpo_qwen", **cluster)
-    assert not (tmp_path / "calls").exists()
-    assert overrides(call("run_gtpo_qwen", **cluster, NGPUS_PER_NODE="2")[-1])["trainer.n_gpus_per_node"] == "2"
+OF_A_CLUSTER = {"RAY_ADDRESS": "head:6379", "FAKE_MACHINE": "1 flash_attention_2"}  # 1, of a machine without a GPU too
+
+
+def test_the_gpus_of_a_ray_cluster_are_those_that_are_given(call):
+    assert overrides(call("run_gtpo_qwen", **OF_A_CLUSTER, NGPUS_PER_NODE="2")[-1])["trainer.n_gpus_per_node"] == "2"
 
 
 @pytest.mark.parametrize(
-    ("variables", "message"),
+    ("command", "variables", "message"),
     [
-        ({"ALGO": "ppo"}, "ALGO=ppo: must be gtpo or grpo"),
-        ({"KL_LOSS_COEF": "0.04"}, "KL_LOSS_COEF=0.04: GTPO has no KL term"),
-        ({"FINETUNE": "some"}, "FINETUNE=some: must be lora or full"),
-        ({"BETAS": "0.9"}, "BETAS=0.9: must be default or paper"),
-        ({"ENTROPY_FROM": "rollout"}, "ENTROPY_FROM=rollout: must be old_log_prob or update"),
+        ("run_gtpo_qwen", {"ALGO": "ppo"}, "ALGO=ppo: must be gtpo or grpo"),
+        ("run_gtpo_qwen", {"KL_LOSS_COEF": "0.04"}, "KL_LOSS_COEF=0.04: GTPO has no KL term"),
+        ("run_gtpo_qwen", {"FINETUNE": "some"}, "FINETUNE=some: must be lora or full"),
+        ("run_gtpo_qwen", {"BETAS": "0.9"}, "BETAS=0.9: must be default or paper"),
+        ("run_gtpo_qwen", {"ENTROPY_FROM": "rollout"}, "ENTROPY_FROM=rollout: must be old_log_prob or update"),
+        ("run_gtpo_qwen", OF_A_CLUSTER, "RAY_ADDRESS=head:6379: set NGPUS_PER_NODE"),
+        ("ablations gama_0.1", {}, "gama_0.1: there is no such ablation"),
+        ("evaluate the/model", {"LABEL": "Qwen/GTPO"}, "LABEL=Qwen/GTPO: write METHOD"),
+        ("evaluate the/model", {"LABEL": "Qwen/GSM8K/GRPO b=4"}, "LABEL=Qwen/GSM8K/GRPO b=4: write METHOD"),
+        ("evaluate the/model", {"LABEL": "a//c"}, "LABEL=a//c: write METHOD"),
     ],
 )
-def test_a_wrong_variable_is_named_before_anything_starts(call, tmp_path, variables, message):
+def test_a_wrong_variable_is_named_before_anything_starts(call, tmp_path, command, variables, message):
     with pytest.raises(AssertionError, match=message):
-        call("run_gtpo_qwen", **variables)
+        call(*command.split(), **variables)
     assert not (tmp_path / "calls").exists()
-
-
-def test_an_unknown_ablation_is_an_error(call):
-    with pytest.raises(AssertionError, match="gama_0.1: there is no such ablation"):
-        call("ablations", "gama_0.1")
 
 
 # ---------------------------------------------------------------- the initial entropy
@@ -238,14 +237,9 @@ def test_the_initial_entropy_is_measured_with_the_runs_own_settings(call):
     )
     *_, measured, trained = call("run_gtpo_qwen", *changes, STRICT_INITIAL_ENTROPY="1")
     assert measured[:3] == ["-m", "gtpo_verl", "initial-entropy"] and measured[-2:] == ["--", changes[-1]]
-    options = dict(zip(measured[3:-2:2], measured[4:-2:2], strict=True))
-    assert options == {
-        "--model": "my/model",
-        "--data": "/mine",
-        "--samples": "100",
-        "--seed": "5",
-        "--max-response-length": "7",
-    }
+    options = "--model my/model --data /mine --samples 100 --seed 5 --max-response-length 7".split()
+    pairs = zip(measured[3:-2:2], measured[4:-2:2], strict=True)
+    assert sorted(pairs) == sorted(zip(options[::2], options[1::2], strict=True))
     assert compose_call(trained).algorithm.gtpo.initial_entropy == 0.4123
 
 
@@ -279,13 +273,6 @@ def test_a_config_whose_initial_entropy_is_yet_to_be_measured_passes_the_check(c
 
 
 # ---------------------------------------------------------------- evaluation
-
-
-@pytest.mark.parametrize("label", ["Qwen/GTPO", "Qwen/GSM8K/GRPO beta=0.04", "a//c"])
-def test_a_label_that_the_table_cannot_take_is_an_error_before_anything_is_sampled(call, tmp_path, label):
-    with pytest.raises(AssertionError, match=f"LABEL={label}: write METHOD"):
-        call("evaluate", "the/model", LABEL=label)
-    assert not (tmp_path / "calls").exists()
 
 
 def test_evaluation_checks_first_and_reads_what_verl_has_sampled(call, tmp_path):

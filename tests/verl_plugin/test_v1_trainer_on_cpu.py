@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rollout_batch import padded
+from rollout_batch import make_rows, padded
 from verl.trainer.ppo.v1 import utils
 
 from gtpo_verl import GTPOConfig, compute_gtpo_outcome_advantage
@@ -16,14 +16,8 @@ def v1(make_stage):
     return lambda *overrides, **kwargs: make_stage("v1", *overrides, **kwargs)
 
 
-def test_missing_entropy_is_an_error_and_not_a_zero(v1, rows):
-    del rows["entropy"]
-    with pytest.raises(RuntimeError, match="TransferQueue lacks entropy, which GTPO needs"):
-        v1().step()
-
-
-@pytest.mark.parametrize("field", ["responses", "prompts"])
-def test_a_missing_field_is_an_error(v1, rows, field):
+@pytest.mark.parametrize("field", ["entropy", "responses", "prompts"])
+def test_a_missing_field_is_an_error_and_not_a_zero(v1, rows, field):
     del rows[field]
     with pytest.raises(RuntimeError, match=f"TransferQueue lacks {field}, which GTPO needs"):
         v1().step()
@@ -44,20 +38,9 @@ SESSION_OF_ROW = [0, 0, 0, 1, 2, 3, 4, 4]
 @pytest.fixture
 def session_rows():
     """All outputs of a session have its reward; contexts of later outputs are other prompts."""
-    generator = torch.Generator().manual_seed(1)
     lengths, scores = [4, 3, 5, 5, 4, 2, 6, 6], [20.0, 20.0, 20.0, 10.0, 11.0, 1.0, 20.0, 20.0]
-    rm_scores = [torch.zeros(n) for n in lengths]
-    for row, score in zip(rm_scores, scores, strict=True):
-        row[-1] = score
-    return {
-        "uid": [key[0] for key in SESSION_KEYS],
-        "prompts": [torch.full((3 + int(key[-1]),), ord(key[0])) for key in SESSION_KEYS],
-        "responses": [torch.randint(1, 3, (n,), generator=generator) for n in lengths],
-        "response_mask": [torch.ones(n, dtype=torch.int64) for n in lengths],
-        "rm_scores": rm_scores,
-        "entropy": [torch.rand(n, generator=generator) for n in lengths],
-        "old_log_probs": [-torch.rand(n, generator=generator) for n in lengths],
-    }
+    rows = make_rows([key[0] for key in SESSION_KEYS], lengths, scores)
+    return rows | {"prompts": [torch.full((3 + int(key[-1]),), ord(key[0])) for key in SESSION_KEYS]}
 
 
 @pytest.fixture

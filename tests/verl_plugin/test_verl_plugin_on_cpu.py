@@ -1,9 +1,7 @@
 import copy
 import logging
-import os
 import pickle
 import re
-import subprocess
 import sys
 from contextvars import copy_context
 from enum import Enum
@@ -17,6 +15,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import ray.cloudpickle
 import verl
+from own_process import run_python
 from verl.trainer.ppo import core_algos
 from verl.utils import config as verl_config
 from verl.utils.metric import reduce_metrics
@@ -29,11 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 NOT_LOADED = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": "", "VERL_PLATFORM": ""}
 
 
-def run_python(code, **environment):
-    env = os.environ | environment
-    result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=900)
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip().splitlines()[-1]
+def last_line(code, **environment):
+    return run_python(code, **environment).stdout.strip().splitlines()[-1]
 
 
 def test_importing_verl_takes_no_name_but_our_own_and_imports_no_trainer():
@@ -48,7 +44,7 @@ losses = [core_algos.get_policy_loss_fn(name) for name in ("gtpo", "gtpo_traject
 assert estimators[0] is estimators[1] and losses[0] is losses[1]
 print(estimators[0].__module__, losses[0].__module__)
 """
-    assert run_python(code) == "gtpo_verl.verl_plugin.trainer_state gtpo_verl.loss"
+    assert last_line(code) == "gtpo_verl.verl_plugin.trainer_state gtpo_verl.loss"
 
 
 def test_the_log_is_shown_once_also_where_the_root_logger_shows_errors_only():
@@ -61,9 +57,7 @@ logging.getLogger("gtpo_verl").info("seen")
 logging.getLogger("gtpo_verl.paper.reward").warning("seen")
 """
     for level in (logging.DEBUG, logging.ERROR):
-        command = [sys.executable, "-c", code, str(level)]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=900)
-        assert result.returncode == 0 and result.stderr.count("seen") == 2, result.stderr
+        assert run_python(code, level).stderr.count("seen") == 2
 
 
 def validate(config):
@@ -83,7 +77,7 @@ assert core_algos.get_policy_loss_fn("gtpo") is group_turn_policy_optimization
 assert core_algos.get_adv_estimator_fn("gtpo_trajectory") is trainer_state.estimate_gtpo_advantage
 print(names_and_versions.load_errors())
 """
-    assert run_python(code) == run_python(code, **NOT_LOADED) == "[]"
+    assert last_line(code) == last_line(code, **NOT_LOADED) == "[]"
 
 
 def group_turn_policy_optimization(**kwargs): ...
@@ -145,21 +139,18 @@ def test_a_verl_that_is_too_old_is_an_error_once_gtpo_is_asked_for(compose_confi
     validate(compose_config("algorithm.adv_estimator=grpo"))
 
 
-@pytest.mark.parametrize("version", ["0.9.1.dev", "0.9.1+fork", "0.10.0.dev", "1.0", "main"])
-def test_a_verl_that_was_not_tested_gets_one_warning(compose_config, install_in, caplog, version):
+NOT_TESTED = ["0.9.1.dev", "0.9.1+fork", "0.10.0.dev", "1.0", "main"]
+
+
+@pytest.mark.parametrize("version", [*NOT_TESTED, *names_and_versions.SUPPORTED_VERL])
+def test_a_verl_that_was_not_tested_gets_one_warning_and_a_tested_one_none(compose_config, install_in, caplog, version):
     install_in(version)
+    validate(compose_config(KNOWN))
     assert names_and_versions.load_errors() == []
-    validate(compose_config(KNOWN))
-    (record,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
     first, *_, last = names_and_versions.SUPPORTED_VERL
-    assert f"tested with verl {first} to {last}; this is {version}." in record.getMessage()
-
-
-@pytest.mark.parametrize("version", names_and_versions.SUPPORTED_VERL)
-def test_a_tested_verl_gets_none(compose_config, install_in, caplog, version):
-    install_in(version)
-    validate(compose_config(KNOWN))
-    assert names_and_versions.load_errors() == [] and not [r for r in caplog.records if r.levelno >= logging.WARNING]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    told = [f"tested with verl {first} to {last}; this is {version}." in warning for warning in warnings]
+    assert told == [True] * (version in NOT_TESTED)
 
 
 def test_a_verl_that_has_gtpo_serves_it_and_the_plugin_its_alias(compose_config, monkeypatch, no_load_errors, capsys):
@@ -308,10 +299,13 @@ with contextlib.redirect_stderr(said), contextlib.suppress(OSError):
     import verl
 print("the disk is gone" in said.getvalue() and "no estimator gtpo" in said.getvalue())
 """
-    assert run_python(code, **NOT_LOADED | {"VERL_USE_EXTERNAL_MODULES": "gtpo_verl.verl_plugin"}) == "True"
+    assert last_line(code, **NOT_LOADED | {"VERL_USE_EXTERNAL_MODULES": "gtpo_verl.verl_plugin"}) == "True"
 
 
-def test_report_says_what_is_registered_where(capsys, monkeypatch):
+def test_report_is_one_sentence_and_says_what_is_registered_where_if_asked_for(capsys, monkeypatch):
+    assert main(["check"]) == 0
+    (verdict,) = capsys.readouterr().out.splitlines()
+    assert verdict.startswith("GTPO is installed and hooked into verl ") and "To check a command: " in verdict
     assert main(["check", "-v"]) == 0
     out = capsys.readouterr().out
     assert "advantage estimator gtpo: gtpo_verl.verl_plugin.trainer_state.estimate_gtpo_advantage" in out
@@ -335,4 +329,4 @@ with contextlib.redirect_stdout(io.StringIO()) as said:
     assert main(["check"]) == 1
 print(said.getvalue().replace(chr(10), " "))
 """
-    assert "none leaves gtpo out: unset it" in run_python(code, **NOT_LOADED)
+    assert "none leaves gtpo out: unset it" in last_line(code, **NOT_LOADED)

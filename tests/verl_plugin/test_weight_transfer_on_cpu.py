@@ -9,6 +9,7 @@ import tempfile
 from importlib.metadata import entry_points
 
 import pytest
+from own_process import run_python
 
 # Each run is a sender and a receiver, in processes of their own as in verl. The second run's sender comes while the
 # first waits for its receiver. verl's package is entered without its __init__, which imports vLLM.
@@ -64,11 +65,9 @@ def exchange():
 
     def run(*raylets, receivers, **environment):
         handle = f"ipc://{folder}/rl-colocate-zmq-01000000-replica-0-rank-0.sock"
-        command = [sys.executable, "-c", TWO_RUNS, handle, json.dumps(raylets), str(receivers)]
-        env = os.environ | {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"} | environment
-        result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
-        assert result.returncode == 0, result.stderr
-        return json.loads(result.stdout.splitlines()[-1])
+        environment |= {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"}
+        said = run_python(TWO_RUNS, handle, json.dumps(raylets), receivers, **environment).stdout
+        return json.loads(said.splitlines()[-1])
 
     yield run
     shutil.rmtree(folder)
