@@ -56,27 +56,6 @@ def completions(tokenizer, answer):
     return rows
 
 
-def verl_rows(uid, prompt, responses, scores, ref_log_probs):
-    """{key: fields} as verl's agent loop and its reference worker put them."""
-    rows = {}
-    for i, (ids, score, ref) in enumerate(zip(responses, scores, ref_log_probs, strict=True)):
-        ones = torch.ones(len(ids), dtype=torch.long)
-        rewards = torch.zeros(len(ids))
-        rewards[-1] = score
-        rows[f"{uid}_{i}_0"] = {
-            "uid": uid,
-            "prompts": prompt,
-            "responses": torch.tensor(ids),
-            "input_ids": torch.cat([prompt, torch.tensor(ids)]),
-            "position_ids": torch.arange(len(prompt) + len(ids)),
-            "response_mask": ones,
-            "loss_mask": ones,
-            "rm_scores": rewards,
-            "ref_log_prob": ref[: len(ids)],
-        }
-    return rows
-
-
 def main(task, out):
     one_step.be_rank(0, 1, out / "store")
     tokenizer = AutoTokenizer.from_pretrained(task / "model")
@@ -116,9 +95,10 @@ def main(task, out):
         for i, (answer, ids) in enumerate(zip(answers, responses, strict=True)):
             texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
             own = [rule("", text, answer)["score"] for text in texts]
-            rows |= verl_rows(
-                f"question{i}", rollouts[i].prompt, ids, own, reference[i * len(ids) : (i + 1) * len(ids)]
-            )
+            of_reference = reference[i * len(ids) : (i + 1) * len(ids)]
+            for session, (row, score, log_prob) in enumerate(zip(ids, own, of_reference, strict=True)):
+                fields = one_step.row(f"question{i}", prompts[chosen[i]], row, score)
+                rows[f"question{i}_{session}_0"] = fields | {"ref_log_prob": log_prob[: len(row)]}
             scores += own
         logged = learner.step(rollouts, scores)
         step = one_step.step(task, out, settings, 0, rows)

@@ -104,8 +104,23 @@ FROM_UPDATE = ["algorithm.gtpo.entropy_from=update", "algorithm.rollout_correcti
 MODES = {"old_log_prob": [], "update": FROM_UPDATE}
 
 
+def row(uid, prompt, ids, score, mask=None):
+    """Fields of a completion as the agent loop puts them; its own tokens are those of the mask, or all."""
+    mask = torch.ones(len(ids), dtype=torch.long) if mask is None else torch.tensor(mask)
+    return {
+        "uid": uid,
+        "prompts": torch.tensor(prompt),
+        "responses": torch.tensor(ids),
+        "input_ids": torch.tensor(prompt + ids),
+        "position_ids": torch.arange(len(prompt + ids)),
+        "response_mask": mask,
+        "loss_mask": mask,
+        "rm_scores": torch.tensor([0.0] * (len(ids) - 1) + [score]),
+    }
+
+
 def rollouts(tokenizer):
-    """{key: fields} as the agent loop puts them: groups of 8, one of 7, and in every third row a tool's tokens."""
+    """{key: fields}: groups of 8, one of 7, and in every third row a tool's tokens."""
     rng, config = random.Random(0), tiny.WarmStartConfig()
     rows = {}
     questions = {question.text: question for question in tiny.two_digit()}
@@ -116,18 +131,8 @@ def rollouts(tokenizer):
             text = tiny.completion_text(asked, rng, config)
             ids = tokenizer.encode(text)[: rng.choice([64, 64, 64, 9])]
             mask = [0 if len(rows) % 3 == 0 and 5 <= t < 8 else 1 for t in range(len(ids))]
-            scores = torch.zeros(len(ids))
-            scores[-1] = compute_score("arithmetic", text, asked.answer)["score"]
-            rows[f"question{question}_{session}_0"] = {
-                "uid": f"question{question}",
-                "prompts": torch.tensor(prompt),
-                "responses": torch.tensor(ids),
-                "input_ids": torch.tensor(prompt + ids),
-                "position_ids": torch.arange(len(prompt + ids)),
-                "response_mask": torch.tensor(mask),
-                "loss_mask": torch.tensor(mask),
-                "rm_scores": scores,
-            }
+            score = compute_score("arithmetic", text, asked.answer)["score"]
+            rows[f"question{question}_{session}_0"] = row(f"question{question}", prompt, ids, score, mask)
     return rows
 
 

@@ -2,11 +2,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from gtpo_verl.cpu import tiny
+from gtpo_verl.runs.launch import end_process
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,9 +19,42 @@ def environment():
     variables = {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HYDRA_FULL_ERROR": "1"}
     variables |= {"RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     variables["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where the recipes find python3
-    # For gloo_checkpoint_engine and calculator, which Ray's workers import.
-    variables["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return os.environ | variables
+    # For gloo_checkpoint_engine and calculator, which Ray's workers import, and for the study's fast loop.
+    path = [str(ROOT / "tests"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | variables | {"PYTHONPATH": os.pathsep.join(path)}
+
+
+@pytest.fixture(scope="session")
+def run_script(environment):
+    """Run a script of tests/ on a task; it writes to a folder."""
+
+    def run(script, task, out):
+        command = [sys.executable, str(ROOT / "tests" / script), str(task), str(out)]
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
+        assert result.returncode == 0, result.stderr[-6000:]
+
+    return run
+
+
+@pytest.fixture
+def run_recipe(environment, tmp_path):
+    """Run a recipe until it ends, or may be killed; its status, None of one that was killed, and what it printed."""
+
+    def run(script, *arguments, may_be_killed=lambda: False, **variables):
+        command = ["bash", str(ROOT / "recipes" / f"{script}.sh"), *arguments]
+        with (tmp_path / f"{script}.log").open("w+") as log:
+            process = subprocess.Popen(command, env=environment | variables, stdout=log, stderr=subprocess.STDOUT)
+            deadline = time.monotonic() + 1800
+            try:
+                while (status := process.poll()) is None and not may_be_killed():
+                    assert time.monotonic() < deadline, "it hangs"
+                    time.sleep(0.1)
+            finally:
+                end_process(process, grace_s=0)  # verl can wait for ever for a worker that has failed
+            log.seek(0)
+            return status, log.read()
+
+    return run
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +74,7 @@ def train(task, environment, tmp_path):
         *overrides,
         steps=2,
         wait=True,
-        options=("--stall", "120"),
+        options=("--stall", "400"),
         module="verl.trainer.main_ppo",
         out=out,
         **variables,

