@@ -172,6 +172,8 @@ class Comparison(NamedTuple):
         return sum(difference > 0 for difference in self.differences)
 
     def __str__(self) -> str:
+        if len(self.differences) == 1:
+            return signed(self.mean)
         low, high = interval(self.differences)
         return f"{signed(self.mean)} [{signed(low)}, {signed(high)}]"
 

@@ -39,6 +39,7 @@ from studies.plan import (
     HERE,
     MIDDLE,
     RATES,
+    REAL_BLOCK,
     REAL_RATES_BLOCK,
     ROOT,
     TABLES,
@@ -209,6 +210,8 @@ def facts() -> dict[str, object]:
         for curve, digits in (("length", 0), ("template", 2), ("no_spread", 2)):
             mean = np.mean(curves[curve][steps])
             found[f"1a {cell.method} {rate(cell.lr)} {name}: {curve}"] = f"{mean:.{digits}f}"
+    for run in part_two.results(blocks()[REAL_BLOCK]).to_dict("records"):
+        found |= {f"1b {run['method']} seed {run['seed']}: {name}": f"{run[name]:.2f}" for name in part_two.ENDPOINTS}
     for run in part_two.results(rates).to_dict("records"):
         found |= {f"1a {run['method']} {rate(run['lr'])}: {name}": f"{run[name]:.2f}" for name in part_two.ENDPOINTS}
     for name, (header, rows) in part_two.evidence().items():

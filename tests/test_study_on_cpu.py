@@ -244,9 +244,12 @@ def test_a_short_or_failed_run_under_verl_leaves_no_log(tmp_path, monkeypatch, c
     assert confirm.log_of(cell, 1).exists()
 
 
-REAL = [
-    f"1a {run}: {of}" for run in ("grpo 5e-6", "grpo 1e-5", "grpo 2e-5", "gtpo 5e-6") for of in ("clean", "accuracy")
-]
+REAL_RUNS = (
+    *(f"1a {run}" for run in ("grpo 5e-6", "grpo 1e-5", "grpo 2e-5", "gtpo 5e-6")),
+    "1b grpo seed 2",
+    "1b gtpo seed 2",
+)
+REAL = [f"{run}: {of}" for run in REAL_RUNS for of in ("clean", "accuracy")]
 RESULT = ["main: gtpo lost", "main: grpo lost", "main: grpo_token_mean lost", "main: gtpo - grpo accuracy"]
 
 
