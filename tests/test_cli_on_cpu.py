@@ -153,7 +153,9 @@ def test_what_a_file_is_called_does_not_steer_the_terminal(broken, capsys):
 def test_a_data_source_that_would_break_the_table_is_an_error(broken, capsys):
     (broken / "dump.jsonl").write_text('{"input": "q", "output": "a", "acc": 1, "data_source": "a\\n| b |"}\n')
     assert main(["evaluate", "dump.jsonl"]) == 2
-    assert r"dump of verl (data_source is 'a\n| b |'" in capsys.readouterr().err
+    assert (
+        r"dump.jsonl:1 is not a line of a validation dump of verl (data_source is 'a\n| b |'" in capsys.readouterr().err
+    )
 
 
 def test_a_wrong_model_is_named(broken, capsys):

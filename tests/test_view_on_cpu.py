@@ -3,10 +3,9 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
+from own_process import run_python
 from token_dump import BAD, END, GOOD, HOSTILE, STEPS, save_tokenizer, write_dump, write_rollouts
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
@@ -185,9 +184,7 @@ def test_a_file_that_is_no_rollout_is_named(tmp_path, tokenizer, capsys, line, m
 
 def test_the_demo_needs_no_run_and_no_verl(tmp_path):
     code = "import sys; sys.modules['verl'] = None\nfrom gtpo_verl.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", code, "view", "--demo", "-o", str(tmp_path / "view.html")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert "steps 11" in done.stdout and done.returncode == 0, done.stderr
+    assert "steps 11" in run_python(code, "view", "--demo", "-o", tmp_path / "view.html").stdout
     assert (tmp_path / "view.html").stat().st_size < 1_000_000
     assert sum(path.stat().st_size for path in view.DEMO.iterdir()) < 200_000
 

@@ -87,6 +87,7 @@ def test_estimators_stay_finite_at_thousands_of_completions():
 )
 def test_a_tie_counts_one_over_the_number_tied(votes, expected):
     assert majority(votes) == expected
+    assert majority_at_k(votes, len(votes)) == pytest.approx(expected)
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------
@@ -221,7 +222,8 @@ def test_the_interval_has_the_width_of_a_mean_over_questions_whatever_the_other_
 
 def test_a_question_that_lacks_completions_is_an_error(tmp_path, capsys):
     questions = [question("1011"), question("100", name="short one"), question("1000")]
-    with pytest.raises(ValueError, match=r"1 of 3 questions do not have 4 completions \(3 for 'short one'\)"):
+    lost = r"1 of 3 questions do not have 4 completions \(3 for 'short one'\): completions are lost"
+    with pytest.raises(ValueError, match=lost):
         evaluate(GTPO, "AMC2023", questions)
     rows = [dump_row(f"{q}_{s}_0", 1.0, "42", prompt=q) for q in "ab" for s in range(3)]
     dump = write_dump(tmp_path / "1.jsonl", rows)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
@@ -270,10 +271,18 @@ def test_kl_loss_reaches_tokens_of_weight_0():
     assert grad[1, 0] > 0 and grad[1, 2] > 0
 
 
+@pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("loss_mode", sorted(POLICY_LOSS_REGISTRY))
-def test_rollout_importance_weights_multiply_after_the_conflict_weights(loss_mode):
-    """λ = 0 stays 0."""
-    weights = WEIGHTS
+def test_rollout_importance_weights_multiply_after_the_conflict_weights(loss_mode, level):
+    """Truncated importance sampling: a token's gradient times min(π_old / π_rollout, 2), λ = 0 stays 0."""
+    mismatch = torch.tensor([[0.2, -0.3, 1.0, 0.0], [0.5, -0.1, 0.1, 0.0]])
+    protocol, _, _ = compute_rollout_correction_and_rejection_mask(
+        OLD_LOG_PROB, OLD_LOG_PROB - mismatch, MASK, rollout_is=level, rollout_is_threshold=2.0
+    )
+    weights = protocol.batch["rollout_is_weights"]
+    log_weight = mismatch if level == "token" else (mismatch * MASK).sum(-1, keepdim=True).expand_as(mismatch)
+    torch.testing.assert_close(weights, log_weight.exp().clamp(max=2.0) * MASK)
+
     grad = gradient(loss_mode, advantages(), weights=weights)
     assert grad[1, 0] == grad[1, 2] == 0
     if loss_mode == "geo_mean":  # one weight per completion, conflict tokens included
