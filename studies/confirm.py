@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gtpo_verl.cpu.tiny import WarmStartConfig, prepare
+from studies import questions
 from studies.missing import missing_runs, write_log
 from studies.plan import ADDITION, COUNTING, HERE, METHODS, ROOT, SPELLING, Cell, Start, cells
-from studies.questions import TASKS
 
 SUBTRACTION, NOISY = Start("subtraction"), Start("arithmetic", 100)
 # What is kept of a run: verl logs a hundred numbers a step, most of them about throughput.
@@ -79,7 +79,12 @@ def execute(cell: Cell, seed: int, outputs: Path) -> bool:
     """Make the run's task and run it; whether its log is complete."""
     start = cell.start
     task = outputs / f"{start.task}-{start.warm_steps}-seed{seed}"
-    prepare(task, WarmStartConfig(seed=seed, task=start.task, steps=start.warm_steps), TASKS[start.task])
+    prepare(
+        task,
+        WarmStartConfig(seed=seed, task=start.task, steps=start.warm_steps),
+        questions.TASKS[start.task],
+        [questions.__file__],
+    )
     out = outputs / "verl" / start.name / log_of(cell, seed).name.removesuffix(".jsonl.gz")
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)

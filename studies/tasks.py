@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gtpo_verl.cpu import smollm2, tiny
 from gtpo_verl.records import atomic_write
+from studies import questions
 from studies.model import Shape, Weights, load, log_probs, sample
 from studies.plan import Start
-from studies.questions import FURTHER_CHARACTERS, TASKS
 
 PAPER_PROMPTS = 100
 """On which the paper measures ⟨H⟩_ini."""
@@ -65,14 +65,14 @@ def open_task(start: Start, seed: int, outputs: Path) -> Task:
 
 def _tiny(start: Start, seed: int, folder: Path) -> Task:
     warm = tiny.WarmStartConfig(seed=seed, task=start.task, steps=start.warm_steps)
-    ask = TASKS[start.task]
-    tiny.prepare(folder / "task", warm, ask)
+    ask = questions.TASKS[start.task]
+    tiny.prepare(folder / "task", warm, ask, [questions.__file__])
     tokenizer = tiny.build_tokenizer()
     train, held_out = (
         [Asked(torch.tensor(tiny.encode_prompt(tokenizer, question.text)), question.answer) for question in split]
         for split in tiny.split_questions(warm, ask)
     )
-    least_reasoning = FURTHER_CHARACTERS.get(start.task, 0)
+    least_reasoning = questions.FURTHER_CHARACTERS.get(start.task, 0)
     return Task(train, held_out, tokenizer, start.limit, *load(folder / "task/model"), 0.0, least_reasoning)
 
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from gtpo_verl.records import read_record
 def make_once(
     out: str | Path,
     settings: dict[str, Any],
-    source: str,
+    sources: Sequence[str],
     make: Callable[[Path], None],
     record: str,
     files: Iterable[str],
@@ -24,12 +24,12 @@ def make_once(
     """Call `make` for the folder `out`, unless it holds what an earlier call made with these settings.
 
     Everything is written beside `out` and renamed when complete, so a later call never takes an interrupted one for a
-    result. Of parallel calls only one makes it. A change of the file `source` counts as a change of the settings.
+    result. Of parallel calls only one makes it. A change of a file of `sources` counts as a change of the settings.
 
     Args:
         out: a folder of its own: new, empty, or written by an earlier call.
         settings: what decides the result, as JSON has it.
-        source: the module's `__file__`.
+        sources: `__file__` of the modules that decide it too.
         make: writes the files into the folder that it is given.
         record: name of the JSON file for the settings.
         files: names of what may lie in `out` besides.
@@ -38,7 +38,8 @@ def make_once(
         ValueError: `out` holds something that is not made here, which the renaming would remove.
     """
     out = Path(out).absolute()
-    settings = {**settings, "source": hashlib.sha256(Path(source).read_bytes()).hexdigest()}
+    digest = hashlib.sha256(b"".join(Path(source).read_bytes() for source in sources)).hexdigest()
+    settings = {**settings, "source": digest}
     if _is_made(out / record, settings):
         return
     out.parent.mkdir(parents=True, exist_ok=True)

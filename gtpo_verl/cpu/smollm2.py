@@ -62,7 +62,7 @@ def prepare(out: str | Path, config: Config) -> None:
         write_parquet(LEG_COUNTING, {**splits, "train": splits["train"][: config.sft_size]}, folder, sft=True)
         save_model(folder / "model")
 
-    make_once(out, asdict(config), __file__, make, "task.json", FILES)
+    make_once(out, asdict(config), [__file__], make, "task.json", FILES)
 
 
 def find_gguf() -> Path:

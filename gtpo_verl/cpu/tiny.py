@@ -16,7 +16,7 @@ because this model knows nothing but this task.
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -221,13 +221,14 @@ def train(
         scheduler.step()
 
 
-def prepare(out: str | Path, config: WarmStartConfig, ask: Ask = two_digit) -> None:
+def prepare(out: str | Path, config: WarmStartConfig, ask: Ask = two_digit, sources: Sequence[str] = ()) -> None:
     """Write the data set, the model and the settings under `out`, unless they are there, made with these settings.
 
     Args:
         out: a folder of its own: new, empty, or written by an earlier call.
         config: the settings.
         ask: makes the questions of `config.task`.
+        sources: `__file__` of the modules that `ask` is from, unless it is this one.
 
     Raises:
         ValueError: `out` holds something that is not made here.
@@ -245,4 +246,4 @@ def prepare(out: str | Path, config: WarmStartConfig, ask: Ask = two_digit) -> N
         model.save_pretrained(folder / "model")
         tokenizer.save_pretrained(folder / "model")
 
-    make_once(out, asdict(config), __file__, make, RECORD, OUTPUTS)
+    make_once(out, asdict(config), [__file__, *sources], make, RECORD, OUTPUTS)

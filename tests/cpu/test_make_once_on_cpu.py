@@ -25,7 +25,7 @@ def made(tmp_path):
                     raise fail
                 self.append(seed)
 
-            make_once(self.out, {"seed": seed}, str(self.source), make, "task.json", ("model", "warm_start"))
+            make_once(self.out, {"seed": seed}, [str(self.source)], make, "task.json", ("model", "warm_start"))
 
         def files(self):
             return sorted(path for path in self.out.parent.rglob("*") if path.suffix != ".lock")
