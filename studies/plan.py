@@ -267,3 +267,8 @@ def blocks() -> dict[str, list[tuple[Cell, int]]]:
         "3. rivals": [(cell, seed) for seed in range(1, 4) for cell in cells(MANY[:2], RIVALS, MANY_RATES[2:])],
         "4. share of conflict tokens": [(cell, seed) for seed in all_seeds for cell in shares],
     }
+
+
+def part_two() -> list[tuple[Cell, int]]:
+    """The runs of all blocks in their order."""
+    return [run for block in blocks().values() for run in block]

@@ -19,7 +19,7 @@ import torch
 
 from studies.fast import Learner, build_config, hold_out, train
 from studies.missing import write_log
-from studies.plan import CONTROLS, METHODS, ROOT, Cell, Start, blocks, complete, one_prompt, read_log
+from studies.plan import CONTROLS, METHODS, ROOT, Cell, Start, blocks, complete, one_prompt, part_two, read_log
 from studies.tasks import open_task
 
 AT_A_TIME = 12
@@ -122,7 +122,7 @@ def main() -> int:
         list_runs()
         return 0
     torch.set_num_threads(1)
-    while missing := [run for block in blocks().values() for run in block if not run[0].log(run[1]).exists()]:
+    while missing := [(cell, seed) for cell, seed in part_two() if not cell.log(seed).exists()]:
         start, seed, cells = next(batches(missing))
         execute(start, seed, cells, args.outputs)
     return 0

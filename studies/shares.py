@@ -7,7 +7,7 @@ on how many runs the signs of `gtpo_verl.diagnose` were calibrated.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from gtpo_verl.records import atomic_write
 from studies.calibration import MODEL, stored_runs
 from studies.logs import TASKS, Run, interval, lost, runs_of
 from studies.part_two import load
-from studies.plan import ROOT, TABLES, blocks, complete
+from studies.plan import ROOT, TABLES, Cell, complete, part_two
 
 EVIDENCE = ROOT / "gtpo_verl/diagnose/evidence.json"
 EARLY, RANGES = 20, 3
@@ -54,20 +54,26 @@ def _range(low: float, high: float, pairs: Sequence[tuple[float, Run, Run]]) -> 
     }
 
 
+def at_half(kept: Mapping[tuple[Cell, int], bool]) -> list[bool]:
+    """Whether each run at half the rate of one that lost its clean endings kept them; `kept` says it of every run."""
+    halves = [
+        (replace(cell, lr=cell.lr / 2), seed) for (cell, seed), ended_cleanly in kept.items() if not ended_cleanly
+    ]
+    return [kept[run] for run in halves if run in kept]
+
+
 def kept() -> dict[str, int]:
     """How many runs kept their clean endings at half of a rate at which their twins lost them, of the tiny model and of
     the real one, and how many with a reward that sees them."""
-    runs = {(run.cell, run.seed): run for run in runs_of(TABLES["main"])}
-    twins = [runs.get((replace(cell, lr=cell.lr / 2), seed)) for (cell, seed), run in runs.items() if lost(run)]
-    real_runs = complete(run for block in blocks().values() for run in block if run[0].start.is_real)
-    clean = {(cell, seed): load(cell, seed)["clean"] > 0.5 for cell, seed in real_runs}
-    real = [clean.get((replace(cell, lr=cell.lr / 2), seed)) for (cell, seed), kept in clean.items() if not kept]
+    tiny = at_half({(run.cell, run.seed): not lost(run) for run in runs_of(TABLES["main"])})
+    real_runs = complete(run for run in part_two() if run[0].start.is_real)
+    real = at_half({(cell, seed): load(cell, seed)["clean"] > 0.5 for cell, seed in real_runs})
     strict = [run for run in runs_of(TABLES["controls"]) if run.cell.method == "grpo_strict"]
     return {
-        "lost": sum(twin is not None for twin in twins),
-        "kept": sum(not lost(twin) for twin in twins if twin),
-        "real_lost": sum(kept is not None for kept in real),
-        "real_kept": sum(kept is True for kept in real),
+        "lost": len(tiny),
+        "kept": sum(tiny),
+        "real_lost": len(real),
+        "real_kept": sum(real),
         "strict": len(strict),
         "strict_kept": sum(not lost(run) for run in strict),
     }
