@@ -269,6 +269,6 @@ def blocks() -> dict[str, list[tuple[Cell, int]]]:
     }
 
 
-def part_two() -> list[tuple[Cell, int]]:
-    """The runs of all blocks in their order."""
-    return [run for block in blocks().values() for run in block]
+def part_two(name: str = "") -> list[tuple[Cell, int]]:
+    """The runs of the blocks whose names begin so, in their order."""
+    return [run for block, runs in blocks().items() if block.startswith(name) for run in runs]

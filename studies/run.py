@@ -116,13 +116,15 @@ def main() -> int:
     """Run what is missing, a batch at a time: a choice of rates adds runs to the plan."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="what there is, and what is done")
+    names = [name.split(".")[0] for name in blocks()]
+    parser.add_argument("--block", default="", choices=names, help="this one only: two cores can run two blocks")
     parser.add_argument("--outputs", type=Path, default=ROOT / "outputs/study", help="folder of the warm starts")
     args = parser.parse_args()
     if args.list:
         list_runs()
         return 0
     torch.set_num_threads(1)
-    while missing := [(cell, seed) for cell, seed in part_two() if not cell.log(seed).exists()]:
+    while missing := [(cell, seed) for cell, seed in part_two(args.block) if not cell.log(seed).exists()]:
         start, seed, cells = next(batches(missing))
         execute(start, seed, cells, args.outputs)
     return 0
