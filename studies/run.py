@@ -1,10 +1,12 @@
 """Run what is missing of the study's plan, on one core, and keep its logs. Started by run.sh.
 
+Several processes, one for each core, share the runs: a start of one seed is in one process at a time.
 Runs with one start and one seed train side by side (see `studies.model.sample`), those of the real model one after
 another. A run that is complete has its log in results/ and is not run again; what was interrupted begins anew.
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import random
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from studies.fast import Learner, build_config, hold_out, train
 from studies.missing import write_log
@@ -112,21 +115,32 @@ def list_runs() -> None:
         print(f"{name}: {len(done)} of {len(runs)} runs, {sum(seconds) / 3600:.1f} h{left}")
 
 
+def run_next(block: str, outputs: Path) -> bool:
+    """Execute the first batch that is missing and that no other process has; whether there was one."""
+    for start, seed, cells in batches([(cell, seed) for cell, seed in part_two(block) if not cell.log(seed).exists()]):
+        lock = FileLock(outputs / f"{start.name}-seed{seed}.lock")
+        with contextlib.suppress(Timeout), lock.acquire(blocking=False):
+            if left := [cell for cell in cells if not cell.log(seed).exists()]:
+                execute(start, seed, left, outputs)
+            return True
+    return False
+
+
 def main() -> int:
     """Run what is missing, a batch at a time: a choice of rates adds runs to the plan."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="what there is, and what is done")
     names = [name.split(".")[0] for name in blocks()]
-    parser.add_argument("--block", default="", choices=names, help="this one only: two cores can run two blocks")
+    parser.add_argument("--block", default="", choices=names, help="this one only")
     parser.add_argument("--outputs", type=Path, default=ROOT / "outputs/study", help="folder of the warm starts")
     args = parser.parse_args()
     if args.list:
         list_runs()
         return 0
     torch.set_num_threads(1)
-    while missing := [(cell, seed) for cell, seed in part_two(args.block) if not cell.log(seed).exists()]:
-        start, seed, cells = next(batches(missing))
-        execute(start, seed, cells, args.outputs)
+    args.outputs.mkdir(parents=True, exist_ok=True)
+    while run_next(args.block, args.outputs):
+        pass
     return 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from filelock import FileLock
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
@@ -64,6 +65,19 @@ def test_runs_side_by_side_share_start_and_seed_and_none_is_left_out():
     assert sorted(map(str, runs)) == sorted(str((cell, seed)) for _, seed, cells in side_by_side for cell in cells)
     for start, _, cells in side_by_side:
         assert {cell.start for cell in cells} == {start} and len(cells) <= run.AT_A_TIME
+
+
+def test_a_start_that_another_process_has_is_left_to_it(tmp_path, monkeypatch):
+    missing = [(Cell(start, "gtpo", 1e-4), 1000) for start in MANY[:2]]
+    executed = []
+    monkeypatch.setattr(run, "part_two", lambda block: missing)
+    monkeypatch.setattr(run, "execute", lambda start, seed, cells, outputs: executed.append((start, seed, cells)))
+    with FileLock(tmp_path / f"{MANY[0].name}-seed1000.lock"):
+        assert run.run_next("2", tmp_path)
+    assert executed == [(MANY[1], 1000, [missing[1][0]])]
+    missing.pop()
+    with FileLock(tmp_path / f"{MANY[0].name}-seed1000.lock"):
+        assert not run.run_next("2", tmp_path)
 
 
 @pytest.fixture
