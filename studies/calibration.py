@@ -21,7 +21,7 @@ import numpy as np
 from gtpo_verl.diagnose.frameworks import translate
 from gtpo_verl.diagnose.signs import NUMBERS, SIGNS, Sign, Trend, Watch, outcomes, window
 from gtpo_verl.records import read_metrics
-from studies.plan import HERE, ROOT, complete, one_prompt, part_two, read_log
+from studies.plan import HERE, ROOT, complete, one_prompt, planned, read_log
 
 MODEL, REAL_MODEL = "a model of 0.4 M parameters", "SmolLM2-135M"
 PAGE, TABLE_OF_PAGE = ROOT / "docs/diagnose.md", re.compile(r"^\| sign \| limit (?:.+\n)+", re.MULTILINE)
@@ -93,7 +93,7 @@ def halved(watch: Watch) -> bool:
 def stored_runs() -> list[Run]:
     """All that are long enough."""
     found = []
-    for cell, seed in complete([*one_prompt(), *part_two()]):
+    for cell, seed in complete([*one_prompt(), *planned()]):
         curves = {name: np.array(values) for name, values in read_log(cell.log(seed))["steps"].items()}
         curves = {ours: curves[theirs] for ours, theirs in _FAST.items() if theirs in curves}
         curves["reward"] = curves["format"] + 10 * curves["accuracy"]

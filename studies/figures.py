@@ -16,12 +16,11 @@ from studies.plan import (
     COUNTING,
     MIDDLE,
     RATES,
-    REAL_RATES_BLOCK,
     SPELLING,
     TABLES,
     USUAL,
     Cell,
-    blocks,
+    planned,
 )
 
 _COLOUR = {
@@ -40,7 +39,7 @@ def answer() -> Any:
     """GRPO and GTPO in two panels: held-out endpoints of a real model's runs, and the tiny one's losses by rate."""
     with plt.rc_context(STYLE):
         figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-        real = results(blocks()[REAL_RATES_BLOCK])
+        real = results(planned("1a"))
         left.scatter(real["clean"], real["accuracy"], 60, real["method"].map(_COLOUR), alpha=0.85, clip_on=False)
         for (clean, _), runs in real.groupby([real["clean"].round(2), real["accuracy"].round(2)]):
             place, side = ((-10, 0), "right") if clean > 0.5 else ((10, 0), "left")

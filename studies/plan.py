@@ -193,7 +193,6 @@ def one_prompt() -> list[tuple[Cell, int]]:
 LEGS, LONG_LEGS = Start("leg_counting", 5, 1.0, 4, 60), Start("leg_counting", 7, 1.0, 4, 60, animals=2)
 MANY = tuple(Start(task, prompts=8, steps=100) for task in ("letter_counting", "spell_backward", "arithmetic"))
 WORDY = tuple(Start(f"letter_counting_after_{n}", prompts=8, steps=100) for n in (20, 70, 240))
-REAL_RATES_BLOCK, REAL_BLOCK = "1a. rates of the real model", "1b. the real model"
 REAL_RATES = (5e-6, 1e-5, 2e-5)
 MANY_RATES = (2.5e-5, 5e-5, 1e-4, 2e-4, 4e-4)
 REAL_METHODS = {  # and whose best rate each takes
@@ -258,8 +257,10 @@ def blocks() -> dict[str, list[tuple[Cell, int]]]:
     ]
     shares = [Cell(start, method, rate) for start in WORDY for method, rate in of_counting.items() if rate]
     return {
-        REAL_RATES_BLOCK: [(Cell(LEGS, method, rate), 1) for method, grid in real_rates.items() for rate in grid],
-        REAL_BLOCK: [(cell, seed) for seed in range(2, 7) for cell in real],
+        "1a. rates of the real model": [
+            (Cell(LEGS, method, rate), 1) for method, grid in real_rates.items() for rate in grid
+        ],
+        "1b. the real model": [(cell, seed) for seed in range(2, 7) for cell in real],
         "1c. its longer answers": [
             (Cell(LONG_LEGS, method, rate), seed) for seed in range(2, 5) for method, rate in known.items()
         ],
@@ -269,6 +270,6 @@ def blocks() -> dict[str, list[tuple[Cell, int]]]:
     }
 
 
-def part_two(name: str = "") -> list[tuple[Cell, int]]:
-    """The runs of the blocks whose names begin so, in their order."""
-    return [run for block, runs in blocks().items() if block.startswith(name) for run in runs]
+def planned(block: str = "") -> list[tuple[Cell, int]]:
+    """The runs of part two, or those of a block by its number, as `1b`, in their order."""
+    return [run for name, runs in blocks().items() if name.startswith(block) for run in runs]

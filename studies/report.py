@@ -9,7 +9,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
+from itertools import permutations, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,8 +39,6 @@ from studies.plan import (
     HERE,
     MIDDLE,
     RATES,
-    REAL_BLOCK,
-    REAL_RATES_BLOCK,
     ROOT,
     TABLES,
     USUAL,
@@ -49,6 +47,7 @@ from studies.plan import (
     blocks,
     complete,
     one_prompt,
+    planned,
     read_log,
 )
 
@@ -164,8 +163,7 @@ def facts() -> dict[str, object]:
     found: dict[str, object] = {"ln2": f"{LN2:.3f}"}
     all_cells = list(dict.fromkeys(cell for cells in TABLES.values() for cell in cells))
     everything = runs_of(all_cells)
-    planned = one_prompt()
-    found["runs"] = f"{len(everything)} of {len(planned)}"
+    found["runs"] = f"{len(everything)} of {len(one_prompt())}"
     found["hours"] = f"{sum(run.seconds for run in everything) / 3600:.1f}"
     found["seconds"] = f"{np.median([run.seconds for run in everything]):.0f}"
     for name, cells in TABLES.items():
@@ -203,20 +201,38 @@ def facts() -> dict[str, object]:
     progress = part_two.progress()
     found["table progress"] = markdown(["block of part two", "runs"], progress)
     found |= {f"progress {block.split('.')[0]}": runs for block, runs in progress}
-    rates = complete(blocks()[REAL_RATES_BLOCK])
+    rates = complete(planned("1a"))
     found["1a start"] = f"{np.mean([read_log(cell.log(seed))['steps']['strict'][0] for cell, seed in rates]):.2f}"
     for (cell, seed), (name, steps) in product(rates, {"first": slice(20), "last": slice(-20, None)}.items()):
         curves = read_log(cell.log(seed))["steps"]
         for curve, digits in (("length", 0), ("template", 2), ("no_spread", 2)):
             mean = np.mean(curves[curve][steps])
             found[f"1a {cell.method} {rate(cell.lr)} {name}: {curve}"] = f"{mean:.{digits}f}"
-    for run in part_two.results(blocks()[REAL_BLOCK]).to_dict("records"):
+    for run in part_two.results(planned("1b")).to_dict("records"):
         found |= {f"1b {run['method']} seed {run['seed']}: {name}": f"{run[name]:.2f}" for name in part_two.ENDPOINTS}
     for run in part_two.results(rates).to_dict("records"):
         found |= {f"1a {run['method']} {rate(run['lr'])}: {name}": f"{run[name]:.2f}" for name in part_two.ENDPOINTS}
+    found |= _with_many_prompts()
     for name, (header, rows) in part_two.evidence().items():
         found[f"table {name}"] = markdown(header, rows) if rows else "None of these runs is complete."
     return found | _confirmed()
+
+
+def _with_many_prompts() -> dict[str, object]:
+    """Numbers of block 2, of all runs and by rate, and of it and block 3 at each method's own best rate."""
+    runs, (best, with_rivals) = part_two.results(planned("2")), part_two.at_best()
+    found: dict[str, object] = {}
+    by_rate = {f"2 {rate(lr)}": own for lr, own in runs.groupby("lr")}
+    for place, here in {"2": runs, **by_rate, "2 best": best, "3 best": with_rivals}.items():
+        for method, own in here.groupby("method"):
+            found[f"{place}: {method} lost"] = f"{(own['clean'] < 0.5).sum()} of {len(own)}"
+            found |= {f"{place}: {method} {name}": f"{own[name].mean():.2f}" for name in part_two.ENDPOINTS}
+    for (place, here), name in product({"2 best": best, "3 best": with_rivals}.items(), part_two.ENDPOINTS):
+        for one, other in permutations(here["method"].unique(), 2):
+            comparison = part_two.compare(here, one, other, name)
+            key = f"{place}: {one} - {other} {name}"
+            found |= {key: comparison, f"{key} higher": f"{comparison.higher} of {len(comparison.differences)}"}
+    return found
 
 
 def _numbers(place: str, runs: Sequence[Run]) -> dict[str, object]:

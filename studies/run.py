@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from studies.fast import Learner, build_config, hold_out, train
 from studies.missing import write_log
-from studies.plan import CONTROLS, METHODS, ROOT, Cell, Start, blocks, complete, one_prompt, part_two, read_log
+from studies.plan import CONTROLS, METHODS, ROOT, Cell, Start, blocks, complete, one_prompt, planned, read_log
 from studies.tasks import open_task
 
 AT_A_TIME = 12
@@ -117,7 +117,7 @@ def list_runs() -> None:
 
 def run_next(block: str, outputs: Path) -> bool:
     """Execute the first batch that is missing and that no other process has; whether there was one."""
-    for start, seed, cells in batches([(cell, seed) for cell, seed in part_two(block) if not cell.log(seed).exists()]):
+    for start, seed, cells in batches([(cell, seed) for cell, seed in planned(block) if not cell.log(seed).exists()]):
         lock = FileLock(outputs / f"{start.name}-seed{seed}.lock")
         with contextlib.suppress(Timeout), lock.acquire(blocking=False):
             if left := [cell for cell in cells if not cell.log(seed).exists()]:

@@ -70,7 +70,7 @@ def test_runs_side_by_side_share_start_and_seed_and_none_is_left_out():
 def test_a_start_that_another_process_has_is_left_to_it(tmp_path, monkeypatch):
     missing = [(Cell(start, "gtpo", 1e-4), 1000) for start in MANY[:2]]
     executed = []
-    monkeypatch.setattr(run, "part_two", lambda block: missing)
+    monkeypatch.setattr(run, "planned", lambda block: missing)
     monkeypatch.setattr(run, "execute", lambda start, seed, cells, outputs: executed.append((start, seed, cells)))
     with FileLock(tmp_path / f"{MANY[0].name}-seed1000.lock"):
         assert run.run_next("2", tmp_path)
