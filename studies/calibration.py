@@ -24,6 +24,7 @@ from gtpo_verl.records import read_metrics
 from studies.plan import HERE, ROOT, complete, one_prompt, planned, read_log
 
 MODEL, REAL_MODEL = "a model of 0.4 M parameters", "SmolLM2-135M"
+MANY_PROMPTS = f"{MODEL}, eight prompts a step"
 PAGE, TABLE_OF_PAGE = ROOT / "docs/diagnose.md", re.compile(r"^\| sign \| limit (?:.+\n)+", re.MULTILINE)
 _SOUND = 0.95
 _LIMIT = 64  # tokens of a completion under verl
@@ -99,7 +100,7 @@ def stored_runs() -> list[Run]:
         curves["reward"] = curves["format"] + 10 * curves["accuracy"]
         steps = {i + 1: {name: float(x[i]) for name, x in curves.items()} for i in range(len(curves["reward"]))}
         completions = 12 if cell.method.endswith("G12") else 8 * cell.start.prompts
-        model = REAL_MODEL if cell.start.is_real else MODEL
+        model = REAL_MODEL if cell.start.is_real else MODEL if cell.start.prompts == 1 else MANY_PROMPTS
         found.append(observe(cell.log(seed), cell.start.task, model, completions, cell.start.limit, steps))
     for path in sorted((HERE / "results/verl").rglob("*.jsonl.gz")):
         found.append(observe(path, path.parent.name.partition("-")[0], MODEL, 8, _LIMIT, _under_verl(path)))
@@ -160,7 +161,7 @@ def table(runs: Sequence[Run]) -> str:
     calibrated = [sign for sign in SIGNS if sign.calibrated]
     steps = {run.name: [run.first_above(sign, sign.limit) for sign in calibrated] for run in runs}
     firsts = {name: min(filter(None, found), default=None) for name, found in steps.items()}
-    for model in (MODEL, REAL_MODEL):
+    for model in (MODEL, MANY_PROMPTS, REAL_MODEL):
         own = [run for run in runs if run.model == model]
         lines.append([f"any calibrated sign, {model}", *[""] * 5, *counts(own, firsts)])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

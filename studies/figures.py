@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from gtpo_verl.config import LN2
 from gtpo_verl.paper.plots import COLOURS, GREY, STYLE
-from studies.logs import STRETCH, TASKS, TITLES, K, Run, lost, rate, runs_of, stretches
+from studies.logs import STRETCH, TASKS, TITLES, K, Run, rate, runs_of, stretches
 from studies.part_two import results
 from studies.plan import (
     ADDITION,
@@ -36,25 +36,36 @@ _MAIN = ("grpo", "grpo_token_mean", "gtpo")
 
 
 def answer() -> Any:
-    """GRPO and GTPO in two panels: held-out endpoints of a real model's runs, and the tiny one's losses by rate."""
+    """In two panels, on held-out questions: the runs of the real model, and the tiny model's clean endings by rate."""
     with plt.rc_context(STYLE):
         figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-        real = results(planned("1a"))
-        left.scatter(real["clean"], real["accuracy"], 60, real["method"].map(_COLOUR), alpha=0.85, clip_on=False)
-        for (clean, _), runs in real.groupby([real["clean"].round(2), real["accuracy"].round(2)]):
+        rates, fresh = (results(planned(block)).query("method in ('grpo', 'gtpo')") for block in ("1a", "1b"))
+        for runs, marker, label in (
+            (fresh, "D", "fresh seeds, at the chosen rate"),
+            (rates, "o", "seed 1, at several rates"),
+        ):
+            left.scatter(runs["clean"], runs["accuracy"], 60, runs["method"].map(_COLOUR), marker, clip_on=False)
+            left.scatter([], [], 30, GREY, marker, label=label)
+        left.legend(loc="center", frameon=False)
+        for (clean, _), runs in rates.groupby([rates["clean"].round(2), rates["accuracy"].round(2)]):
             place, side = ((-10, 0), "right") if clean > 0.5 else ((10, 0), "left")
             text, at = ", ".join(map(rate, runs["lr"])), (clean, runs["accuracy"].mean())
             left.annotate(text, at, place, textcoords="offset points", ha=side, va="center")
         left.set(xlim=(-0.03, 1.03), ylim=(-0.03, 0.63), xlabel="completions that end cleanly", ylabel="right answers")
         left.set_title("SmolLM2-135M after 60 steps: runs, with their learning rates")
-        for offset, method in zip((-0.27, 0, 0.27), _MAIN, strict=True):
-            for column, lr in enumerate(RATES):
-                runs = runs_of(cell for cell in TABLES["main"] if (cell.method, cell.lr) == (method, lr))
-                bar = right.bar(column + offset, sum(map(lost, runs)), 0.25, color=_COLOUR[method])
-                right.bar_label(bar, fontsize=7.5)
-        right.set_xticks(range(len(RATES)), map(rate, RATES))
-        right.set(ylim=(0, 9.8), xlabel="learning rate", ylabel="runs, of nine")
-        right.set_title("A model of 0.4 M: runs that stopped ending cleanly")
+        many = results(planned("2"))
+        for method in _MAIN:
+            means = many[many["method"] == method].groupby("lr")[["clean", "accuracy"]].mean()
+            right.plot(means["clean"], "o-", color=_COLOUR[method])
+            right.plot(means["accuracy"], "o:", color=_COLOUR[method])
+        for style, label in ("o-", "end cleanly"), ("o:", "are right"):
+            right.plot([], [], style, color=GREY, label=label)
+        right.legend(loc="lower left", frameon=False)
+        tried = sorted(many["lr"].unique())
+        right.set(xscale="log", ylim=(0.48, 1.02), xlabel="learning rate", ylabel="completions")
+        right.set_xticks(tried, map(rate, tried))
+        right.minorticks_off()
+        right.set_title("0.4 M parameters, eight prompts a step: three tasks")
         _legend(figure, _MAIN)
         return figure
 

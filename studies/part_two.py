@@ -55,16 +55,19 @@ def results(runs: Sequence[tuple[Cell, int]]) -> pd.DataFrame:
     return pd.DataFrame([load(*run) for run in complete(runs)], columns=["task", "method", "lr", "seed", *METRICS])
 
 
-def at_own_best_rate(runs: pd.DataFrame) -> pd.DataFrame:
+def at_own_best_rate(runs: pd.DataFrame, least_clean: float = 0.0) -> pd.DataFrame:
     """Of each task, method and seed the run at the rate that has the highest accuracy on the *other* seeds.
 
-    Seeds without a run at every rate neither choose nor are judged.
+    Seeds without a run at every rate neither choose nor are judged. `least_clean`: what clean endings at the rate must
+    be, on the other seeds as well.
     """
     chosen = []
     for _, own in runs.groupby(["task", "method"]):
-        accuracy = own.pivot(index="seed", columns="lr", values="accuracy").dropna()
+        by_rate = own.pivot(index="seed", columns="lr", values=["accuracy", "clean"]).dropna()
+        accuracy, clean = by_rate["accuracy"], by_rate["clean"]
         if len(accuracy) > 1:
-            best = (accuracy.sum() - accuracy).idxmax(axis="columns")
+            kept = (clean.sum() - clean) / (len(clean) - 1) >= least_clean
+            best = (accuracy.sum() - accuracy).where(kept, -1).idxmax(axis="columns")
             chosen.append(own.merge(best.rename("lr").reset_index(), on=["seed", "lr"]))
     return pd.concat(chosen) if chosen else runs.iloc[:0]
 
@@ -155,6 +158,7 @@ def evidence() -> dict[str, tuple[list[str], list[list[str]]]]:
         "real": method_table(real),
         "longer": method_table(longer),
         "many": method_table(best),
+        "many, clean": method_table(at_own_best_rate(many, BORNE_CLEAN)),
         "borne": rate_table(many),
         "rivals": method_table(with_rivals),
         "by share": share_table(shares),

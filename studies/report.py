@@ -227,7 +227,9 @@ def _with_many_prompts() -> dict[str, object]:
         for method, own in here.groupby("method"):
             found[f"{place}: {method} lost"] = f"{(own['clean'] < 0.5).sum()} of {len(own)}"
             found |= {f"{place}: {method} {name}": f"{own[name].mean():.2f}" for name in part_two.ENDPOINTS}
-    for (place, here), name in product({"2 best": best, "3 best": with_rivals}.items(), part_two.ENDPOINTS):
+    clean = part_two.at_own_best_rate(runs, part_two.BORNE_CLEAN)
+    chosen = {"2 best": best, "2 best clean": clean, "3 best": with_rivals}
+    for (place, here), name in product(chosen.items(), part_two.ENDPOINTS):
         for one, other in permutations(here["method"].unique(), 2):
             comparison = part_two.compare(here, one, other, name)
             key = f"{place}: {one} - {other} {name}"

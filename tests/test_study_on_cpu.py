@@ -315,6 +315,14 @@ def test_a_run_is_judged_at_the_rate_that_the_other_seeds_chose():
     assert part_two.compare(both, "gtpo", "grpo", "accuracy").differences == pytest.approx([0.6, 0.2, 0.2])
 
 
+def test_a_rate_is_chosen_among_those_that_end_cleanly_on_the_other_seeds():
+    runs = table("grpo", {seed: {1e-4: 0.5, 2e-4: 0.8} for seed in (1, 2, 3)})
+    assert set(part_two.at_own_best_rate(runs, 0.9)["lr"]) == {2e-4}
+    runs.loc[(runs["seed"] == 1) & (runs["lr"] == 2e-4), "clean"] = 0.0
+    chosen = part_two.at_own_best_rate(runs, 0.9)
+    assert dict(zip(chosen["seed"], chosen["lr"], strict=True)) == {1: 2e-4, 2: 1e-4, 3: 1e-4}
+
+
 def test_a_method_bears_the_rates_at_which_it_is_as_accurate_as_at_its_best_and_ends_cleanly():
     clean = table("gtpo", {1: {1e-4: 0.76, 2e-4: 0.8, 8e-4: 0.7}})
     runs = pd.concat([clean, table("gtpo", {1: {4e-4: 0.79}}, clean=0.85)])
