@@ -228,7 +228,8 @@ def _with_many_prompts() -> dict[str, object]:
             found[f"{place}: {method} lost"] = f"{(own['clean'] < 0.5).sum()} of {len(own)}"
             found |= {f"{place}: {method} {name}": f"{own[name].mean():.2f}" for name in part_two.ENDPOINTS}
     clean = part_two.at_own_best_rate(runs, part_two.BORNE_CLEAN)
-    chosen = {"2 best": best, "2 best clean": clean, "3 best": with_rivals}
+    of_tasks = {f"2 best {task}": own for task, own in best.groupby("task")}
+    chosen = {"2 best": best, "2 best clean": clean, **of_tasks, "3 best": with_rivals}
     for (place, here), name in product(chosen.items(), part_two.ENDPOINTS):
         for one, other in permutations(here["method"].unique(), 2):
             comparison = part_two.compare(here, one, other, name)

@@ -279,14 +279,21 @@ REAL_RUNS = (
     "1b gtpo seed 2",
 )
 REAL = [f"{run}: {of}" for run in REAL_RUNS for of in ("clean", "accuracy")]
+MANY_PROMPTS = [
+    *(f"2: {method} lost" for method in ("grpo", "grpo_token_mean", "gtpo")),
+    *(f"2 best: gtpo - {method} accuracy" for method in ("grpo", "grpo_token_mean")),
+]
 RESULT = ["main: gtpo lost", "main: grpo lost", "main: grpo_token_mean lost", "main: gtpo - grpo accuracy"]
 
 
 @pytest.mark.parametrize(
     ("page", "cited"),
     [
-        ("README.md", [*RESULT, *REAL, "main 5e-5: gtpo - grpo accuracy"]),
-        ("patches/README.md", [*RESULT, "main: gtpo - grpo_token_mean accuracy", "main: gtpo - grpo pass8"]),
+        ("README.md", [*MANY_PROMPTS, *REAL, "2 best: grpo accuracy", "2 best: gtpo accuracy"]),
+        (
+            "patches/README.md",
+            [*MANY_PROMPTS, *RESULT, "main: gtpo - grpo_token_mean accuracy", "main: gtpo - grpo pass8"],
+        ),
     ],
 )
 def test_what_is_cited_of_the_study_is_what_the_logs_give(page, cited):
