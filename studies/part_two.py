@@ -1,6 +1,6 @@
 """Part two of the study from its logs: a run's endpoints, each method at its own best rate, and the rates it bears."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,7 @@ def at_own_best_rate(runs: pd.DataFrame, least_clean: float = 0.0) -> pd.DataFra
     be, on the other seeds as well.
     """
     chosen = []
-    for _, own in runs.groupby(["task", "method"]):
+    for _, own in runs.groupby(["task", "method"], sort=False):
         by_rate = own.pivot(index="seed", columns="lr", values=["accuracy", "clean"]).dropna()
         accuracy, clean = by_rate["accuracy"], by_rate["clean"]
         if len(accuracy) > 1:
@@ -130,23 +130,24 @@ def rate_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     ]
 
 
-def better_than_gtpo(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """Header and a row per task and method whose mean is above GTPO's in an endpoint, of runs at chosen rates."""
-    means = runs.groupby(["task", "method"], sort=False)[list(ENDPOINTS)].mean()
+def better_than_gtpo(blocks_of_runs: Mapping[str, pd.DataFrame]) -> tuple[list[str], list[list[str]]]:
+    """Header and a row per block, task and method whose mean exceeds GTPO's in an endpoint, of runs at chosen rates."""
     rows = []
-    for (task, method), own in means.iterrows():
-        if (task, "gtpo") in means.index:
-            above = own - means.loc[(task, "gtpo")]
-            if (above.round(2) > 0).any():
-                rows.append([task, TITLES[method], *(signed(above[name]) for name in ENDPOINTS)])
-    return ["task", "method", *(METRICS[name] for name in ENDPOINTS)], rows
+    for block, runs in blocks_of_runs.items():
+        means = runs.groupby(["task", "method"], sort=False)[list(ENDPOINTS)].mean()
+        for (task, method), own in means.iterrows():
+            if (task, "gtpo") in means.index:
+                above = own - means.loc[(task, "gtpo")]
+                if (above.round(2) > 0).any():
+                    rows.append([block, task, TITLES[method], *(signed(above[name]) for name in ENDPOINTS)])
+    return ["block", "task", "method", *(METRICS[name] for name in ENDPOINTS)], rows
 
 
 def at_best() -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Runs at each method's own best rate: of block 2; of block 3, with block 2's of the same tasks and seeds."""
-    best, rivals = (at_own_best_rate(results(planned(block))) for block in "23")
-    beside = best.merge(rivals[["task", "seed"]].drop_duplicates())
-    return best, pd.concat([beside, rivals])
+    """Runs at each method's own best rate: of block 2; of block 3, beside block 2's of its tasks, rates and seeds."""
+    many, rivals = (results(planned(block)) for block in "23")
+    beside = many.merge(rivals[["task", "lr", "seed"]].drop_duplicates())
+    return at_own_best_rate(many), at_own_best_rate(pd.concat([beside, rivals]))
 
 
 def evidence() -> dict[str, tuple[list[str], list[list[str]]]]:
@@ -162,7 +163,7 @@ def evidence() -> dict[str, tuple[list[str], list[list[str]]]]:
         "borne": rate_table(many),
         "rivals": method_table(with_rivals),
         "by share": share_table(shares),
-        "better": better_than_gtpo(pd.concat([real, best, with_rivals]).drop_duplicates()),
+        "better": better_than_gtpo({"1b": real, "2": best, "3": with_rivals}),
     }
 
 

@@ -289,7 +289,7 @@ RESULT = ["main: gtpo lost", "main: grpo lost", "main: grpo_token_mean lost", "m
 @pytest.mark.parametrize(
     ("page", "cited"),
     [
-        ("README.md", [*MANY_PROMPTS, *REAL, "2 best: grpo accuracy", "2 best: gtpo accuracy"]),
+        ("README.md", [*MANY_PROMPTS, *REAL, "2 best: grpo accuracy", "3 best: gtpo - grpo_kl accuracy"]),
         (
             "patches/README.md",
             [*MANY_PROMPTS, *RESULT, "main: gtpo - grpo_token_mean accuracy", "main: gtpo - grpo pass8"],
@@ -368,5 +368,6 @@ def test_the_page_fills_up_as_runs_are_complete(no_logs):
     assert methods["GRPO"][5:7] == ["+0.25 [+0.25, +0.25]", "+0.00 [+0.00, +0.00]"]
     assert len(tables["real"]) == 6 and len(tables["rivals"]) == 4 + len(plan.RIVALS) and len(tables["by share"]) == 3
     assert tables["borne"][0] == ["counting letters", "GRPO", "2.5e-5, 5e-5, 1e-4"]
-    assert {row[1] for row in tables["better"]} == {"GRPO, positive updates only"}
+    assert {row[0] for row in tables["better"]} == {"1b", "2", "3"}
+    assert {row[2] for row in tables["better"]} == {"GRPO, positive updates only"}
     assert all(row[1:4] == ["25%", "25%", "5"] and row[4] == "+0.25 [+0.25, +0.25]" for row in tables["by share"])
