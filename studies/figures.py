@@ -37,7 +37,7 @@ _MAIN = ("grpo", "grpo_token_mean", "gtpo")
 
 
 def answer() -> Any:
-    """In two panels, on held-out questions: the runs of the real model, and the tiny model's clean endings by rate."""
+    """In two panels, on held-out questions: each run of the real model, and the tiny model by rate."""
     with plt.rc_context(STYLE):
         figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
         rates, fresh = (results(planned(block)).query("method in ('grpo', 'gtpo')") for block in ("1a", "1b"))
