@@ -14,6 +14,8 @@ ENDPOINTS = ("accuracy", "clean", "pass8")
 EARLY = 20
 """Steps at the start in which shares of conflict tokens are taken, and at the end for entropy and length."""
 BORNE_ACCURACY, BORNE_CLEAN = 0.05, 0.9
+LOST = 0.5
+"""A run with a smaller share of clean endings has lost them."""
 METRICS = {
     "accuracy": "accuracy",
     "clean": "clean endings",

@@ -9,7 +9,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import permutations, product
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +36,9 @@ from studies.logs import (
     stretches,
 )
 from studies.plan import (
+    GTPO,
     HERE,
+    METHODS,
     MIDDLE,
     RATES,
     ROOT,
@@ -219,22 +221,20 @@ def facts() -> dict[str, object]:
 
 
 def _with_many_prompts() -> dict[str, object]:
-    """Numbers of block 2, of all runs and by rate, and of it and block 3 at each method's own best rate."""
+    """Numbers of block 2, over all rates and at each method's own best, and of block 3 at that."""
     runs, (best, with_rivals) = part_two.results(planned("2")), part_two.at_best()
     found: dict[str, object] = {}
-    by_rate = {f"2 {rate(lr)}": own for lr, own in runs.groupby("lr")}
-    for place, here in {"2": runs, **by_rate, "2 best": best, "3 best": with_rivals}.items():
-        for method, own in here.groupby("method"):
-            found[f"{place}: {method} lost"] = f"{(own['clean'] < 0.5).sum()} of {len(own)}"
-            found |= {f"{place}: {method} {name}": f"{own[name].mean():.2f}" for name in part_two.ENDPOINTS}
-    clean = part_two.at_own_best_rate(runs, part_two.BORNE_CLEAN)
+    for method, own in runs.groupby("method"):
+        found[f"2: {method} lost"] = f"{(own['clean'] < part_two.LOST).sum()} of {len(own)}"
+    for method, own in best.groupby("method"):
+        found |= {f"2 best: {method} {name}": f"{own[name].mean():.2f}" for name in part_two.ENDPOINTS}
     of_tasks = {f"2 best {task}": own for task, own in best.groupby("task")}
-    chosen = {"2 best": best, "2 best clean": clean, **of_tasks, "3 best": with_rivals}
-    for (place, here), name in product(chosen.items(), part_two.ENDPOINTS):
-        for one, other in permutations(here["method"].unique(), 2):
-            comparison = part_two.compare(here, one, other, name)
-            key = f"{place}: {one} - {other} {name}"
-            found |= {key: comparison, f"{key} higher": f"{comparison.higher} of {len(comparison.differences)}"}
+    for place, here in {"2 best": best, **of_tasks, "3 best": with_rivals}.items():
+        methods = here["method"].unique()
+        ours = [method for method in methods if set(GTPO) & set(METHODS[method])]
+        for one, other, name in product(ours, methods, part_two.ENDPOINTS):
+            if one != other:
+                found[f"{place}: {one} - {other} {name}"] = part_two.compare(here, one, other, name)
     return found
 
 

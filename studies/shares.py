@@ -16,7 +16,7 @@ import numpy as np
 from gtpo_verl.records import atomic_write
 from studies.calibration import MODEL, stored_runs
 from studies.logs import TASKS, Run, interval, lost, runs_of
-from studies.part_two import load
+from studies.part_two import LOST, load
 from studies.plan import ROOT, TABLES, Cell, complete, planned
 
 EVIDENCE = ROOT / "gtpo_verl/diagnose/evidence.json"
@@ -67,7 +67,7 @@ def kept() -> dict[str, int]:
     the real one, and how many with a reward that sees them."""
     tiny = at_half({(run.cell, run.seed): not lost(run) for run in runs_of(TABLES["main"])})
     real_runs = complete(run for run in planned() if run[0].start.is_real)
-    real = at_half({(cell, seed): load(cell, seed)["clean"] > 0.5 for cell, seed in real_runs})
+    real = at_half({(cell, seed): load(cell, seed)["clean"] >= LOST for cell, seed in real_runs})
     strict = [run for run in runs_of(TABLES["controls"]) if run.cell.method == "grpo_strict"]
     return {
         "lost": len(tiny),
