@@ -20,6 +20,7 @@ from studies.plan import (
     MANY,
     SEEDS,
     SPELLING,
+    SUBTRACTION,
     WORDED,
     WORDY,
     Cell,
@@ -76,6 +77,7 @@ TASKS = {
     LEGS: "legs of one animal",
     LONG_LEGS: "legs of two animals",
     **dict(zip(MANY, ("counting letters", "spelling backward", "addition"), strict=True)),
+    SUBTRACTION: "subtraction",
     **{start: f"counting after {start.task.rsplit('_', 1)[-1]} characters" for start in WORDY},
 }
 METRICS = {

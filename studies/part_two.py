@@ -8,12 +8,12 @@ import pandas as pd
 
 from gtpo_verl.paper.evaluation import pass_at_k
 from studies.logs import TASKS, TITLES, Comparison, rate, signed, stretches
-from studies.plan import Cell, blocks, complete, planned, read_log
+from studies.plan import CLEAN, Cell, blocks, complete, planned, read_log
 
 ENDPOINTS = ("accuracy", "clean", "pass8")
 EARLY = 20
 """Steps at the start in which shares of conflict tokens are taken, and at the end for entropy and length."""
-BORNE_ACCURACY, BORNE_CLEAN = 0.05, 0.9
+BORNE_ACCURACY = 0.05
 LOST = 0.5
 """A run with a smaller share of clean endings has lost them."""
 METRICS = {
@@ -85,7 +85,7 @@ def rates_borne(runs: pd.DataFrame, task: str, method: str) -> list[float]:
     own = runs[(runs["task"] == task) & (runs["method"] == method)]
     means = own.groupby("lr")[["accuracy", "clean"]].mean()
     enough = means["accuracy"] >= means["accuracy"].max() - BORNE_ACCURACY
-    return means.index[enough & (means["clean"] >= BORNE_CLEAN)].tolist()
+    return means.index[enough & (means["clean"] >= CLEAN)].tolist()
 
 
 def block_table(runs: pd.DataFrame, metrics: Sequence[str] = tuple(METRICS)) -> tuple[list[str], list[list[str]]]:
@@ -145,27 +145,35 @@ def better_than_gtpo(blocks_of_runs: Mapping[str, pd.DataFrame]) -> tuple[list[s
     return ["block", "task", "method", *(METRICS[name] for name in ENDPOINTS)], rows
 
 
-def at_best() -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Runs at each method's own best rate: of block 2; of block 3, beside block 2's of its tasks, rates and seeds."""
-    many, rivals = (results(planned(block)) for block in "23")
+def at_best() -> dict[str, pd.DataFrame]:
+    """Runs of blocks 2, 3 and 5 at each method's own best rate.
+
+    Beside block 3's stand block 2's of the same tasks, rates and seeds.
+    """
+    many, rivals, fresh = (results(planned(block)) for block in "235")
     beside = many.merge(rivals[["task", "lr", "seed"]].drop_duplicates())
-    return at_own_best_rate(many), at_own_best_rate(pd.concat([beside, rivals]))
+    return {
+        "2": at_own_best_rate(many),
+        "3": at_own_best_rate(pd.concat([beside, rivals])),
+        "5": at_own_best_rate(fresh, CLEAN),
+    }
 
 
 def evidence() -> dict[str, tuple[list[str], list[list[str]]]]:
     """The tables of the page, of the runs that are complete."""
     rates, real, longer, many, shares = (results(planned(block)) for block in ("1a", "1b", "1c", "2", "4"))
-    best, with_rivals = at_best()
+    best = at_best()
     return {
         "real rates": block_table(rates, (*ENDPOINTS, "worst", "length", "first", "last")),
         "real": method_table(real),
         "longer": method_table(longer),
-        "many": method_table(best),
-        "many, clean": method_table(at_own_best_rate(many, BORNE_CLEAN)),
+        "many": method_table(best["2"]),
+        "many, clean": method_table(at_own_best_rate(many, CLEAN)),
         "borne": rate_table(many),
-        "rivals": method_table(with_rivals),
+        "rivals": method_table(best["3"]),
+        "fresh": method_table(best["5"]),
         "by share": share_table(shares),
-        "better": better_than_gtpo({"1b": real, "2": best, "3": with_rivals}),
+        "better": better_than_gtpo({"1b": real, **best}),
     }
 
 

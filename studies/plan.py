@@ -193,6 +193,7 @@ def one_prompt() -> list[tuple[Cell, int]]:
 LEGS, LONG_LEGS = Start("leg_counting", 5, 1.0, 4, 60), Start("leg_counting", 7, 1.0, 4, 60, animals=2)
 MANY = tuple(Start(task, prompts=8, steps=100) for task in ("letter_counting", "spell_backward", "arithmetic"))
 WORDY = tuple(Start(f"letter_counting_after_{n}", prompts=8, steps=100) for n in (20, 70, 240))
+SUBTRACTION = Start("subtraction", prompts=8, steps=100)
 REAL_RATES = (5e-6, 1e-5, 2e-5)
 MANY_RATES = (2.5e-5, 5e-5, 1e-4, 2e-4, 4e-4)
 REAL_METHODS = {  # and whose best rate each takes
@@ -205,14 +206,27 @@ REAL_METHODS = {  # and whose best rate each takes
 }
 MANY_METHODS = ("grpo", "grpo_token_mean", "gtpo", "positive_only")
 RIVALS = ("masks", "confident_skip", "dr_grpo", "gtpo_no_std", "grpo_kl", "grpo_4_updates", "gtpo_4_updates")
+CONFIRMED = ("grpo", "positive_only", "gtpo", "masks", "gtpo_4_updates")
+CLEAN = 0.9
+"""Least share of clean endings at a rate that one would keep."""
 
 
-def best_rate(start: Start, method: str, rates: Sequence[float], seeds: Sequence[int]) -> float | None:
-    """The rate with the highest held-out accuracy, of several the lowest; None while a run is missing."""
+def best_rate(
+    start: Start, method: str, rates: Sequence[float], seeds: Sequence[int], least_clean: float = 0.0
+) -> float | None:
+    """The rate with the highest held-out accuracy, of several the lowest; None while a run is missing.
+
+    Rates with a mean of clean endings below `least_clean` come last.
+    """
     logs = {rate: [Cell(start, method, rate).log(seed) for seed in seeds] for rate in rates}
     if not all(log.exists() for of_rate in logs.values() for log in of_rate):
         return None
-    return max(rates, key=lambda rate: (sum(map(held_out_accuracy, logs[rate])), -rate))
+
+    def rank(rate: float) -> tuple[bool, float, float]:
+        right, clean = (sum(held_out_share(log, of) for log in logs[rate]) for of in ("right", "strict"))
+        return clean >= least_clean * len(seeds), right, -rate
+
+    return max(rates, key=rank)
 
 
 def complete(runs: Iterable[tuple[Cell, int]]) -> list[tuple[Cell, int]]:
@@ -226,10 +240,10 @@ def read_log(log: Path) -> dict[str, Any]:
     return json.loads(gzip.decompress(log.read_bytes()))
 
 
-def held_out_accuracy(log: Path) -> float:
-    """Share of right completions on held-out questions after the last step."""
+def held_out_share(log: Path, of: str) -> float:
+    """Share of completions that are `right`, or `strict`, on held-out questions after the last step."""
     held_out = read_log(log)["held_out"]
-    return sum(held_out["right"]) / (held_out["samples"] * len(held_out["right"]))
+    return sum(held_out[of]) / (held_out["samples"] * len(held_out[of]))
 
 
 def extended(start: Start, methods: Sequence[str], rates: Sequence[float], seeds: Sequence[int]) -> list[float]:
@@ -256,6 +270,12 @@ def blocks() -> dict[str, list[tuple[Cell, int]]]:
         for cell in cells([start], MANY_METHODS, extended(start, MANY_METHODS, MANY_RATES, all_seeds))
     ]
     shares = [Cell(start, method, rate) for start in WORDY for method, rate in of_counting.items() if rate]
+    chosen_before = [
+        Cell(start, method, rate)
+        for start, method in product(MANY[:2], CONFIRMED)
+        if (rate := best_rate(start, method, MANY_RATES[2:], range(1, 4), CLEAN))
+    ]
+    fresh = [*chosen_before, *cells([SUBTRACTION], CONFIRMED, MANY_RATES[2:])]
     return {
         "1a. rates of the real model": [
             (Cell(LEGS, method, rate), 1) for method, grid in real_rates.items() for rate in grid
@@ -267,6 +287,7 @@ def blocks() -> dict[str, list[tuple[Cell, int]]]:
         "2. many prompts": [(cell, seed) for seed in all_seeds for cell in many],
         "3. rivals": [(cell, seed) for seed in range(1, 4) for cell in cells(MANY[:2], RIVALS, MANY_RATES[2:])],
         "4. share of conflict tokens": [(cell, seed) for seed in all_seeds for cell in shares],
+        "5. fresh seeds and another task": [(cell, seed) for seed in range(6, 11) for cell in fresh],
     }
 
 

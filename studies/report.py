@@ -221,15 +221,16 @@ def facts() -> dict[str, object]:
 
 
 def _with_many_prompts() -> dict[str, object]:
-    """Numbers of block 2, over all rates and at each method's own best, and of block 3 at that."""
-    runs, (best, with_rivals) = part_two.results(planned("2")), part_two.at_best()
+    """Numbers of block 2 over all rates, and of blocks 2, 3 and 5 at each method's own best rate."""
+    runs, best = part_two.results(planned("2")), part_two.at_best()
     found: dict[str, object] = {}
     for method, own in runs.groupby("method"):
         found[f"2: {method} lost"] = f"{(own['clean'] < part_two.LOST).sum()} of {len(own)}"
-    for method, own in best.groupby("method"):
+    for method, own in best["2"].groupby("method"):
         found |= {f"2 best: {method} {name}": f"{own[name].mean():.2f}" for name in part_two.ENDPOINTS}
-    of_tasks = {f"2 best {task}": own for task, own in best.groupby("task")}
-    for place, here in {"2 best": best, **of_tasks, "3 best": with_rivals}.items():
+    places = {f"{block} best": runs for block, runs in best.items()}
+    places |= {f"{place} {task}": own for place, runs in places.items() for task, own in runs.groupby("task")}
+    for place, here in places.items():
         methods = here["method"].unique()
         ours = [method for method in methods if set(GTPO) & set(METHODS[method])]
         for one, other, name in product(ours, methods, part_two.ENDPOINTS):

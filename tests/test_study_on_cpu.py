@@ -90,9 +90,9 @@ def no_logs(tmp_path, monkeypatch):
 def accuracies(no_logs):
     """Write logs of runs of letter counting with these held-out accuracies, by rate."""
 
-    def write(method, by_rate, seed=1):
+    def write(method, by_rate, seed=1, clean=10):
         for rate, accuracy in by_rate.items():
-            held_out = {"samples": 10, "right": [round(10 * accuracy)] * 3}
+            held_out = {"samples": 10, "right": [round(10 * accuracy)] * 3, "strict": [clean] * 3}
             write_log(json.dumps({"held_out": held_out}), Cell(COUNTING, method, rate).log(seed))
 
     return write
@@ -106,6 +106,9 @@ def test_the_best_rate_is_that_of_the_highest_accuracy_once_all_its_runs_are_the
     assert plan.best_rate(COUNTING, "grpo", rates, (1,)) == 2e-5
     accuracies("grpo", {1e-5: 0.9, 2e-5: 0.6, 4e-5: 0.1}, seed=2)
     assert plan.best_rate(COUNTING, "grpo", rates, (1, 2)) == 1e-5
+    accuracies("gtpo", {1e-5: 0.9}, clean=8)
+    accuracies("gtpo", {2e-5: 0.1}, clean=9)
+    assert plan.best_rate(COUNTING, "gtpo", rates[:2], (1,), least_clean=0.9) == 2e-5
 
 
 def test_a_grid_grows_where_a_best_rate_is_at_its_edge_at_most_twice(accuracies):
@@ -367,7 +370,8 @@ def test_the_page_fills_up_as_runs_are_complete(no_logs):
     assert methods["GRPO"][:4] == ["1e-4", "15", "0.25", "1.00"]
     assert methods["GRPO"][5:7] == ["+0.25 [+0.25, +0.25]", "+0.00 [+0.00, +0.00]"]
     assert len(tables["real"]) == 6 and len(tables["rivals"]) == 4 + len(plan.RIVALS) and len(tables["by share"]) == 3
+    assert {row[0]: row[2] for row in tables["fresh"]} == {logs.TITLES[m]: "15" for m in plan.CONFIRMED}
     assert tables["borne"][0] == ["counting letters", "GRPO", "2.5e-5, 5e-5, 1e-4"]
-    assert {row[0] for row in tables["better"]} == {"1b", "2", "3"}
+    assert {row[0] for row in tables["better"]} == {"1b", "2", "3", "5"}
     assert {row[2] for row in tables["better"]} == {"GRPO, positive updates only"}
     assert all(row[1:4] == ["25%", "25%", "5"] and row[4] == "+0.25 [+0.25, +0.25]" for row in tables["by share"])
