@@ -101,7 +101,8 @@ def stored_runs() -> list[Run]:
         steps = {i + 1: {name: float(x[i]) for name, x in curves.items()} for i in range(len(curves["reward"]))}
         completions = 12 if cell.method.endswith("G12") else 8 * cell.start.prompts
         model = REAL_MODEL if cell.start.is_real else MODEL if cell.start.prompts == 1 else MANY_PROMPTS
-        found.append(observe(cell.log(seed), cell.start.task, model, completions, cell.start.limit, steps))
+        task = cell.start.task.split("_after_")[0]  # the same questions
+        found.append(observe(cell.log(seed), task, model, completions, cell.start.limit, steps))
     for path in sorted((HERE / "results/verl").rglob("*.jsonl.gz")):
         found.append(observe(path, path.parent.name.partition("-")[0], MODEL, 8, _LIMIT, _under_verl(path)))
     for path in sorted((ROOT / "docs/results/cpu").glob("*.jsonl")):

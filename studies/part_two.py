@@ -8,7 +8,7 @@ import pandas as pd
 
 from gtpo_verl.paper.evaluation import pass_at_k
 from studies.logs import TASKS, TITLES, Comparison, rate, signed, stretches
-from studies.plan import CLEAN, Cell, blocks, complete, planned, read_log
+from studies.plan import CLEAN, REAL_METHODS, Cell, blocks, complete, planned, read_log
 
 ENDPOINTS = ("accuracy", "clean", "pass8")
 EARLY = 20
@@ -23,6 +23,7 @@ METRICS = {
     "worst": "worst quarter",
     "entropy": "entropy",
     "length": "length",
+    "conflict": "conflict",
     "first": "conflict, first",
     "last": "conflict, last",
     "template": "on the format",
@@ -43,6 +44,7 @@ def load(cell: Cell, seed: int) -> dict[str, Any]:
         "pass8": np.mean([pass_at_k(samples, right, 8) for right in held_out["right"]]),
         "worst": stretches(curves["strict"][quarter:], quarter).min(),
         **{name: curves[name][-EARLY:].mean() for name in ("entropy", "length")},
+        "conflict": curves["conflict"][:EARLY].mean(),
         **{side: curves[f"conflict_{side}"][:EARLY].mean() for side in ("first", "last")},
         "template": curves["template"].mean(),
         "change": np.mean(np.log10(curves["change"])),
@@ -162,6 +164,7 @@ def at_best() -> dict[str, pd.DataFrame]:
 def evidence() -> dict[str, tuple[list[str], list[list[str]]]]:
     """The tables of the page, of the runs that are complete."""
     rates, real, longer, many, shares = (results(planned(block)) for block in ("1a", "1b", "1c", "2", "4"))
+    real = real.groupby("seed").filter(lambda own: len(own) == len(REAL_METHODS))  # means over the same seeds
     best = at_best()
     return {
         "real rates": block_table(rates, (*ENDPOINTS, "worst", "length", "first", "last")),

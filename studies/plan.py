@@ -269,7 +269,7 @@ def blocks() -> dict[str, list[tuple[Cell, int]]]:
         for start in MANY
         for cell in cells([start], MANY_METHODS, extended(start, MANY_METHODS, MANY_RATES, all_seeds))
     ]
-    shares = [Cell(start, method, rate) for start in WORDY for method, rate in of_counting.items() if rate]
+    shares = [Cell(start, method, rate) for start in (MANY[0], *WORDY) for method, rate in of_counting.items() if rate]
     chosen_before = [
         Cell(start, method, rate)
         for start, method in product(MANY[:2], CONFIRMED)
@@ -292,5 +292,5 @@ def blocks() -> dict[str, list[tuple[Cell, int]]]:
 
 
 def planned(block: str = "") -> list[tuple[Cell, int]]:
-    """The runs of part two, or those of a block by its number, as `1b`, in their order."""
-    return [run for name, runs in blocks().items() if name.startswith(block) for run in runs]
+    """The runs of part two, or those of a block by its number, as `1b`, in their order, each once."""
+    return list(dict.fromkeys(run for name, runs in blocks().items() if name.startswith(block) for run in runs))

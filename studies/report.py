@@ -221,11 +221,14 @@ def facts() -> dict[str, object]:
 
 
 def _with_many_prompts() -> dict[str, object]:
-    """Numbers of block 2 over all rates, and of blocks 2, 3 and 5 at each method's own best rate."""
-    runs, best = part_two.results(planned("2")), part_two.at_best()
+    """Numbers of blocks 2 and 4 over all their runs, and of blocks 2, 3 and 5 at each method's own best rate."""
     found: dict[str, object] = {}
-    for method, own in runs.groupby("method"):
-        found[f"2: {method} lost"] = f"{(own['clean'] < part_two.LOST).sum()} of {len(own)}"
+    for block in "24":
+        runs = part_two.results(planned(block))
+        for place, here in {block: runs, **{f"{block} {task}": own for task, own in runs.groupby("task")}}.items():
+            for method, own in here.groupby("method"):
+                found[f"{place}: {method} lost"] = f"{(own['clean'] < part_two.LOST).sum()} of {len(own)}"
+    best = part_two.at_best()
     for method, own in best["2"].groupby("method"):
         found |= {f"2 best: {method} {name}": f"{own[name].mean():.2f}" for name in part_two.ENDPOINTS}
     places = {f"{block} best": runs for block, runs in best.items()}

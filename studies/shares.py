@@ -2,56 +2,42 @@
 
     python -m studies.shares
 
-GTPO − GRPO in pairs of one start, rate and seed, in thirds by the share of conflict tokens in GTPO's first steps; and
-on how many runs the signs of `gtpo_verl.diagnose` were calibrated.
+GTPO − GRPO in pairs of one seed, each at its best rate, by the share of conflict tokens in GRPO's first steps; and on
+how many runs the signs of `gtpo_verl.diagnose` were calibrated.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from gtpo_verl.records import atomic_write
 from studies.calibration import MODEL, stored_runs
-from studies.logs import TASKS, Run, interval, lost, runs_of
-from studies.part_two import LOST, load
+from studies.logs import interval, lost, runs_of
+from studies.part_two import EARLY, LOST, METRICS, at_best, compare, load, results
 from studies.plan import ROOT, TABLES, Cell, complete, planned
 
 EVIDENCE = ROOT / "gtpo_verl/diagnose/evidence.json"
-EARLY, RANGES = 20, 3
-EFFECTS = {"clean endings": "worst", "accuracy": "accuracy"}
+EFFECTS = ("clean", "accuracy")
 
 
 def shares() -> list[dict[str, Any]]:
-    """A range of shares each, with the mean difference of its pairs and its 95% interval."""
-    runs = {(run.cell, run.seed): run for run in runs_of(dict.fromkeys(c for cells in TABLES.values() for c in cells))}
-    pairs = []
-    for (cell, seed), gtpo in runs.items():
-        grpo = runs.get((replace(cell, method="grpo"), seed))
-        if cell.method == "gtpo" and grpo:
-            pairs.append((float(gtpo.curves["conflict"][:EARLY].mean()), gtpo, grpo))
-    pairs.sort(key=lambda pair: pair[0])
-    edges = [float(np.quantile([share for share, *_ in pairs], i / RANGES)) for i in range(RANGES + 1)]
-    thirds = [[pair for pair in pairs if low <= pair[0] <= high] for low, high in zip(edges, edges[1:], strict=False)]
-    return [_range(low, high, third) for low, high, third in zip(edges, edges[1:], thirds, strict=False)]
-
-
-def _range(low: float, high: float, pairs: Sequence[tuple[float, Run, Run]]) -> dict[str, Any]:
-    effects = {}
-    for name, metric in EFFECTS.items():
-        differences = [gtpo.summary[metric] - grpo.summary[metric] for _, gtpo, grpo in pairs]
-        effects[name] = [round(float(x), 3) for x in (np.mean(differences), *interval(differences))]
-    tasks = sorted({TASKS[gtpo.cell.start] for _, gtpo, _ in pairs})
-    return {
-        "from": round(low, 3),
-        "to": round(high, 3),
-        "effects": effects,
-        "pairs": len(pairs),
-        "tasks": tasks,
-        "model": MODEL,
-    }
+    """For each task of blocks 4 and 2 the share of conflict tokens in GRPO's first steps, its mean, lowest and highest
+    run, and the mean difference of the pairs with its 95% interval; the smallest share first."""
+    by_share, best = results(planned("4")), at_best()["2"]
+    others = best[~best["task"].isin(by_share["task"])]
+    found = []
+    for task, own in pd.concat([by_share, others]).groupby("task"):
+        differences = {METRICS[name]: compare(own, "gtpo", "grpo", name).differences for name in EFFECTS}
+        share = own[own["method"] == "grpo"]["conflict"]
+        effects = {name: [round(float(x), 3) for x in (np.mean(d), *interval(d))] for name, d in differences.items()}
+        spread = {"share": share.mean(), "from": share.min(), "to": share.max()}
+        row = {name: round(float(value), 3) for name, value in spread.items()}
+        found.append(row | {"effects": effects, "pairs": len(differences["accuracy"]), "task": task, "model": MODEL})
+    return sorted(found, key=lambda row: row["share"])
 
 
 def at_half(kept: Mapping[tuple[Cell, int], bool]) -> list[bool]:

@@ -23,5 +23,5 @@ def test_a_task_is_held_out_whole():
     for own, others in calibration.held_out(runs):
         assert len({run.task for run in own}) == 1 and own[0].task not in {run.task for run in others}
         assert len(own) + len(others) == len(runs)
-    hot = {run.task for run in runs if "letter_counting-150-T1.2" in run.name}
-    assert hot == {"letter_counting"}  # another temperature is no other task
+    # Another temperature or more required text is no other task.
+    assert {run.task for run in runs if "letter_counting" in run.name} == {"letter_counting"}

@@ -278,8 +278,7 @@ def test_a_short_or_failed_run_under_verl_leaves_no_log(tmp_path, monkeypatch, c
 
 REAL_RUNS = (
     *(f"1a {run}" for run in ("grpo 5e-6", "grpo 1e-5", "grpo 2e-5", "gtpo 5e-6")),
-    "1b grpo seed 2",
-    "1b gtpo seed 2",
+    *(f"1b {method} seed {seed}" for method in ("grpo", "grpo_token_mean", "gtpo") for seed in (2, 3)),
 )
 REAL = [f"{run}: {of}" for run in REAL_RUNS for of in ("clean", "accuracy")]
 MANY_PROMPTS = [
@@ -292,7 +291,7 @@ RESULT = ["main: gtpo lost", "main: grpo lost", "main: grpo_token_mean lost", "m
 @pytest.mark.parametrize(
     ("page", "cited"),
     [
-        ("README.md", [*MANY_PROMPTS, *REAL, "2 best: grpo accuracy", "3 best: gtpo - grpo_kl accuracy"]),
+        ("README.md", [*MANY_PROMPTS, *REAL, "2 best: grpo accuracy", "3 best: gtpo - grpo_kl accuracy", "5 best: gtpo - grpo accuracy"]),
         (
             "patches/README.md",
             [*MANY_PROMPTS, *RESULT, "main: gtpo - grpo_token_mean accuracy", "main: gtpo - grpo pass8"],
@@ -369,7 +368,7 @@ def test_the_page_fills_up_as_runs_are_complete(no_logs):
     methods = {row[0]: row[1:] for row in tables["many"]}
     assert methods["GRPO"][:4] == ["1e-4", "15", "0.25", "1.00"]
     assert methods["GRPO"][5:7] == ["+0.25 [+0.25, +0.25]", "+0.00 [+0.00, +0.00]"]
-    assert len(tables["real"]) == 6 and len(tables["rivals"]) == 4 + len(plan.RIVALS) and len(tables["by share"]) == 3
+    assert len(tables["real"]) == 6 and len(tables["rivals"]) == 4 + len(plan.RIVALS) and len(tables["by share"]) == 4
     assert {row[0]: row[2] for row in tables["fresh"]} == {logs.TITLES[m]: "15" for m in plan.CONFIRMED}
     assert tables["borne"][0] == ["counting letters", "GRPO", "2.5e-5, 5e-5, 1e-4"]
     assert {row[0] for row in tables["better"]} == {"1b", "2", "3", "5"}

@@ -267,7 +267,7 @@ def would_gtpo_change_it(seen: "Rollouts | None", applied: bool, watch: Watch, s
     early = [numbers for step, numbers in seen.steps.items() if step <= EVIDENCE["early"]] or [*seen.steps.values()][:1]
     shares = {name: fmean(x[name] for x in early) for name in ("forward", "backward", "either", "groups")}
     studied = EVIDENCE["shares"]
-    found = next((x for x in studied if x["from"] <= shares["either"] <= x["to"]), None)
+    least, most = studied[0]["from"], studied[-1]["to"]
     no = {
         "it is GTPO's own run": applied or seen.applied,
         "good and bad completions share no token at their ends": not shares["either"],
@@ -275,16 +275,16 @@ def would_gtpo_change_it(seen: "Rollouts | None", applied: bool, watch: Watch, s
     }
     no_evidence = {
         f"the study measured the share in steps 1 to {EVIDENCE['early']}": min(seen.steps) > EVIDENCE["early"],
-        f"the study had {studied[0]['from']:.0%} to {studied[-1]['to']:.0%} of tokens in conflict": not found,
+        f"the study had {least:.0%} to {most:.0%} of tokens in conflict": not least <= shares["either"] <= most,
     }
     if why := next((why for why, holds in no.items() if holds), ""):
         return {"answer": "no", "why": why + (f"; try {watch.remedy(signs[0].remedy)}" if signs else "")} | shares
     if why := next((why for why, holds in no_evidence.items() if holds), ""):
         return {"answer": "no evidence", "why": why} | shares
-    assert found
+    found = min(studied, key=lambda x: abs(math.log(x["share"] / shares["either"])))
     changes = (f"{name} by {_signed(x[0])} [{_signed(x[1])}, {_signed(x[2])}]" for name, x in found["effects"].items())
-    where = f"where {found['from']:.0%} to {found['to']:.0%} of tokens were in conflict"
-    scale = f"{found['pairs']} pairs of runs, {len(found['tasks'])} tasks, {found['model']}"
+    where = f"where {found['share']:.0%} of tokens were in conflict"
+    scale = f"{found['pairs']} pairs of runs, {found['task']}, {found['model']}"
     return {"answer": "perhaps", "why": f"{where}, GTPO changed {' and '.join(changes)} ({scale})"} | shares
 
 

@@ -123,7 +123,7 @@ def test_the_demos_rollouts_show_repetition_and_three_completions(capsys):
     assert said.count("   step 400: '<reasoning>") == 6
     assert "forward mask 42%, backward mask 37%, either 73%; groups with a conflict: 100%." in " ".join(said.split())
     assert max(map(len, said.splitlines())) <= 80 and len(said.splitlines()) <= 40
-    assert "Would GTPO change it? Perhaps: where 71% to 87% of tokens were in conflict" in said
+    assert "Would GTPO change it? Perhaps: where 68% of tokens were in conflict" in " ".join(said.split())
 
 
 def rollouts(folder, groups, first=1):
@@ -158,12 +158,14 @@ HALF_SHARED = [("1234", 1.0, 1), ("1256", 0.0, 0)]
         ([("12", 1.0, 1), ("12345678", 0.0, 0), ("1", 1.0, 1)], 1, 0.5, "no", "already sees whether"),
         (HALF_SHARED, 1, 0.7, "no evidence", "the study had 6"),
         (HALF_SHARED, 100, 0.5, "no evidence", "in steps 1 to 20"),
-        (HALF_SHARED, 1, 0.5, "perhaps", "where 40% to 60% of tokens were in conflict"),
+        (HALF_SHARED, 1, 0.5, "perhaps", "where 50% of tokens were in conflict"),
     ],
 )
 def test_whether_gtpo_would_change_it(tmp_path, monkeypatch, completions, first, studied, answer, why):
-    found = EVIDENCE["shares"][0] | {"from": studied - 0.1, "to": studied + 0.1}
-    monkeypatch.setitem(EVIDENCE, "shares", [found])
+    other, found = EVIDENCE["shares"][:2]
+    found = found | {"share": studied, "to": studied + 0.1}
+    ranges = [other | {"share": studied - 0.08, "from": studied - 0.1}, found]
+    monkeypatch.setitem(EVIDENCE, "shares", ranges)
     folder = rollouts(tmp_path / "rollouts", [completions] * 20, first)
     gtpo = diagnose(folder, tokenizer=str(DEMO), limit=8)["gtpo"]
     assert gtpo["answer"] == answer and why in gtpo["why"]
