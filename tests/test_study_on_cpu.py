@@ -341,7 +341,7 @@ def test_a_method_bears_the_rates_at_which_it_is_as_accurate_as_at_its_best_and_
 
 def test_a_run_of_part_two_is_summed_up_by_its_endpoints(no_logs):
     strict = [1.0] * 30 + [0.2] * 25 + [1.0] * 45
-    columns = ("entropy", "length", "template", "change")
+    columns = ("entropy", "length", "template", "change", "conflict")
     steps = {name: [0.1] * 100 for name in columns} | {"strict": strict}
     steps |= {f"conflict_{side}": [0.4] * 20 + [0.0] * 80 for side in ("first", "last")}
     held_out = {"samples": 16, "right": [16, 0, 2, 0], "strict": [16, 8, 16, 8]}
@@ -356,7 +356,7 @@ def test_a_run_of_part_two_is_summed_up_by_its_endpoints(no_logs):
 
 def test_the_page_fills_up_as_runs_are_complete(no_logs):
     assert not any(rows for _, rows in part_two.evidence().values())
-    columns = ("entropy", "length", "template", "conflict_first", "conflict_last")
+    columns = ("entropy", "length", "template", "conflict", "conflict_first", "conflict_last")
     steps = {name: [0.25] * 60 for name in columns} | {"strict": [1.0] * 60, "change": [0.1] * 60}
     right = {"gtpo": 16, "positive_only": 24}  # of 32, at 1e-4 and 1e-5; less elsewhere
     while missing := [(c, seed) for runs in plan.blocks().values() for c, seed in runs if not c.log(seed).exists()]:
