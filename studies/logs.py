@@ -35,6 +35,8 @@ SETTLED = 100
 """The worst stretch begins after this step."""
 LAST = 100
 """Steps at the end over which final values are averaged."""
+LOST = 0.5
+"""A run with a smaller share of clean endings has lost them."""
 
 TITLES = {
     "grpo": "GRPO",
@@ -141,7 +143,7 @@ def runs_of(cells: Iterable[Cell]) -> list[Run]:
 
 def lost(run: Run) -> bool:
     """Whether the run lost its clean endings."""
-    return run.summary["worst"] < 0.5
+    return run.summary["worst"] < LOST
 
 
 def iqm(values: np.ndarray) -> float:

@@ -20,6 +20,7 @@ from gtpo_verl.paper.plots import read_run, save
 from studies import confirm, figures, part_two
 from studies.logs import (
     LAST,
+    LOST,
     METRICS,
     SETTLED,
     TASKS,
@@ -227,7 +228,7 @@ def _with_many_prompts() -> dict[str, object]:
         runs = part_two.results(planned(block))
         for place, here in {block: runs, **{f"{block} {task}": own for task, own in runs.groupby("task")}}.items():
             for method, own in here.groupby("method"):
-                found[f"{place}: {method} lost"] = f"{(own['clean'] < part_two.LOST).sum()} of {len(own)}"
+                found[f"{place}: {method} lost"] = f"{(own['clean'] < LOST).sum()} of {len(own)}"
     best = part_two.at_best()
     for method, own in best["2"].groupby("method"):
         found |= {f"2 best: {method} {name}": f"{own[name].mean():.2f}" for name in part_two.ENDPOINTS}

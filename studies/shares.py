@@ -16,8 +16,8 @@ import pandas as pd
 
 from gtpo_verl.records import atomic_write
 from studies.calibration import MODEL, stored_runs
-from studies.logs import interval, lost, runs_of
-from studies.part_two import EARLY, LOST, METRICS, at_best, compare, load, results
+from studies.logs import LOST, interval, lost, runs_of
+from studies.part_two import EARLY, METRICS, at_own_best_rate, compare, load, results
 from studies.plan import ROOT, TABLES, Cell, complete, planned
 
 EVIDENCE = ROOT / "gtpo_verl/diagnose/evidence.json"
@@ -27,7 +27,7 @@ EFFECTS = ("clean", "accuracy")
 def shares() -> list[dict[str, Any]]:
     """For each task of blocks 4 and 2 the share of conflict tokens in GRPO's first steps, its mean, lowest and highest
     run, and the mean difference of the pairs with its 95% interval; the smallest share first."""
-    by_share, best = results(planned("4")), at_best()["2"]
+    by_share, best = results(planned("4")), at_own_best_rate(results(planned("2")))
     others = best[~best["task"].isin(by_share["task"])]
     found = []
     for task, own in pd.concat([by_share, others]).groupby("task"):
