@@ -278,7 +278,7 @@ def test_a_short_or_failed_run_under_verl_leaves_no_log(tmp_path, monkeypatch, c
 
 REAL_RUNS = (
     *(f"1a {run}" for run in ("grpo 5e-6", "grpo 1e-5", "grpo 2e-5", "gtpo 5e-6")),
-    *(f"1b {method} seed {seed}" for method in ("grpo", "grpo_token_mean", "gtpo") for seed in (2, 3)),
+    *(f"1b {method} seed {seed}" for method in ("grpo", "grpo_token_mean", "gtpo") for seed in (2, 3, 4)),
 )
 REAL = [f"{run}: {of}" for run in REAL_RUNS for of in ("clean", "accuracy")]
 MANY_PROMPTS = [
