@@ -23,8 +23,8 @@ from gtpo_verl.diagnose.signs import NUMBERS, SIGNS, Sign, Trend, Watch, outcome
 from gtpo_verl.records import read_metrics
 from studies.plan import HERE, ROOT, complete, one_prompt, planned, read_log
 
-MODEL, REAL_MODEL = "a model of 0.4 M parameters", "SmolLM2-135M"
-MANY_PROMPTS = f"{MODEL}, eight prompts a step"
+MODEL, REAL_MODEL = "0.4 M parameters", "SmolLM2-135M"
+MANY_PROMPTS = f"{MODEL}, 8 prompts a step"
 PAGE, TABLE_OF_PAGE = ROOT / "docs/diagnose.md", re.compile(r"^\| sign \| limit (?:.+\n)+", re.MULTILINE)
 _SOUND = 0.95
 _LIMIT = 64  # tokens of a completion under verl

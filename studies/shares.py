@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from gtpo_verl.records import atomic_write
-from studies.calibration import stored_runs
+from studies.calibration import MANY_PROMPTS, stored_runs
 from studies.logs import LOST, interval, lost, runs_of
 from studies.part_two import EARLY, METRICS, at_own_best_rate, compare, load, results
 from studies.plan import ROOT, TABLES, Cell, complete, planned
@@ -36,8 +36,8 @@ def shares() -> list[dict[str, Any]]:
         effects = {name: [round(float(x), 3) for x in (np.mean(d), *interval(d))] for name, d in differences.items()}
         spread = {"share": share.mean(), "from": share.min(), "to": share.max()}
         row = {name: round(float(value), 3) for name, value in spread.items()}
-        source = {"pairs": len(differences["accuracy"]), "task": task, "model": "0.4 M parameters, 8 prompts a step"}
-        found.append({**row, "effects": effects, **source})
+        source = {"pairs": len(differences["accuracy"]), "task": task, "model": MANY_PROMPTS}
+        found.append(row | {"effects": effects} | source)
     return sorted(found, key=lambda row: row["share"])
 
 
