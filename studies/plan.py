@@ -192,7 +192,7 @@ def one_prompt() -> list[tuple[Cell, int]]:
 
 LEGS, LONG_LEGS = Start("leg_counting", 5, 1.0, 4, 60), Start("leg_counting", 7, 1.0, 4, 60, animals=2)
 MANY = tuple(Start(task, prompts=8, steps=100) for task in ("letter_counting", "spell_backward", "arithmetic"))
-WORDY = tuple(Start(f"letter_counting_after_{n}", prompts=8, steps=100) for n in (20, 70, 240))
+WORDY = tuple(Start(f"letter_counting_after_{n}", prompts=8, steps=100) for n in (20, 70, 240, 440))
 SUBTRACTION = Start("subtraction", prompts=8, steps=100)
 REAL_RATES = (5e-6, 1e-5, 2e-5)
 MANY_RATES = (2.5e-5, 5e-5, 1e-4, 2e-4, 4e-4)

@@ -55,7 +55,7 @@ def worded_counting() -> list[Question]:
     return [question._replace(reasonings=told(question)) for question in letter_counting()]
 
 
-FURTHER_CHARACTERS = {f"letter_counting_after_{n}": n for n in (20, 70, 240)}
+FURTHER_CHARACTERS = {f"letter_counting_after_{n}": n for n in (20, 70, 240, 440)}
 """Tasks whose reasoning begins with so many characters that say nothing and differ from completion to completion."""
 
 
