@@ -14,6 +14,8 @@ ENDPOINTS = ("accuracy", "clean", "pass8")
 EARLY = 20
 """Steps at the start in which shares of conflict tokens are taken, and at the end for entropy and length."""
 BORNE_ACCURACY = 0.05
+WRONG = 0.25
+"""Accuracy below which a run of the real model has lost its answers: half of what it reaches otherwise."""
 METRICS = {
     "accuracy": "accuracy",
     "clean": "clean endings",
@@ -111,6 +113,16 @@ def method_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     return ["", "rates", "runs", *titles, *(f"GTPO minus it: {title}" for title in titles)], rows
 
 
+def seed_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Header and a row per method, of runs of one task at one rate per method: each seed's accuracy and clean endings."""
+    seeds = runs["seed"].unique()
+    rows = []
+    for method, own in runs.groupby("method", sort=False):
+        of_seed = own.set_index("seed")[["accuracy", "clean"]]
+        rows.append([TITLES[method], *("{:.2f}, {:.2f}".format(*of_seed.loc[seed]) for seed in seeds)])
+    return ["accuracy, clean endings", *(f"seed {seed}" for seed in seeds)], rows
+
+
 def share_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     """Header and a row per task: conflict tokens in GRPO's first steps, and GTPO minus GRPO."""
     rows = []
@@ -159,14 +171,20 @@ def at_best() -> dict[str, pd.DataFrame]:
     }
 
 
+def real() -> pd.DataFrame:
+    """Runs of the real model at the chosen rates, of the seeds on which every method has one."""
+    return results(planned("1b")).groupby("seed").filter(lambda own: len(own) == len(REAL_METHODS))
+
+
 def evidence() -> dict[str, tuple[list[str], list[list[str]]]]:
     """The tables of the page, of the runs that are complete."""
-    rates, real, longer, many, shares = (results(planned(block)) for block in ("1a", "1b", "1c", "2", "4"))
-    real = real.groupby("seed").filter(lambda own: len(own) == len(REAL_METHODS))  # means over the same seeds
+    rates, longer, many, shares = (results(planned(block)) for block in ("1a", "1c", "2", "4"))
+    fresh = real()
     best = at_best()
     return {
         "real rates": block_table(rates, (*ENDPOINTS, "worst", "length", "first", "last")),
-        "real": method_table(real),
+        "real": method_table(fresh),
+        "real by seed": seed_table(fresh),
         "longer": method_table(longer),
         "many": method_table(best["2"]),
         "many, clean": method_table(at_own_best_rate(many, CLEAN)),
@@ -174,7 +192,7 @@ def evidence() -> dict[str, tuple[list[str], list[list[str]]]]:
         "rivals": method_table(best["3"]),
         "fresh": method_table(best["5"]),
         "by share": share_table(shares),
-        "better": better_than_gtpo({"1b": real, **best}),
+        "better": better_than_gtpo({"1b": fresh, **best}),
     }
 
 

@@ -215,6 +215,11 @@ def facts() -> dict[str, object]:
         found |= {f"1b {run['method']} seed {run['seed']}: {name}": f"{run[name]:.2f}" for name in part_two.ENDPOINTS}
     for run in part_two.results(rates).to_dict("records"):
         found |= {f"1a {run['method']} {rate(run['lr'])}: {name}": f"{run[name]:.2f}" for name in part_two.ENDPOINTS}
+    for method, own in part_two.results([*rates, *planned("1b")]).groupby("method"):
+        found[f"1 {method} lost"] = f"{(own['clean'] < LOST).sum()} of {len(own)}"
+        found[f"1 {method} wrong"] = f"{(own['accuracy'] < part_two.WRONG).sum()} of {len(own)}"
+    for name in part_two.ENDPOINTS:
+        found[f"1b: gtpo - grpo {name}"] = part_two.compare(part_two.real(), "gtpo", "grpo", name)
     found |= _with_many_prompts()
     for name, (header, rows) in part_two.evidence().items():
         found[f"table {name}"] = markdown(header, rows) if rows else "None of these runs is complete."
