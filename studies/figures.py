@@ -48,9 +48,11 @@ def answer() -> Any:
             left.scatter(runs["clean"], runs["accuracy"], 60, runs["method"].map(_COLOUR), marker=marker, clip_on=False)
             left.scatter([], [], 30, GREY, marker=marker, label=label)
         left.legend(loc="center", frameon=False)
-        for (clean, _), runs in rates.groupby([rates["clean"].round(2), rates["accuracy"].round(2)]):
+        for (clean, accuracy), runs in rates.groupby([rates["clean"].round(2), rates["accuracy"].round(2)]):
+            hidden = ((fresh["clean"].round(2) == clean) & (fresh["accuracy"].round(2) == accuracy)).sum()
             place, side = ((-10, 0), "right") if clean > 0.5 else ((10, 0), "left")
             text, at = ", ".join(map(rate, runs["lr"])), (clean, runs["accuracy"].mean())
+            text += f" and {hidden} fresh seeds" if hidden else ""
             left.annotate(text, at, place, textcoords="offset points", ha=side, va="center")
         left.set(xlim=(-0.03, 1.03), ylim=(-0.03, 0.63), xlabel="completions that end cleanly", ylabel="right answers")
         left.set_title("SmolLM2-135M after 60 steps: runs, with their learning rates")

@@ -114,7 +114,7 @@ def method_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
 
 
 def seed_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """Header and a row per method, of runs of one task at one rate per method: each seed's accuracy and clean endings."""
+    """Header and a row per method, of runs of one task: each seed's accuracy and clean endings."""
     seeds = runs["seed"].unique()
     rows = []
     for method, own in runs.groupby("method", sort=False):

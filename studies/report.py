@@ -218,8 +218,8 @@ def facts() -> dict[str, object]:
     for method, own in part_two.results([*rates, *planned("1b")]).groupby("method"):
         found[f"1 {method} lost"] = f"{(own['clean'] < LOST).sum()} of {len(own)}"
         found[f"1 {method} wrong"] = f"{(own['accuracy'] < part_two.WRONG).sum()} of {len(own)}"
-    for name in part_two.ENDPOINTS:
-        found[f"1b: gtpo - grpo {name}"] = part_two.compare(part_two.real(), "gtpo", "grpo", name)
+    for other, name in product(("grpo", "grpo_token_mean"), part_two.ENDPOINTS):
+        found[f"1b: gtpo - {other} {name}"] = part_two.compare(part_two.real(), "gtpo", other, name)
     found |= _with_many_prompts()
     for name, (header, rows) in part_two.evidence().items():
         found[f"table {name}"] = markdown(header, rows) if rows else "None of these runs is complete."

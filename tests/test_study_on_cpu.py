@@ -278,9 +278,12 @@ def test_a_short_or_failed_run_under_verl_leaves_no_log(tmp_path, monkeypatch, c
 
 REAL_RUNS = (
     *(f"1a {run}" for run in ("grpo 5e-6", "grpo 1e-5", "grpo 2e-5", "gtpo 5e-6")),
-    *(f"1b {method} seed {seed}" for method in ("grpo", "grpo_token_mean", "gtpo") for seed in (2, 3, 4)),
+    *(f"1b {method} seed {seed}" for method in ("grpo", "grpo_token_mean", "gtpo") for seed in range(2, 7)),
 )
-REAL = [f"{run}: {of}" for run in REAL_RUNS for of in ("clean", "accuracy")]
+REAL = [
+    *(f"{run}: {of}" for run in REAL_RUNS for of in ("clean", "accuracy")),
+    *(f"1b: gtpo - {method} accuracy" for method in ("grpo", "grpo_token_mean")),
+]
 MANY_PROMPTS = [
     *(f"2: {method} lost" for method in ("grpo", "grpo_token_mean", "gtpo")),
     *(f"2 best: gtpo - {method} accuracy" for method in ("grpo", "grpo_token_mean")),
@@ -298,7 +301,10 @@ RESULT = ["main: gtpo lost", "main: grpo lost", "main: grpo_token_mean lost", "m
         ),
         (
             "patches/README.md",
-            [*MANY_PROMPTS, *RESULT, "main: gtpo - grpo_token_mean accuracy", "main: gtpo - grpo pass8"],
+            [
+                *(*MANY_PROMPTS, *RESULT, "1b: gtpo - grpo accuracy"),
+                *("main: gtpo - grpo_token_mean accuracy", "main: gtpo - grpo pass8"),
+            ],
         ),
     ],
 )
