@@ -378,7 +378,9 @@ def test_the_page_fills_up_as_runs_are_complete(no_logs):
     methods = {row[0]: row[1:] for row in tables["many"]}
     assert methods["GRPO"][:4] == ["1e-4", "15", "0.25", "1.00"]
     assert methods["GRPO"][5:7] == ["+0.25 [+0.25, +0.25]", "+0.00 [+0.00, +0.00]"]
-    assert len(tables["real"]) == 6 and len(tables["rivals"]) == 4 + len(plan.RIVALS) and len(tables["by share"]) == 4
+    assert len(tables["real"]) == 6 and len(tables["rivals"]) == 4 + len(plan.RIVALS)
+    assert ["GTPO", *["0.50, 1.00"] * 5] in tables["real by seed"]
+    assert len(tables["by share"]) == 1 + len(plan.WORDY)
     assert {row[0]: row[2] for row in tables["fresh"]} == {logs.TITLES[m]: "15" for m in plan.CONFIRMED}
     assert tables["borne"][0] == ["counting letters", "GRPO", "2.5e-5, 5e-5, 1e-4"]
     assert {row[0] for row in tables["better"]} == {"1b", "2", "3", "5"}
