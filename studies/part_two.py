@@ -8,7 +8,7 @@ import pandas as pd
 
 from gtpo_verl.paper.evaluation import pass_at_k
 from studies.logs import TASKS, TITLES, Comparison, rate, signed, stretches
-from studies.plan import CLEAN, REAL_METHODS, Cell, blocks, complete, planned, read_log
+from studies.plan import CLEAN, Cell, blocks, complete, planned, read_log
 
 ENDPOINTS = ("accuracy", "clean", "pass8")
 EARLY = 20
@@ -171,21 +171,23 @@ def at_best() -> dict[str, pd.DataFrame]:
     }
 
 
-def real() -> pd.DataFrame:
-    """Runs of the real model at the chosen rates, of the seeds on which every method has one."""
-    return results(planned("1b")).groupby("seed").filter(lambda own: len(own) == len(REAL_METHODS))
+def of_real_model(block: str) -> pd.DataFrame:
+    """Runs of the block, of the seeds on which every method has one."""
+    runs = results(planned(block))
+    return runs.groupby("seed").filter(lambda own: len(own) == runs["method"].nunique())
 
 
 def evidence() -> dict[str, tuple[list[str], list[list[str]]]]:
     """The tables of the page, of the runs that are complete."""
-    rates, longer, many, shares = (results(planned(block)) for block in ("1a", "1c", "2", "4"))
-    fresh = real()
+    rates, many, shares = (results(planned(block)) for block in ("1a", "2", "4"))
+    fresh, longer = map(of_real_model, ("1b", "1c"))
     best = at_best()
     return {
         "real rates": block_table(rates, (*ENDPOINTS, "worst", "length", "first", "last")),
         "real": method_table(fresh),
         "real by seed": seed_table(fresh),
         "longer": method_table(longer),
+        "longer by seed": seed_table(longer),
         "many": method_table(best["2"]),
         "many, clean": method_table(at_own_best_rate(many, CLEAN)),
         "borne": rate_table(many),

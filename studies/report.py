@@ -218,8 +218,13 @@ def facts() -> dict[str, object]:
     for method, own in part_two.results([*rates, *planned("1b")]).groupby("method"):
         found[f"1 {method} lost"] = f"{(own['clean'] < LOST).sum()} of {len(own)}"
         found[f"1 {method} wrong"] = f"{(own['accuracy'] < part_two.WRONG).sum()} of {len(own)}"
-    for other, name in product(("grpo", "grpo_token_mean"), part_two.ENDPOINTS):
-        found[f"1b: gtpo - {other} {name}"] = part_two.compare(part_two.real(), "gtpo", other, name)
+    fresh, longer = map(part_two.of_real_model, ("1b", "1c"))
+    for name in part_two.ENDPOINTS:
+        found[f"1b: gtpo - grpo {name}"] = part_two.compare(fresh, "gtpo", "grpo", name)
+        found[f"1b: gtpo - grpo_token_mean {name}"] = part_two.compare(fresh, "gtpo", "grpo_token_mean", name)
+        found[f"1c: gtpo - grpo {name}"] = part_two.compare(longer, "gtpo", "grpo", name)
+    found["1c: highest accuracy"] = f"{longer['accuracy'].max():.2f}"
+    found["1c: grpo conflict"] = f"{longer[longer['method'] == 'grpo']['conflict'].mean():.0%}"
     found |= _with_many_prompts()
     for name, (header, rows) in part_two.evidence().items():
         found[f"table {name}"] = markdown(header, rows) if rows else "None of these runs is complete."
