@@ -194,7 +194,7 @@ def evidence() -> dict[str, tuple[list[str], list[list[str]]]]:
         "rivals": method_table(best["3"]),
         "fresh": method_table(best["5"]),
         "by share": share_table(shares),
-        "better": better_than_gtpo({"1b": fresh, **best}),
+        "better": better_than_gtpo({"1b": fresh, "1c": longer, **best}),
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from studies.questions import max_response_length
+from studies.questions import FURTHER_CHARACTERS, max_response_length
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -192,7 +192,7 @@ def one_prompt() -> list[tuple[Cell, int]]:
 
 LEGS, LONG_LEGS = Start("leg_counting", 5, 1.0, 4, 60), Start("leg_counting", 7, 1.0, 4, 60, animals=2)
 MANY = tuple(Start(task, prompts=8, steps=100) for task in ("letter_counting", "spell_backward", "arithmetic"))
-WORDY = tuple(Start(f"letter_counting_after_{n}", prompts=8, steps=100) for n in (20, 70, 240, 440))
+WORDY = tuple(Start(task, prompts=8, steps=100) for task in FURTHER_CHARACTERS)
 SUBTRACTION = Start("subtraction", prompts=8, steps=100)
 REAL_RATES = (5e-6, 1e-5, 2e-5)
 MANY_RATES = (2.5e-5, 5e-5, 1e-4, 2e-4, 4e-4)

@@ -218,21 +218,17 @@ def facts() -> dict[str, object]:
     for method, own in part_two.results([*rates, *planned("1b")]).groupby("method"):
         found[f"1 {method} lost"] = f"{(own['clean'] < LOST).sum()} of {len(own)}"
         found[f"1 {method} wrong"] = f"{(own['accuracy'] < part_two.WRONG).sum()} of {len(own)}"
-    fresh, longer = map(part_two.of_real_model, ("1b", "1c"))
-    for name in part_two.ENDPOINTS:
-        found[f"1b: gtpo - grpo {name}"] = part_two.compare(fresh, "gtpo", "grpo", name)
-        found[f"1b: gtpo - grpo_token_mean {name}"] = part_two.compare(fresh, "gtpo", "grpo_token_mean", name)
-        found[f"1c: gtpo - grpo {name}"] = part_two.compare(longer, "gtpo", "grpo", name)
+    longer = part_two.of_real_model("1c")
     found["1c: highest accuracy"] = f"{longer['accuracy'].max():.2f}"
     found["1c: grpo conflict"] = f"{longer[longer['method'] == 'grpo']['conflict'].mean():.0%}"
-    found |= _with_many_prompts()
+    found |= _of_part_two()
     for name, (header, rows) in part_two.evidence().items():
         found[f"table {name}"] = markdown(header, rows) if rows else "None of these runs is complete."
     return found | _confirmed()
 
 
-def _with_many_prompts() -> dict[str, object]:
-    """Numbers of blocks 2 and 4 over all their runs, and of blocks 2, 3 and 5 at each method's own best rate."""
+def _of_part_two() -> dict[str, object]:
+    """Numbers of blocks 2 and 4 over all their runs, and of 1b, 1c, 2, 3 and 5 at each method's own best rate."""
     found: dict[str, object] = {}
     for block in "24":
         runs = part_two.results(planned(block))
@@ -243,6 +239,7 @@ def _with_many_prompts() -> dict[str, object]:
     for method, own in best["2"].groupby("method"):
         found |= {f"2 best: {method} {name}": f"{own[name].mean():.2f}" for name in part_two.ENDPOINTS}
     places = {f"{block} best": runs for block, runs in best.items()}
+    places |= {block: part_two.of_real_model(block) for block in ("1b", "1c")}
     places |= {f"{place} {task}": own for place, runs in places.items() for task, own in runs.groupby("task")}
     for place, here in places.items():
         methods = here["method"].unique()
