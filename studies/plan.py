@@ -207,6 +207,7 @@ REAL_METHODS = {  # and whose best rate each takes
 MANY_METHODS = ("grpo", "grpo_token_mean", "gtpo", "positive_only")
 RIVALS = ("masks", "confident_skip", "dr_grpo", "gtpo_no_std", "grpo_kl", "grpo_4_updates", "gtpo_4_updates")
 CONFIRMED = ("grpo", "positive_only", "gtpo", "masks", "gtpo_4_updates")
+PARTS, SHRUNK = ("skip", "double", "masks", "grpo"), (3, 6)
 CLEAN = 0.9
 """Least share of clean endings at a rate that one would keep."""
 
@@ -288,6 +289,9 @@ def blocks() -> dict[str, list[tuple[Cell, int]]]:
         "3. rivals": [(cell, seed) for seed in range(1, 4) for cell in cells(MANY[:2], RIVALS, MANY_RATES[2:])],
         "4. share of conflict tokens": [(cell, seed) for seed in all_seeds for cell in shares],
         "5. fresh seeds and another task": [(cell, seed) for seed in range(6, 11) for cell in fresh],
+        "6. GTPO's parts on the real model": [
+            (Cell(LEGS, method, known["gtpo"]), seed) for seed in SHRUNK for method in PARTS if known
+        ],
     }
 
 
