@@ -187,4 +187,5 @@ def test_several_updates_per_rollout_keep_the_first_probabilities_and_clip(shape
     batch = fast.Batch([own], own.responses, own.response_mask, first[4:, : log_prob.shape[1]], entropy, index)
     advantages, _, _ = learner.advantages(batch, torch.tensor(scores[4:]))
     learner.update(batch, log_prob, advantages, slice(0, 4))
-    torch.testing.assert_close(learner.weights["lm_head.weight"].detach(), after[1])
+    # Adam divides by the gradient's size: where that is near zero, another order of sums moves a weight by 1e-4.
+    torch.testing.assert_close(learner.weights["lm_head.weight"].detach(), after[1], atol=1e-3, rtol=0)
