@@ -37,39 +37,32 @@ _MAIN = ("grpo", "grpo_token_mean", "gtpo")
 
 
 def answer() -> Any:
-    """In two panels, on held-out questions: each run of the real model, and the tiny model by rate."""
+    """In two panels how many completions end cleanly and are right: the real model by seed, the tiny one by rate."""
+    shown = {  # of one run, the smaller point lies on the larger one where both are equal
+        "clean": ("end cleanly", {"ls": "-", "marker": "o", "ms": 8}),
+        "accuracy": ("are right", {"ls": ":", "marker": "o", "ms": 5, "mfc": "white"}),
+    }
     with plt.rc_context(STYLE):
         figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-        rates, fresh = (results(planned(block)).query("method in ('grpo', 'gtpo')") for block in ("1a", "1b"))
-        for runs, marker, label in (
-            (fresh, "D", "fresh seeds, at the chosen rate"),
-            (rates, "o", "seed 1, at several rates"),
-        ):
-            left.scatter(runs["clean"], runs["accuracy"], 60, runs["method"].map(_COLOUR), marker=marker, clip_on=False)
-            left.scatter([], [], 30, GREY, marker=marker, label=label)
-        left.legend(loc="center", frameon=False)
-        for (clean, accuracy), runs in rates.groupby([rates["clean"].round(2), rates["accuracy"].round(2)]):
-            hidden = ((fresh["clean"].round(2) == clean) & (fresh["accuracy"].round(2) == accuracy)).sum()
-            place, side = ((-10, 0), "right") if clean > 0.5 else ((10, 0), "left")
-            text, at = ", ".join(map(rate, runs["lr"])), (clean, runs["accuracy"].mean())
-            text += f" and {hidden} fresh seeds" if hidden else ""
-            left.annotate(text, at, place, textcoords="offset points", ha=side, va="center")
-        left.set(xlim=(-0.03, 1.03), ylim=(-0.03, 0.63), xlabel="completions that end cleanly", ylabel="right answers")
-        left.set_title("SmolLM2-135M after 60 steps: runs, with their learning rates")
-        many = results(planned("2"))
-        many = many[many["lr"].isin(MANY_RATES)]  # all three tasks have these
-        for method in _MAIN:
-            means = many[many["method"] == method].groupby("lr")[["clean", "accuracy"]].mean()
-            right.plot(means["clean"], "o-", color=_COLOUR[method])
-            right.plot(means["accuracy"], "o:", color=_COLOUR[method])
-        for style, label in ("o-", "end cleanly"), ("o:", "are right"):
-            right.plot([], [], style, color=GREY, label=label)
-        right.legend(loc="lower left", frameon=False)
-        right.set(xscale="log", ylim=(0.48, 1.02), xlabel="learning rate", ylabel="completions")
+        real, many = (results(planned(block)) for block in ("1b", "2"))
+        seeds = real["seed"].unique()
+        for offset, method in (-0.13, "grpo"), (0.13, "gtpo"):
+            by_seed = real[real["method"] == method].set_index("seed").reindex(seeds)
+            all_tasks = many[(many["method"] == method) & many["lr"].isin(MANY_RATES)]  # which every task has
+            by_rate = all_tasks.groupby("lr")[list(shown)].mean()
+            for metric, (_, style) in shown.items():
+                at = {**style, "color": _COLOUR[method]}
+                left.plot(np.arange(len(seeds)) + offset, by_seed[metric], clip_on=False, **{**at, "ls": ""})
+                right.plot(by_rate[metric], **at)
+        left.set_xticks(range(len(seeds)), [f"seed {seed}" for seed in seeds])
+        left.set(ylim=(-0.03, 1.03), ylabel="completions to held-out questions")
+        left.set_title("SmolLM2-135M, each method at its chosen rate")
+        right.set(xscale="log", ylim=(0.48, 1.02), xlabel="learning rate")
         right.set_xticks(MANY_RATES, map(rate, MANY_RATES))
         right.minorticks_off()
         right.set_title("0.4 M parameters, eight prompts a step: mean of three tasks")
-        _legend(figure, _MAIN)
+        styles = [plt.Line2D([], [], color=GREY, label=label, **style) for label, style in shown.values()]
+        figure.legend(handles=_handles(("grpo", "gtpo")) + styles, loc="outside upper center", ncols=4, frameon=False)
         return figure
 
 

@@ -235,6 +235,8 @@ def _of_part_two() -> dict[str, object]:
         for place, here in {block: runs, **{f"{block} {task}": own for task, own in runs.groupby("task")}}.items():
             for method, own in here.groupby("method"):
                 found[f"{place}: {method} lost"] = f"{(own['clean'] < LOST).sum()} of {len(own)}"
+                found[f"{place}: {method} entropy"] = f"{own['entropy'].mean():.2f}"
+                found[f"{place}: {method} conflict"] = f"{own['conflict'].mean():.0%}"
     best = part_two.at_best()
     for method, own in best["2"].groupby("method"):
         found |= {f"2 best: {method} {name}": f"{own[name].mean():.2f}" for name in part_two.ENDPOINTS}
