@@ -180,12 +180,13 @@ def of_real_model(block: str) -> pd.DataFrame:
 def evidence() -> dict[str, tuple[list[str], list[list[str]]]]:
     """The tables of the page, of the runs that are complete."""
     rates, many, shares = (results(planned(block)) for block in ("1a", "2", "4"))
-    fresh, longer = map(of_real_model, ("1b", "1c"))
+    fresh, longer, parts = map(of_real_model, ("1b", "1c", "6"))
     best = at_best()
     return {
         "real rates": block_table(rates, (*ENDPOINTS, "worst", "length", "first", "last")),
         "real": method_table(fresh),
         "real by seed": seed_table(fresh),
+        "real parts": seed_table(parts),
         "longer": method_table(longer),
         "longer by seed": seed_table(longer),
         "many": method_table(best["2"]),

@@ -207,7 +207,7 @@ REAL_METHODS = {  # and whose best rate each takes
 MANY_METHODS = ("grpo", "grpo_token_mean", "gtpo", "positive_only")
 RIVALS = ("masks", "confident_skip", "dr_grpo", "gtpo_no_std", "grpo_kl", "grpo_4_updates", "gtpo_4_updates")
 CONFIRMED = ("grpo", "positive_only", "gtpo", "masks", "gtpo_4_updates")
-PARTS, SHRUNK = ("skip", "double", "masks", "grpo"), (3, 6)
+PARTS, SHRUNK = ("gtpo", "skip", "double", "masks", "grpo"), (3, 6)
 CLEAN = 0.9
 """Least share of clean endings at a rate that one would keep."""
 

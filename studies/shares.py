@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 
 from gtpo_verl.records import atomic_write
-from studies.calibration import MANY_PROMPTS, stored_runs
+from studies.calibration import MANY_PROMPTS, REAL_MODEL, stored_runs
 from studies.logs import LOST, interval, lost, runs_of
-from studies.part_two import EARLY, METRICS, at_own_best_rate, compare, load, results
+from studies.part_two import EARLY, METRICS, at_own_best_rate, compare, load, of_real_model, results
 from studies.plan import ROOT, TABLES, Cell, complete, planned
 
 EVIDENCE = ROOT / "gtpo_verl/diagnose/evidence.json"
@@ -25,19 +25,22 @@ EFFECTS = ("clean", "accuracy")
 
 
 def shares() -> list[dict[str, Any]]:
-    """For each task of blocks 4 and 2 the share of conflict tokens in GRPO's first steps, its mean, lowest and highest
-    run, and the mean difference of the pairs with its 95% interval; the smallest share first."""
+    """For each task of blocks 4, 2, 1b and 1c the share of conflict tokens in GRPO's first steps, its mean, lowest and
+    highest run, and the mean difference of the pairs with its 95% interval; the smallest share first."""
     by_share, best = results(planned("4")), at_own_best_rate(results(planned("2")))
-    others = best[~best["task"].isin(by_share["task"])]
+    tiny = pd.concat([by_share, best[~best["task"].isin(by_share["task"])]])
     found = []
-    for task, own in pd.concat([by_share, others]).groupby("task"):
-        differences = {METRICS[name]: compare(own, "gtpo", "grpo", name).differences for name in EFFECTS}
-        share = own[own["method"] == "grpo"]["conflict"]
-        effects = {name: [round(float(x), 3) for x in (np.mean(d), *interval(d))] for name, d in differences.items()}
-        spread = {"share": share.mean(), "from": share.min(), "to": share.max()}
-        row = {name: round(float(value), 3) for name, value in spread.items()}
-        source = {"pairs": len(differences["accuracy"]), "task": task, "model": MANY_PROMPTS}
-        found.append(row | {"effects": effects} | source)
+    for model, runs in {MANY_PROMPTS: tiny, REAL_MODEL: pd.concat(map(of_real_model, ("1b", "1c")))}.items():
+        for task, own in runs.groupby("task"):
+            differences = {METRICS[name]: compare(own, "gtpo", "grpo", name).differences for name in EFFECTS}
+            share = own[own["method"] == "grpo"]["conflict"]
+            effects = {
+                name: [round(float(x), 3) for x in (np.mean(d), *interval(d))] for name, d in differences.items()
+            }
+            spread = {"share": share.mean(), "from": share.min(), "to": share.max()}
+            row = {name: round(float(value), 3) for name, value in spread.items()}
+            source = {"pairs": len(differences["accuracy"]), "task": task, "model": model}
+            found.append(row | {"effects": effects} | source)
     return sorted(found, key=lambda row: row["share"])
 
 

@@ -259,7 +259,7 @@ def _describe(sign: Sign, watch: Watch, completions: list[dict[str, Any]]) -> di
 
 
 def would_gtpo_change_it(seen: "Rollouts | None", applied: bool, watch: Watch, signs: list[Sign]) -> dict[str, Any]:
-    """What the study found where as many tokens were in conflict, with the shares of these rollouts."""
+    """The shares of these rollouts, and what the study found with each model where about as many were in conflict."""
     if seen is None:
         if applied:
             return {"answer": "no", "why": "it is GTPO's own run"}
@@ -281,11 +281,16 @@ def would_gtpo_change_it(seen: "Rollouts | None", applied: bool, watch: Watch, s
         return {"answer": "no", "why": why + (f"; try {watch.remedy(signs[0].remedy)}" if signs else "")} | shares
     if why := next((why for why, holds in no_evidence.items() if holds), ""):
         return {"answer": "no evidence", "why": why} | shares
-    found = min(studied, key=lambda x: abs(math.log(x["share"] / shares["either"])))
-    changes = (f"{name} by {_signed(x[0])} [{_signed(x[1])}, {_signed(x[2])}]" for name, x in found["effects"].items())
-    where = f"where {found['share']:.0%} of tokens were in conflict"
-    scale = f"{found['pairs']} pairs of runs, {found['task']}, {found['model']}"
-    return {"answer": "perhaps", "why": f"{where}, GTPO changed {' and '.join(changes)} ({scale})"} | shares
+    farthest_first = sorted(studied, key=lambda x: -abs(math.log(x["share"] / shares["either"])))
+    nearest = {row["model"]: row for row in farthest_first}
+    quoted = "; at ".join(map(_effects, nearest.values()))
+    return {"answer": "perhaps", "why": f"GTPO − GRPO, conflict at {quoted}"} | shares
+
+
+def _effects(row: dict[str, Any]) -> str:
+    changes = (f"{name} {_signed(x[0])} [{_signed(x[1])}, {_signed(x[2])}]" for name, x in row["effects"].items())
+    where = f"{row['pairs']} pairs, {row['task']}, {row['model']}"
+    return f"{row['share']:.0%}: {', '.join(changes)} ({where})"
 
 
 def _signed(value: float) -> str:

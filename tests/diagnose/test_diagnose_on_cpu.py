@@ -123,7 +123,8 @@ def test_the_demos_rollouts_show_repetition_and_three_completions(capsys):
     assert said.count("   step 400: '<reasoning>") == 6
     assert "forward mask 42%, backward mask 37%, either 73%; groups with a conflict: 100%." in " ".join(said.split())
     assert max(map(len, said.splitlines())) <= 80 and len(said.splitlines()) <= 40
-    assert "Would GTPO change it? Perhaps: where 68% of tokens were in conflict" in " ".join(said.split())
+    quoted = said[said.index("Would GTPO change it? Perhaps") :]
+    assert quoted.count("pairs,") == 2 and "conflict at 68%: clean" in quoted and "SmolLM2-135M)" in quoted
 
 
 def rollouts(folder, groups, first=1):
@@ -158,7 +159,7 @@ HALF_SHARED = [("1234", 1.0, 1), ("1256", 0.0, 0)]
         ([("12", 1.0, 1), ("12345678", 0.0, 0), ("1", 1.0, 1)], 1, 0.5, "no", "already sees whether"),
         (HALF_SHARED, 1, 0.7, "no evidence", "the study had 6"),
         (HALF_SHARED, 100, 0.5, "no evidence", "in steps 1 to 20"),
-        (HALF_SHARED, 1, 0.5, "perhaps", "where 50% of tokens were in conflict"),
+        (HALF_SHARED, 1, 0.5, "perhaps", "conflict at 50%: "),
     ],
 )
 def test_whether_gtpo_would_change_it(tmp_path, monkeypatch, completions, first, studied, answer, why):
