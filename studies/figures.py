@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from gtpo_verl.config import LN2
 from gtpo_verl.paper.plots import COLOURS, GREY, STYLE
 from studies.logs import STRETCH, TASKS, TITLES, K, Run, rate, runs_of, stretches
-from studies.part_two import results
+from studies.part_two import at_own_best_rate, compare, results
 from studies.plan import (
     ADDITION,
     COUNTING,
@@ -37,30 +37,34 @@ _MAIN = ("grpo", "grpo_token_mean", "gtpo")
 
 
 def answer() -> Any:
-    """In two panels how many completions end cleanly and are right: the real model by seed, the tiny one by rate."""
-    shown = {  # of one run, the smaller point lies on the larger one where both are equal
-        "clean": ("end cleanly", {"ls": "-", "marker": "o", "ms": 8}),
-        "accuracy": ("are right", {"ls": ":", "marker": "o", "ms": 5, "mfc": "white"}),
+    """In two panels how many completions are right and end cleanly: the real model by seed, the tiny one by rate."""
+    shown = {  # of one run; the smaller point lies on the larger one where both are equal
+        "accuracy": ("right", {"ls": "-", "marker": "o", "ms": 8}),
+        "clean": ("ends cleanly", {"ls": ":", "marker": "o", "ms": 5, "mfc": "white"}),
     }
     with plt.rc_context(STYLE):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+        figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained", sharey=True)
         real, many = (results(planned(block)) for block in ("1b", "2"))
-        seeds = real["seed"].unique()
+        by_seed = real.pivot(index="seed", columns="method", values=list(shown))
+        all_tasks = many[many["lr"].isin(MANY_RATES)]  # which every task has
+        by_rate = all_tasks.pivot_table(index="lr", columns="method", values=list(shown))
+        places = np.arange(len(by_seed))
         for offset, method in (-0.13, "grpo"), (0.13, "gtpo"):
-            by_seed = real[real["method"] == method].set_index("seed").reindex(seeds)
-            all_tasks = many[(many["method"] == method) & many["lr"].isin(MANY_RATES)]  # which every task has
-            by_rate = all_tasks.groupby("lr")[list(shown)].mean()
             for metric, (_, style) in shown.items():
                 at = {**style, "color": _COLOUR[method]}
-                left.plot(np.arange(len(seeds)) + offset, by_seed[metric], clip_on=False, **{**at, "ls": ""})
-                right.plot(by_rate[metric], **at)
-        left.set_xticks(range(len(seeds)), [f"seed {seed}" for seed in seeds])
-        left.set(ylim=(-0.03, 1.03), ylabel="completions to held-out questions")
-        left.set_title("SmolLM2-135M, each method at its chosen rate")
-        right.set(xscale="log", ylim=(0.48, 1.02), xlabel="learning rate")
+                left.plot(places + offset, by_seed[metric, method], clip_on=False, **{**at, "ls": ""})
+                right.plot(by_rate[metric, method], clip_on=False, **at)
+        pairs = by_seed["accuracy"][["grpo", "gtpo"]].T
+        left.plot([places - 0.13, places + 0.13], pairs, color=GREY, lw=1, zorder=1)
+        left.set_xticks(places, [f"seed {seed}" for seed in by_seed.index])
+        left.set(ylim=(-0.03, 1.03), ylabel="share of held-out completions")
+        difference = compare(real, "gtpo", "grpo", "accuracy")
+        left.set_title(f"SmolLM2-135M, each method at its chosen rate\nright, GTPO − GRPO: {difference}")
+        right.set(xscale="log", xlabel="learning rate")
         right.set_xticks(MANY_RATES, map(rate, MANY_RATES))
         right.minorticks_off()
-        right.set_title("0.4 M parameters, eight prompts a step: mean of three tasks")
+        difference = compare(at_own_best_rate(many), "gtpo", "grpo", "accuracy")
+        right.set_title(f"0.4 M parameters, eight prompts a step\nright, GTPO − GRPO at best rates: {difference}")
         styles = [plt.Line2D([], [], color=GREY, label=label, **style) for label, style in shown.values()]
         figure.legend(handles=_handles(("grpo", "gtpo")) + styles, loc="outside upper center", ncols=4, frameon=False)
         return figure

@@ -218,9 +218,10 @@ def facts() -> dict[str, object]:
     for method, own in part_two.results([*rates, *planned("1b")]).groupby("method"):
         found[f"1 {method} lost"] = f"{(own['clean'] < LOST).sum()} of {len(own)}"
         found[f"1 {method} wrong"] = f"{(own['accuracy'] < part_two.WRONG).sum()} of {len(own)}"
-    longer = part_two.of_real_model("1c")
-    found["1c: highest accuracy"] = f"{longer['accuracy'].max():.2f}"
-    found["1c: grpo conflict"] = f"{longer[longer['method'] == 'grpo']['conflict'].mean():.0%}"
+    for block in ("1b", "1c"):
+        own = part_two.of_real_model(block)
+        found[f"{block}: highest accuracy"] = f"{own['accuracy'].max():.2f}"
+        found[f"{block}: grpo conflict"] = f"{own[own['method'] == 'grpo']['conflict'].mean():.0%}"
     found |= _of_part_two()
     for name, (header, rows) in part_two.evidence().items():
         found[f"table {name}"] = markdown(header, rows) if rows else "None of these runs is complete."
