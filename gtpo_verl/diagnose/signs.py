@@ -31,6 +31,8 @@ NUMBERS = {
     "mismatch": ("rollout/trainer mismatch", False),
 }
 """What is read, in the order in which faults are looked for: what it is called, and whether more is better."""
+MARGIN = 0.1
+"""What an outcome must have lost, as a share of completions, to be called lost."""
 
 
 class Trend:
@@ -213,14 +215,14 @@ class Watch:
         return sign.measure(*trends) if all(trend.known for trend in trends) else 0.0
 
     def lost(self, known: Collection[str]) -> list[str]:
-        """Which of the `known` outcomes are lost: below half of their best or below their start, by 0.1 or more.
+        """Which of the `known` outcomes are lost: below half of their best or below their start, by `MARGIN` or more.
 
         The reward is one only where accuracy is not known, and its margin is a tenth of its best.
         """
         found = []
         for name in outcomes(known):
             trend = self.trends[name]
-            margin = 0.1 * (trend.best - trend.floor if name == "reward" else 1)
+            margin = MARGIN * (trend.best - trend.floor if name == "reward" else 1)
             half = (trend.best + trend.floor) / 2
             if trend.known and trend.now < max(trend.first - margin, min(half, trend.best - margin)):
                 found.append(name)

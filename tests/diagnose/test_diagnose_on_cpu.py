@@ -93,6 +93,12 @@ def test_what_is_not_logged_is_never_taken_for_healthy(tmp_path, capsys):
     assert command(capsys, log, "--limit", 200)[0] == 0  # the longest never reached it
 
 
+@pytest.mark.parametrize(("accuracy", "verdict"), [(0.03, "cannot tell"), (0.2, "healthy")])
+def test_a_run_that_was_never_right_is_not_healthy(tmp_path, accuracy, verdict):
+    log = [{"completion/eos_rate": 1.0, "reward/acc/mean": accuracy} for _ in range(40)]
+    assert diagnose(write(tmp_path / "run.jsonl", log), completions=64)["verdict"] == verdict
+
+
 def test_completions_that_verl_cuts_off_are_seen_with_the_limit(tmp_path):
     log = write(tmp_path / "run.jsonl", steps(response_length__max=128, response_length__clip_ratio=0.75))
     report = diagnose(log, limit=128)
