@@ -239,15 +239,16 @@ def _of_part_two() -> dict[str, object]:
                 found[f"{place}: {method} entropy"] = f"{own['entropy'].mean():.2f}"
                 found[f"{place}: {method} conflict"] = f"{own['conflict'].mean():.0%}"
     best = part_two.at_best()
-    for method, own in best["2"].groupby("method"):
-        found |= {f"2 best: {method} {name}": f"{own[name].mean():.2f}" for name in part_two.ENDPOINTS}
     places = {f"{block} best": runs for block, runs in best.items()}
     places |= {block: part_two.of_real_model(block) for block in ("1b", "1c")}
     places |= {f"{place} {task}": own for place, runs in places.items() for task, own in runs.groupby("task")}
+    metrics = (*part_two.ENDPOINTS, "template")
     for place, here in places.items():
+        for method, own in here.groupby("method"):
+            found |= {f"{place}: {method} {name}": f"{own[name].mean():.2f}" for name in metrics}
         methods = here["method"].unique()
         ours = [method for method in methods if set(GTPO) & set(METHODS[method])]
-        for one, other, name in product(ours, methods, part_two.ENDPOINTS):
+        for one, other, name in product(ours, methods, metrics):
             if one != other:
                 found[f"{place}: {one} - {other} {name}"] = part_two.compare(here, one, other, name)
     return found
