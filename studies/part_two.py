@@ -8,7 +8,7 @@ import pandas as pd
 
 from gtpo_verl.paper.evaluation import pass_at_k
 from studies.logs import TASKS, TITLES, Comparison, rate, signed, stretches
-from studies.plan import CLEAN, Cell, blocks, complete, planned, read_log
+from studies.plan import CLEAN, WORDY, Cell, blocks, complete, planned, read_log
 
 ENDPOINTS = ("accuracy", "clean", "pass8")
 EARLY = 20
@@ -196,6 +196,7 @@ def evidence() -> dict[str, tuple[list[str], list[list[str]]]]:
         "rivals, clean": method_table(best_clean["3"]),
         "fresh": method_table(best["5"]),
         "by share": share_table(shares),
+        "longest by seed": seed_table(shares[shares["task"] == TASKS[WORDY[-1]]]),
         "better": better_than_gtpo({"1b": fresh, "1c": longer, **best}),
     }
 
