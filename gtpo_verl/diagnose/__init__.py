@@ -285,20 +285,16 @@ def would_gtpo_change_it(seen: "Rollouts | None", applied: bool, watch: Watch, s
         return {"answer": "no", "why": why + (f"; try {watch.remedy(signs[0].remedy)}" if signs else "")} | shares
     if why := next((why for why, holds in no_evidence.items() if holds), ""):
         return {"answer": "no evidence", "why": why} | shares
-    farthest_first = sorted(studied, key=lambda x: -abs(math.log(x["share"] / shares["either"])))
-    nearest = {row["model"]: row for row in farthest_first}
-    quoted = "; at ".join(map(_effects, nearest.values()))
+    nearest_last = sorted(studied, key=lambda x: -abs(math.log(x["share"] / shares["either"])))
+    of_models = {row["model"]: row for row in nearest_last}
+    quoted = "; at ".join(map(_effects, of_models.values()))
     return {"answer": "perhaps", "why": f"GTPO − GRPO, conflict at {quoted}"} | shares
 
 
 def _effects(row: dict[str, Any]) -> str:
-    changes = (f"{name} {_signed(x[0])} [{_signed(x[1])}, {_signed(x[2])}]" for name, x in row["effects"].items())
+    changes = (f"{name} {x[0]:+.2f} [{x[1]:+.2f}, {x[2]:+.2f}]" for name, x in row["effects"].items())
     where = f"{row['pairs']} pairs, {row['task']}, {row['model']}"
-    return f"{row['share']:.0%}: {', '.join(changes)} ({where})"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "−")
+    return f"{row['share']:.0%}: {', '.join(changes).replace('-', '−')} ({where})"
 
 
 # ---------------------------------------------------------------- printing
