@@ -38,9 +38,8 @@ _MAIN = ("grpo", "grpo_token_mean", "gtpo")
 
 def answer() -> Any:
     """In two panels how many completions are right and end cleanly: the real model by seed, the tiny one by rate."""
-    shown: dict[
-        str, tuple[str, dict[str, Any]]
-    ] = {  # of one run; the smaller point lies on the larger one where both are equal
+    # Of one run the smaller point lies on the larger one where both are equal.
+    shown: dict[str, tuple[str, dict[str, Any]]] = {
         "accuracy": ("right", {"ls": "-", "marker": "o", "ms": 8}),
         "clean": ("ends cleanly", {"ls": ":", "marker": "o", "ms": 5, "mfc": "white"}),
     }

@@ -29,18 +29,18 @@ def shares() -> list[dict[str, Any]]:
     highest run, and the mean difference of the pairs with its 95% interval; the smallest share first."""
     by_share, best = results(planned("4")), at_own_best_rate(results(planned("2")))
     tiny = pd.concat([by_share, best[~best["task"].isin(by_share["task"])]])
+    real = pd.concat(map(of_real_model, ("1b", "1c")))
     found = []
-    for model, runs in {MANY_PROMPTS: tiny, REAL_MODEL: pd.concat(map(of_real_model, ("1b", "1c")))}.items():
-        for task, own in runs.groupby("task"):
-            differences = {METRICS[name]: compare(own, "gtpo", "grpo", name).differences for name in EFFECTS}
-            share = own[own["method"] == "grpo"]["conflict"]
-            effects = {
-                name: [round(float(x), 3) for x in (np.mean(d), *interval(d))] for name, d in differences.items()
-            }
-            spread = {"share": share.mean(), "from": share.min(), "to": share.max()}
-            row = {name: round(float(value), 3) for name, value in spread.items()}
-            source = {"pairs": len(differences["accuracy"]), "task": task, "model": model}
-            found.append(row | {"effects": effects} | source)
+    for (model, task), own in pd.concat({MANY_PROMPTS: tiny, REAL_MODEL: real}, names=["model"]).groupby(
+        ["model", "task"]
+    ):
+        differences = {METRICS[name]: compare(own, "gtpo", "grpo", name).differences for name in EFFECTS}
+        share = own[own["method"] == "grpo"]["conflict"]
+        effects = {name: [round(float(x), 3) for x in (np.mean(d), *interval(d))] for name, d in differences.items()}
+        spread = {"share": share.mean(), "from": share.min(), "to": share.max()}
+        row = {name: round(float(value), 3) for name, value in spread.items()}
+        source = {"pairs": len(differences["accuracy"]), "task": task, "model": model}
+        found.append(row | {"effects": effects} | source)
     return sorted(found, key=lambda row: row["share"])
 
 
