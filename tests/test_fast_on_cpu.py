@@ -166,7 +166,9 @@ def test_a_config_holds_what_its_method_says(method):
 def test_several_updates_per_rollout_keep_the_first_probabilities_and_clip(shape, weights):
     (rollouts,) = draw(shape, weights[:1], [0], n=4, limit=9, prompts=PROMPTS[:2])
     scores = [20.0, 10.0, 0.0, 0.0, 10.0, 20.0, 0.0, 10.0]
-    settings = [*METHODS["grpo"], "actor_rollout_ref.actor.optim.lr=0.05"]
+    # Adam divides by the gradient's size: where that is near 0, another processor's order of sums would decide.
+    large_eps = "++actor_rollout_ref.actor.optim.override_optimizer_config.eps=1e-3"
+    settings = [*METHODS["grpo"], "actor_rollout_ref.actor.optim.lr=0.05", large_eps]
     after = {}
     for size, updates in ((2, 1), (1, 2)):
         config = fast.build_config([*settings, f"actor_rollout_ref.actor.ppo_mini_batch_size={size}"])
@@ -187,5 +189,4 @@ def test_several_updates_per_rollout_keep_the_first_probabilities_and_clip(shape
     batch = fast.Batch([own], own.responses, own.response_mask, first[4:, : log_prob.shape[1]], entropy, index)
     advantages, _, _ = learner.advantages(batch, torch.tensor(scores[4:]))
     learner.update(batch, log_prob, advantages, slice(0, 4))
-    # Adam divides by the gradient's size: where that is near zero, another order of sums moves a weight by 1e-4.
-    torch.testing.assert_close(learner.weights["lm_head.weight"].detach(), after[1], atol=1e-3, rtol=0)
+    torch.testing.assert_close(learner.weights["lm_head.weight"].detach(), after[1])
