@@ -218,10 +218,6 @@ def facts() -> dict[str, object]:
     for method, own in part_two.results([*rates, *planned("1b")]).groupby("method"):
         found[f"1 {method} lost"] = f"{(own['clean'] < LOST).sum()} of {len(own)}"
         found[f"1 {method} wrong"] = f"{(own['accuracy'] < part_two.WRONG).sum()} of {len(own)}"
-    for block in ("1b", "1c"):
-        own = part_two.of_real_model(block)
-        found[f"{block}: highest accuracy"] = f"{own['accuracy'].max():.2f}"
-        found[f"{block}: grpo conflict"] = f"{own[own['method'] == 'grpo']['conflict'].mean():.0%}"
     found |= _of_part_two()
     for name, (header, rows) in part_two.evidence().items():
         found[f"table {name}"] = markdown(header, rows) if rows else "None of these runs is complete."
@@ -244,8 +240,10 @@ def _of_part_two() -> dict[str, object]:
     places |= {f"{place} {task}": own for place, runs in places.items() for task, own in runs.groupby("task")}
     metrics = (*part_two.ENDPOINTS, "template")
     for place, here in places.items():
+        found[f"{place}: highest accuracy"] = f"{here['accuracy'].max():.2f}"
         for method, own in here.groupby("method"):
             found |= {f"{place}: {method} {name}": f"{own[name].mean():.2f}" for name in metrics}
+            found[f"{place}: {method} conflict"] = f"{own['conflict'].mean():.0%}"
         methods = here["method"].unique()
         ours = [method for method in methods if set(GTPO) & set(METHODS[method])]
         for one, other, name in product(ours, methods, metrics):

@@ -30,10 +30,9 @@ def shares() -> list[dict[str, Any]]:
     by_share, best = results(planned("4")), at_own_best_rate(results(planned("2")))
     tiny = pd.concat([by_share, best[~best["task"].isin(by_share["task"])]])
     real = pd.concat(map(of_real_model, ("1b", "1c")))
+    by_model = pd.concat({MANY_PROMPTS: tiny, REAL_MODEL: real}, names=["model"])
     found = []
-    for (model, task), own in pd.concat({MANY_PROMPTS: tiny, REAL_MODEL: real}, names=["model"]).groupby(
-        ["model", "task"]
-    ):
+    for (model, task), own in by_model.groupby(["model", "task"]):
         differences = {METRICS[name]: compare(own, "gtpo", "grpo", name).differences for name in EFFECTS}
         share = own[own["method"] == "grpo"]["conflict"]
         effects = {name: [round(float(x), 3) for x in (np.mean(d), *interval(d))] for name, d in differences.items()}

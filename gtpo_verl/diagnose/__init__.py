@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gtpo_verl.diagnose.frameworks import FRAMEWORKS, translate
-from gtpo_verl.diagnose.signs import MARGIN, NUMBERS, SIGNS, Sign, Watch, label, outcomes, window
+from gtpo_verl.diagnose.signs import NUMBERS, SIGNS, Sign, Watch, label, outcomes, window
 from gtpo_verl.records import read_metrics, read_record
 
 if TYPE_CHECKING:
@@ -221,9 +221,10 @@ def judge(watch: Watch, signs: list[Sign], enough: set[str], needed: int) -> tup
         return "failed", "; ".join(f"{name} {x['now']:.2f} at the end, best {x['best']:.2f}" for name, x in ends)
     if signs:
         return "degraded", "something goes wrong, but nothing is lost yet"
-    low = [name for name in outcomes(enough) if name != "reward" and watch.trends[name].best < MARGIN]
+    outcome_trends = {name: watch.trends[name] for name in outcomes(enough)}
+    low = [name for name, trend in outcome_trends.items() if trend.best - trend.floor < watch.margin(name)]
     if low:
-        best = ", ".join(f"{label(name)} was never above {watch.trends[name].best:.2f}" for name in low)
+        best = ", ".join(f"{label(name)} was never above {outcome_trends[name].best:.2f}" for name in low)
         return "cannot tell", f"nothing got worse, but {best}: too low for a loss to show"
     missing = [] if {"ended", "strict"} & enough else ["how completions end"]
     missing += [] if {"accuracy", "reward"} & enough else ["accuracy or reward"]

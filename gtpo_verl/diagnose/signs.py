@@ -31,8 +31,6 @@ NUMBERS = {
     "mismatch": ("rollout/trainer mismatch", False),
 }
 """What is read, in the order in which faults are looked for: what it is called, and whether more is better."""
-MARGIN = 0.1
-"""What an outcome must have lost, as a share of completions, to be called lost."""
 
 
 class Trend:
@@ -214,15 +212,19 @@ class Watch:
         trends = [self.trends[name] for name in sign.numbers]
         return sign.measure(*trends) if all(trend.known for trend in trends) else 0.0
 
-    def lost(self, known: Collection[str]) -> list[str]:
-        """Which of the `known` outcomes are lost: below half of their best or below their start, by `MARGIN` or more.
+    def margin(self, name: str) -> float:
+        """What an outcome must lose to be called lost: 0.1, of the reward a tenth of its best."""
+        trend = self.trends[name]
+        return 0.1 * (trend.best - trend.floor if name == "reward" else 1)
 
-        The reward is one only where accuracy is not known, and its margin is a tenth of its best.
+    def lost(self, known: Collection[str]) -> list[str]:
+        """Which of the `known` outcomes are lost: below half of their best or below their start, by the `margin`.
+
+        The reward is one only where accuracy is not known.
         """
         found = []
         for name in outcomes(known):
-            trend = self.trends[name]
-            margin = MARGIN * (trend.best - trend.floor if name == "reward" else 1)
+            trend, margin = self.trends[name], self.margin(name)
             half = (trend.best + trend.floor) / 2
             if trend.known and trend.now < max(trend.first - margin, min(half, trend.best - margin)):
                 found.append(name)
