@@ -28,6 +28,7 @@ from gtpo_verl.config import LN2, GTPOConfig
 from gtpo_verl.loss import compute_policy_loss_gtpo
 from gtpo_verl.paper.reward import TAGS, extract_answer
 from gtpo_verl.verl_plugin.config import VerlGTPOConfig
+from studies import arms
 from studies import reward as rewards
 from studies.model import Rollout, Shape, Weights, log_probs, pad_rows, sample
 from studies.plan import ROOT
@@ -69,6 +70,7 @@ class Batch:
         old_log_prob (torch.Tensor): log π at the start of the step.
         entropy (torch.Tensor): in nats, at the start of the step.
         index (np.ndarray): (rows,), the number of a row's prompt.
+        group_advantages (torch.Tensor): (rows,), A_i.
     """
 
     rollouts: Sequence[Rollout]
@@ -77,6 +79,7 @@ class Batch:
     old_log_prob: torch.Tensor
     entropy: torch.Tensor
     index: np.ndarray
+    group_advantages: torch.Tensor
 
 
 class Learner:
@@ -107,7 +110,12 @@ class Learner:
         return log_probs(self.shape, weights, rollouts, self.temperature, self.dtype, rows_at_once)
 
     def step(
-        self, rollouts: Sequence[Rollout], scores: Sequence[float], template: torch.Tensor | None = None
+        self,
+        rollouts: Sequence[Rollout],
+        scores: Sequence[float],
+        template: torch.Tensor | None = None,
+        right: Sequence[float] | None = None,
+        kept: list[dict[str, Any]] | None = None,
     ) -> dict[str, Any]:
         """The updates on the completions of several prompts, as verl's trainer makes them; what there is to log.
 
@@ -116,6 +124,8 @@ class Learner:
                 update.
             scores: a reward for each completion.
             template: (rows, response_length), 1 on the tokens of the format, whose part in the update is logged.
+            right: 1 for each right completion, for the controls of `OUTCOMES`.
+            kept: gets a record of each completion, with its own tokens and their advantages, if it is given.
         """
         size = min(self.actor.ppo_mini_batch_size, len(rollouts))
         before = {name: values.detach().clone() for name, values in self.weights.items()}
@@ -124,8 +134,13 @@ class Learner:
             log_prob, entropy = self.log_probs(self.weights, rollouts)
         index = np.repeat(np.arange(len(rollouts)), len(rollouts[0].responses))
         responses, mask = (pad_rows([getattr(r, name) for r in rollouts]) for name in ("responses", "response_mask"))
-        batch = Batch(rollouts, responses, mask, log_prob.detach(), entropy, index)
-        advantages, group_advantages, logged = self.advantages(batch, torch.tensor(scores, dtype=torch.float32))
+        group_advantages = self.group_advantages(torch.tensor(scores, dtype=torch.float32), mask, index)
+        if self.control in OUTCOMES:
+            group_advantages = OUTCOMES[self.control](group_advantages, torch.tensor(right) == 1, index)
+        batch = Batch(rollouts, responses, mask, log_prob.detach(), entropy, index, group_advantages)
+        advantages, logged = self.advantages(batch)
+        if kept is not None:
+            kept += _records(batch, advantages, scores)
         norms = []
         for first in range(0, len(rollouts), size):
             chosen = slice(first * len(index) // len(rollouts), (first + size) * len(index) // len(rollouts))
@@ -149,19 +164,21 @@ class Learner:
             "no_spread": float(np.mean([(group_advantages[index == i] == 0).all().item() for i in set(index)])),
         }
 
-    def advantages(self, batch: Batch, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
-        """Of the tokens, (rows, response_length), and of the completions, (rows,); what there is to log.
+    def group_advantages(self, scores: torch.Tensor, mask: torch.Tensor, index: np.ndarray) -> torch.Tensor:
+        """GRPO's A_i of the completions, (rows,)."""
+        rewards_ = torch.zeros(mask.shape)
+        rewards_[:, 0] = scores
+        by_std = self.config.algorithm.norm_adv_by_std_in_grpo
+        return compute_grpo_outcome_advantage(rewards_, mask, index, norm_adv_by_std_in_grpo=by_std)[0][:, 0].clone()
+
+    def advantages(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
+        """Of the tokens, (rows, response_length); what there is to log.
 
         The masks of GTPO are logged under every method.
         """
         algorithm, mask = self.config.algorithm, batch.response_mask
-        rewards_ = torch.zeros(mask.shape)
-        rewards_[:, 0] = scores
-        advantages, _ = compute_grpo_outcome_advantage(
-            rewards_, mask, batch.index, norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo
-        )
-        group_advantages = advantages[:, 0].clone()
-        inputs = group_advantages, batch.index, batch.responses, mask, batch.entropy
+        advantages = batch.group_advantages.unsqueeze(-1) * mask
+        inputs = batch.group_advantages, batch.index, batch.responses, mask, batch.entropy
         tokens = mask.sum().item()
         conflicts = compute_gtpo_token_advantages(*inputs, MASKS_ONLY).conflicts
         logged = {
@@ -172,14 +189,17 @@ class Learner:
                 ("conflict_last", conflicts.suffix_len),
             )
         }
+        own, index = arms.own_tokens(batch.responses, mask), batch.index.tolist()
+        shared = [arms.common_length([ids for ids, other in zip(own, index, strict=True) if other == i]) for i in index]
+        logged["forks"] = (conflicts.prefix_len > torch.tensor(shared)).float().mean().item()
         if algorithm.adv_estimator == "gtpo":
             settings = VerlGTPOConfig.from_config(algorithm)
             result = compute_gtpo_token_advantages(*inputs, settings)
             advantages = result.advantages
             logged["dropped"] = (~result.keep).float().mean().item()
-        if self.control:
+        if self.control in CONTROLS:
             advantages = CONTROLS[self.control](advantages, batch, self.generator)
-        return advantages, group_advantages, logged
+        return advantages, logged
 
     def update(self, batch: Batch, log_prob: torch.Tensor, advantages: torch.Tensor, chosen: slice) -> float:
         """One optimizer step on some rows; the norm of its gradient."""
@@ -239,7 +259,34 @@ CONTROLS: dict[str, Callable[[torch.Tensor, Batch, torch.Generator], torch.Tenso
     "drop_negative": drop_negative,
     "skip_at_random": skip_at_random,
     "skip_confident": skip_confident,
+    "common": arms.weigh(arms.common),
+    "agreed": arms.weigh(arms.agreed),
+    "common_skip": arms.weigh(arms.common, positive=1),
+    "divide": arms.divide,
 }
+"""What changes the advantages of the tokens."""
+OUTCOMES: dict[str, Callable[[torch.Tensor, torch.Tensor, np.ndarray], torch.Tensor]] = {
+    "gate": arms.gate,
+    "never_positive_if_wrong": arms.never_positive_if_wrong,
+}
+"""What changes the A_i, before the masks of GTPO."""
+
+
+def _records(batch: Batch, advantages: torch.Tensor, scores: Sequence[float]) -> list[dict[str, Any]]:
+    """Each completion: its prompt's number, own token ids, score and A_i, and log π and advantage of each token."""
+    records = []
+    for row, own in enumerate(batch.response_mask.bool()):
+        records.append(
+            {
+                "group": int(batch.index[row]),
+                "ids": batch.responses[row][own].tolist(),
+                "score": scores[row],
+                "a": batch.group_advantages[row].item(),
+                "log_prob": batch.old_log_prob[row][own].tolist(),
+                "advantages": advantages[row][own].tolist(),
+            }
+        )
+    return records
 
 
 def template_mask(rollouts: Sequence[Rollout], tokenizer: Any) -> torch.Tensor:
@@ -265,27 +312,44 @@ def read_scores(rollouts: Sequence[Rollout], questions: Sequence[Asked], task: T
         ends = (rollout.responses == task.tokenizer.eos_token_id).any(-1).tolist()
         for text, end in zip(texts, ends, strict=True):
             parts = getattr(rewards, reward)("", text, asked.answer, least_reasoning=task.least_reasoning)
-            results.append(
-                {**parts, "strict": parts["strict"] * end, "eos": float(end), "answer": extract_answer(text)}
-            )
+            short = re.match(r"\s*<reasoning>\s*<answer>", text) is not None
+            parts |= {"strict": parts["strict"] * end, "eos": float(end), "short": float(short)}
+            results.append({**parts, "answer": extract_answer(text)})
     return results
 
 
-def train(learners: Sequence[Learner], task: Task, order: Sequence[Asked], steps: int) -> list[dict[str, list[float]]]:
-    """Train runs that share task, prompts a step, group size and temperature; a list of numbers per metric and run."""
+def train(
+    learners: Sequence[Learner],
+    task: Task,
+    order: Sequence[Asked],
+    steps: int,
+    kept: Sequence[list[list[dict[str, Any]]]] = (),
+    keep: int = 0,
+) -> list[dict[str, list[float]]]:
+    """Train runs that share task, prompts a step, group size and temperature; a list of numbers per metric and run.
+
+    The completions of the first `keep` steps go into each run's list in `kept`.
+    """
     config = learners[0].config
     rollout, prompts = config.actor_rollout_ref.rollout, config.data.train_batch_size
     logs: list[dict[str, list[float]]] = [{} for _ in learners]
     asked_in_turn = itertools.cycle(order)
-    for _ in range(steps):
+    for step in range(steps):
         questions = list(itertools.islice(asked_in_turn, prompts))
-        for learner, own, log in zip(learners, draw(learners, task, questions, rollout.n), logs, strict=True):
+        for run, own in enumerate(draw(learners, task, questions, rollout.n)):
+            learner, log = learners[run], logs[run]
             scored = read_scores(own, questions, task, learner.config.reward.custom_reward_function.name)
+            scores, right = ([s[key] for s in scored] for key in ("score", "acc"))
+            records: list[dict[str, Any]] | None = [] if step < keep else None
             record = {
-                **{key: float(np.mean([s[key] for s in scored])) for key in ("acc", "format", "strict", "eos")},
+                **{
+                    key: float(np.mean([s[key] for s in scored])) for key in ("acc", "format", "strict", "eos", "short")
+                },
                 "length": pad_rows([r.response_mask for r in own]).sum(-1).float().mean().item(),
-                **learner.step(own, [s["score"] for s in scored], template_mask(own, task.tokenizer)),
+                **learner.step(own, scores, template_mask(own, task.tokenizer), right, records),
             }
+            if records is not None:
+                kept[run].append(records)
             for key, value in record.items():
                 log.setdefault(key, []).append(value)
     return logs

@@ -4,7 +4,7 @@ import functools
 import gzip
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,14 @@ METHODS: dict[str, tuple[str, ...]] = {
     "threshold_0.2": _gtpo(completion_filter="always", entropy_threshold=0.2),
     "grpo_G12": (*GRPO, "actor_rollout_ref.rollout.n=12"),
     "gtpo_G12": (*GTPO, "actor_rollout_ref.rollout.n=12"),
+    # Other masks and other outcomes (`studies.arms`), without γ and filter.
+    "common": GRPO,
+    "agreed": GRPO,
+    "common_skip": GRPO,
+    "gated": GRPO,
+    "gated_masks": (*GTPO, *_NO_ENTROPY),
+    "corpo_masks": (*GTPO, *_NO_ENTROPY),
+    "divided_masks": (*GTPO, *_NO_ENTROPY),
     # Of the runs in `studies.confirm` only.
     "gamma_0.01": _gtpo(entropy_coeff=0.01),
     "gamma_1": _gtpo(entropy_coeff=1),
@@ -84,8 +92,15 @@ CONTROLS = {
     "positive_only": "drop_negative",
     "random_skip": "skip_at_random",
     "confident_skip": "skip_confident",
+    "common": "common",
+    "agreed": "agreed",
+    "common_skip": "common_skip",
+    "gated": "gate",
+    "gated_masks": "gate",
+    "corpo_masks": "never_positive_if_wrong",
+    "divided_masks": "divide",
 }
-"""Methods that verl does not have: which function of `studies.fast` changes GRPO's advantages."""
+"""Methods that verl does not have: which function of `studies.fast` changes their advantages."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +114,8 @@ class Start:
         prompts: of a step.
         steps: of training.
         animals: kinds of animals in a question of `leg_counting`.
+        evaluated: whether held-out questions are asked after the last step.
+        kept_seeds: of the runs whose logs have the completions of the first steps.
     """
 
     task: str
@@ -107,6 +124,8 @@ class Start:
     prompts: int = 1
     steps: int = 400
     animals: int = 1
+    evaluated: bool = True
+    kept_seeds: tuple[int, ...] = ()
 
     @property
     def is_real(self) -> bool:
@@ -208,6 +227,13 @@ MANY_METHODS = ("grpo", "grpo_token_mean", "gtpo", "positive_only")
 RIVALS = ("masks", "confident_skip", "dr_grpo", "gtpo_no_std", "grpo_kl", "grpo_4_updates", "gtpo_4_updates")
 CONFIRMED = ("grpo", "positive_only", "gtpo", "masks", "gtpo_4_updates")
 PARTS, SHRUNK = ("gtpo", "skip", "double", "masks", "grpo"), (3, 6)
+SCREEN = replace(LEGS, steps=30, evaluated=False, kept_seeds=SHRUNK)
+SCREENED = (
+    *("grpo", "masks", "common", "agreed", "backward", "common_skip"),
+    *("gated", "gated_masks", "corpo_masks", "divided_masks"),
+)
+SCREEN_SEEDS = (3, 6, 1, 2, 4, 5)
+"""Those on which GTPO's completions shrank come first."""
 CLEAN = 0.9
 """Least share of clean endings at a rate that one would keep."""
 
@@ -291,6 +317,9 @@ def blocks() -> dict[str, list[tuple[Cell, int]]]:
         "5. fresh seeds and another task": [(cell, seed) for seed in range(6, 11) for cell in fresh],
         "6. GTPO's parts on the real model": [
             (Cell(LEGS, method, known["gtpo"]), seed) for seed in SHRUNK for method in PARTS if known
+        ],
+        "7. other masks, screened": [
+            (cell, seed) for seed in SCREEN_SEEDS for cell in cells([SCREEN], SCREENED, [REAL_RATES[1]])
         ],
     }
 

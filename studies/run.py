@@ -27,6 +27,8 @@ from studies.tasks import open_task
 
 AT_A_TIME = 12
 """Runs side by side; more gain little."""
+KEPT_STEPS = 15
+"""Whose completions are kept, for the seeds of a start that keep some."""
 
 
 def config_of(cell: Cell, initial_entropy: float) -> Any:
@@ -73,13 +75,16 @@ def execute(start: Start, seed: int, cells: Sequence[Cell], outputs: Path) -> No
         )
         for cell in cells
     ]
-    logs = train(learners, task, order, start.steps)
+    kept: list[list[list[dict[str, Any]]]] = [[] for _ in cells]
+    logs = train(learners, task, order, start.steps, kept, KEPT_STEPS if seed in start.kept_seeds else 0)
     samples, prompts = (8, 8) if start.is_real else (16, 8)
-    results = hold_out(learners, task, task.held_out, samples, prompts)
+    results = hold_out(learners, task, task.held_out, samples, prompts) if start.evaluated else [None] * len(cells)
     seconds = (time.monotonic() - began) / len(cells)
     common = {"commit": commit(), "initial_entropy": task.initial_entropy, "seconds": seconds}
-    for cell, log, result in zip(cells, logs, results, strict=True):
-        keep({**common, "steps": log, "held_out": result}, cell.log(seed))
+    common |= {"dtype": str(start.dtype).removeprefix("torch.")}
+    for cell, log, result, rollouts in zip(cells, logs, results, kept, strict=True):
+        more = {"held_out": result} if result else {}
+        keep({**common, "steps": log, **more, **({"rollouts": rollouts} if rollouts else {})}, cell.log(seed))
     print(f"{time.strftime('%H:%M:%S')} {start.name} seed {seed}: {len(cells)} runs, {seconds:.0f} s each", flush=True)
 
 

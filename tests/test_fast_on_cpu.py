@@ -126,8 +126,8 @@ def batch_of_four():
     rewards[:, 0] = torch.tensor([20.0, 10.0, 20.0, 0.0])
     advantages, index = compute_grpo_outcome_advantage(rewards, mask, [0] * 4)[0], torch.zeros(4).numpy()
     old_log_prob = -torch.arange(32.0).view(4, 8)
-    batch = fast.Batch([Rollout(PROMPT, responses, mask)], responses, mask, old_log_prob, torch.zeros(4, 8), index)
-    return batch, advantages
+    tensors = responses, mask, old_log_prob, torch.zeros(4, 8), index, advantages[:, 0]
+    return fast.Batch([Rollout(PROMPT, responses, mask)], *tensors), advantages
 
 
 def test_controls_take_away_negative_updates_and_nothing_else():
@@ -186,7 +186,9 @@ def test_several_updates_per_rollout_keep_the_first_probabilities_and_clip(shape
     log_prob, entropy = learner.log_probs(learner.weights, rollouts[1:])
     index = torch.zeros(4).numpy()
     own = rollouts[1]
-    batch = fast.Batch([own], own.responses, own.response_mask, first[4:, : log_prob.shape[1]], entropy, index)
-    advantages, _, _ = learner.advantages(batch, torch.tensor(scores[4:]))
+    of_completions = learner.group_advantages(torch.tensor(scores[4:]), own.response_mask, index)
+    inputs = own.responses, own.response_mask, first[4:, : log_prob.shape[1]], entropy, index, of_completions
+    batch = fast.Batch([own], *inputs)
+    advantages, _ = learner.advantages(batch)
     learner.update(batch, log_prob, advantages, slice(0, 4))
     torch.testing.assert_close(learner.weights["lm_head.weight"].detach(), after[1])
