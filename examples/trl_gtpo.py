@@ -10,7 +10,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, TrlParser, get_peft_config
 
 from gtpo_verl import GTPOConfig, compute_gtpo_token_advantages
-from gtpo_verl.metrics import compute_gtpo_metrics
+from gtpo_verl.algorithm.metrics import compute_gtpo_metrics
 
 
 class GTPOTrainer(GRPOTrainer):

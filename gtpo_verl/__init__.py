@@ -8,33 +8,36 @@ The objective (Eq. 11), for G completions o_i of one prompt with advantages A_i:
 entropy ⟨H⟩_i exceeds ln 2 (Eq. 10). There is no KL term, hence no reference model.
 
 Installing the package is enough: `algorithm.adv_estimator=gtpo` then works in any verl config. The functions below need
-only torch.
+torch and numpy, the loss verl too.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gtpo_verl.advantage import GTPOAdvantage as GTPOAdvantage
-    from gtpo_verl.advantage import compute_completion_filter as compute_completion_filter
-    from gtpo_verl.advantage import compute_gtpo_outcome_advantage as compute_gtpo_outcome_advantage
-    from gtpo_verl.advantage import compute_gtpo_token_advantages as compute_gtpo_token_advantages
-    from gtpo_verl.advantage import compute_trajectory_entropy as compute_trajectory_entropy
-    from gtpo_verl.config import GTPOConfig as GTPOConfig
-    from gtpo_verl.conflict import compute_conflict_mask as compute_conflict_mask
-    from gtpo_verl.conflict import compute_conflict_weights as compute_conflict_weights
-    from gtpo_verl.loss import compute_policy_loss_gtpo as compute_policy_loss_gtpo
+    from gtpo_verl.algorithm.advantage import GTPOAdvantage as GTPOAdvantage
+    from gtpo_verl.algorithm.advantage import compute_completion_filter as compute_completion_filter
+    from gtpo_verl.algorithm.advantage import compute_gtpo_outcome_advantage as compute_gtpo_outcome_advantage
+    from gtpo_verl.algorithm.advantage import compute_gtpo_token_advantages as compute_gtpo_token_advantages
+    from gtpo_verl.algorithm.advantage import compute_trajectory_entropy as compute_trajectory_entropy
+    from gtpo_verl.algorithm.config import GTPOConfig as GTPOConfig
+    from gtpo_verl.algorithm.conflict import compute_conflict_mask as compute_conflict_mask
+    from gtpo_verl.algorithm.conflict import compute_conflict_weights as compute_conflict_weights
+    from gtpo_verl.verl_plugin.loss import compute_policy_loss_gtpo as compute_policy_loss_gtpo
+
+DOCS = "https://github.com/gtpo-verl/gtpo-verl/blob/main/docs"
+"""Of this version's documentation, for messages."""
 
 _MODULES = {
-    "GTPOAdvantage": "advantage",
-    "GTPOConfig": "config",
-    "compute_completion_filter": "advantage",
-    "compute_conflict_mask": "conflict",
-    "compute_conflict_weights": "conflict",
-    "compute_gtpo_outcome_advantage": "advantage",
-    "compute_gtpo_token_advantages": "advantage",
-    "compute_policy_loss_gtpo": "loss",
-    "compute_trajectory_entropy": "advantage",
+    "GTPOAdvantage": "algorithm.advantage",
+    "GTPOConfig": "algorithm.config",
+    "compute_completion_filter": "algorithm.advantage",
+    "compute_conflict_mask": "algorithm.conflict",
+    "compute_conflict_weights": "algorithm.conflict",
+    "compute_gtpo_outcome_advantage": "algorithm.advantage",
+    "compute_gtpo_token_advantages": "algorithm.advantage",
+    "compute_policy_loss_gtpo": "verl_plugin.loss",
+    "compute_trajectory_entropy": "algorithm.advantage",
 }
 __all__ = list(_MODULES)
 

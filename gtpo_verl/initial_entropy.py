@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from gtpo_verl.config import GTPOConfig
-from gtpo_verl.records import atomic_write, read_record
+from gtpo_verl.algorithm.config import GTPOConfig
+from gtpo_verl.records import atomic_write, differences, read_record
 
 _FILE_NAME = "gtpo_initial_entropy.json"
 _SETTINGS = "gtpo"
@@ -70,7 +70,7 @@ class InitialEntropy:
         because = f"{self.value:.3f} {relation} {config.entropy_threshold:.3f} nats"
         if config.completion_filter != "auto":
             because = f"completion_filter={config.completion_filter}; initial entropy {self.value:.3f} nats"
-        basis = "given as algorithm.gtpo.initial_entropy"
+        basis = f"given as {config.section}.initial_entropy"
         if self.completions:
             basis = f"{self.completions} completions of {self.prompts} prompt{'s' * (self.prompts > 1)}"
             if self.prompts < PAPER_SAMPLES:
@@ -84,7 +84,7 @@ class InitialEntropy:
         if self.may_be_chance(config):
             meaning += (
                 ". Other prompts might decide otherwise: measure it on 100 with `gtpo-verl initial-entropy` and set "
-                "algorithm.gtpo.initial_entropy"
+                f"{config.section}.initial_entropy"
             )
         return f"completion filter {'on' if active else 'off'}: {because}, {basis}; {meaning}"
 
@@ -116,19 +116,19 @@ class InitialEntropy:
         if resumed_from is None:
             return None
         needed = config.completion_filter == "auto"
-        return cls.load(resumed_from) if needed or cls.path(resumed_from).exists() else None
+        return cls.load(resumed_from, config.section) if needed or cls.path(resumed_from).exists() else None
 
     @classmethod
-    def load(cls, folder: str | Path) -> "InitialEntropy":
-        """Read the record of a run that is resumed.
+    def load(cls, folder: str | Path, section: str = GTPOConfig.section) -> "InitialEntropy":
+        """Read the record of a run that is resumed; `section` is where its config has GTPO's keys.
 
         Raises:
             ValueError: the record is missing or damaged.
         """
         path = cls.path(folder)
         remedy = (
-            "set algorithm.gtpo.initial_entropy (nats per token) to the value that the run logged at its first step, "
-            "or algorithm.gtpo.completion_filter to always or never"
+            f"set {section}.initial_entropy (nats per token) to the value that the run logged at its first step, "
+            f"or {section}.completion_filter to always or never"
         )
         if not path.is_file():
             raise ValueError(f"this run is resumed, but {path} with its initial entropy is missing; {remedy}")
@@ -153,8 +153,5 @@ def changed_settings(folder: str | Path, config: GTPOConfig) -> list[str]:
     before = read_record(path).get(_SETTINGS, {}) if path.exists() else {}
     if not isinstance(before, dict):
         raise ValueError(f"{path} must have an object {_SETTINGS}: restore or remove it")
-    return [
-        f"algorithm.gtpo.{key}={value}, was {before[key]}"
-        for key, value in asdict(config).items()
-        if key in before and before[key] != value and not key.startswith("dump_")
-    ]
+    kept = {key: value for key, value in asdict(config).items() if key in before and not key.startswith("dump_")}
+    return [f"{config.section}.{changed}" for changed in differences({key: before[key] for key in kept}, kept)]

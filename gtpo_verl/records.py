@@ -1,15 +1,10 @@
-"""Files that a run writes: metrics, completions, and records for a later start, which a user may have edited."""
+"""Records that a run writes beside its results for a later start, and that a user may have edited."""
 
-import gzip
 import json
-import re
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-SCHEMA_VERSION, HEADER_NAME, STEP_FILES = 1, "gtpo_dump.json", "step_*.jsonl"
-"""Of a token dump, which `gtpo_verl.verl_plugin.token_dump` writes, and `gtpo_verl.view.sources` reads without verl."""
+from uuid import uuid4
 
 
 def read_record(path: Path, *keys: str) -> dict[str, Any]:
@@ -29,79 +24,34 @@ def read_record(path: Path, *keys: str) -> dict[str, Any]:
 
 
 def atomic_write(path: Path, content: str | bytes) -> None:
-    """Write atomically: a kill or a full disk leaves the old file."""
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(content.encode() if isinstance(content, str) else content)
-    partial.replace(path)
+    """Write a file as a whole: a kill or a full disk leaves the old one. A device, pipe or link is written through."""
+    data = content.encode() if isinstance(content, str) else content
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.write_bytes(data)
+        return
+    partial = path.with_name(f".{path.name}.{uuid4().hex[:8]}")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
-def read_metrics(path: Path) -> dict[int, dict[str, float]]:
-    """The numbers of each step in verl's file log, which may be compressed: `{"step": n, "data": {key: value}}` a line,
-    or the same flattened.
-
-    Lines of one step are merged, the later value winning, so a resumed run may be appended. A last line that the writer
-    has not finished is left out.
-
-    Raises:
-        ValueError: another line is not JSON or has no `step`, or there is no step with a number in it.
-    """
-    steps: dict[int, dict[str, float]] = {}
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                entry = json.loads(line)
-            except json.JSONDecodeError as error:
-                if not line.endswith("\n"):
-                    print(f"{path}:{number} is unfinished and left out: is the run still going?", file=sys.stderr)
-                    break
-                raise ValueError(f"{path}:{number} is not JSON ({error}): is this verl's file logger?") from error
-            if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
-                raise ValueError(f'{path}:{number} has no integer "step": is this verl\'s file logger?')
-            data = entry.get("data", entry)
-            if not isinstance(data, dict):
-                raise ValueError(f'{path}:{number}: "data" holds no metrics: is this verl\'s file logger?')
-            found = {k: float(v) for k, v in data.items() if k != "step" and isinstance(v, int | float)}
-            if found:
-                steps.setdefault(entry["step"], {}).update(found)
-    if not steps:
-        raise ValueError(f"{path} holds no steps: did the run log any metrics?")
-    return steps
+def differences(before: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+    """The settings that had another value, one line each."""
+    keys = dict.fromkeys([*settings, *before])
+    pairs = ((key, settings.get(key, "unset"), before.get(key, "unset")) for key in keys)
+    return [f"{key}={now}, was {then}" for key, now, then in pairs if now != then]
 
 
-def read_lines(path: Path, check: Callable[[Any], dict[str, Any]], of: str) -> list[dict[str, Any]]:
-    """What `check` makes of each line of a JSONL file.
+def claim(record: Path, settings: Mapping[str, Any], remedy: str) -> None:
+    """Record with which settings a folder is filled, unless an earlier start has; then they must be the same.
 
     Raises:
-        ValueError: `check` does not take a line, or there is none; the message names the line and what it is to be of.
+        ValueError: the record has other settings, or is damaged; the message names each.
     """
-    lines = []
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                lines.append(check(json.loads(line)))
-            except (KeyError, RecursionError, TypeError, ValueError) as error:
-                said = error if type(error) is ValueError else repr(error)
-                raise ValueError(f"{path}:{number} is not a line of a {of} ({said})") from error
-    if not lines:
-        raise ValueError(f"{path} holds no completion")
-    return lines
-
-
-def last_outputs(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """The last output of each session of verl's agent loop, by its group, in the order of the sessions.
-
-    Args:
-        rows: of verl's rollouts or validation. The `uid` of the V1 trainer is `{group}_{session}_{output}`; the legacy
-            trainer writes none, and there each row is a session and rows with one `input` are a group.
-    """
-    groups: dict[str, dict[int, tuple[int, dict[str, Any]]]] = {}
-    for number, row in enumerate(rows):
-        group, session, output = row.get("uid", row["input"]), number, 0
-        if key := re.fullmatch(r"(.+)_(\d+)_(\d+)", row.get("uid", "")):
-            group, session, output = key[1], int(key[2]), int(key[3])
-        sessions = groups.setdefault(group, {})
-        if session not in sessions or output >= sessions[session][0]:
-            sessions[session] = output, row
-    return {group: [row for _, (_, row) in sorted(sessions.items())] for group, sessions in groups.items()}
+    if not record.exists():
+        record.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(record, json.dumps(settings, indent=1) + "\n")
+    elif changed := differences(read_record(record), settings):
+        raise ValueError(f"{record.parent} was filled with other settings ({'; '.join(changed)}): {remedy}")

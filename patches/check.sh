@@ -19,25 +19,19 @@ bash scripts/setup_cpu.sh
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export quick repo=$PWD work task=$PWD/.cache/arithmetic-seed1
-# On sys.path it hides the plugin: a gtpo-verl that only declares the cpu platform.
-export without_plugin=$work/without_plugin
 export PATH=$PWD/.venv/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1 PYTHONWARNINGS=ignore
-export VERL_PLATFORM=cpu OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 RAY_DEDUP_LOGS=0
+export VERL_USE_EXTERNAL_MODULES=recipes.verl_cpu.plugin OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 RAY_DEDUP_LOGS=0
 export GIT_CONFIG_GLOBAL=/dev/null GIT_COMMITTER_NAME=check GIT_COMMITTER_EMAIL=check@localhost
 export GIT_AUTHOR_NAME=check GIT_AUTHOR_EMAIL=check@localhost
-unset VERL_USE_EXTERNAL_MODULES
 
 prepare() {
     cd "$work"
-    [ -n "$quick" ] || python -m gtpo_verl make-task arithmetic --out "$task" --seed 1 &
+    [ -n "$quick" ] || python -m recipes make-task arithmetic --out "$task" --seed 1 &
     # the versions of upstream's pre-commit configuration
     python -m venv tools
     tools/bin/pip install --quiet ruff==0.12.2 mypy==1.17.0
     python -m pip download --quiet --no-deps --no-binary verl --no-build-isolation verl==0.9.1
     echo "3e03d8816b2546b2c5580705671b8d0bb3f79b8364e7b5c56dbfc1245536ba22  verl-0.9.1.tar.gz" | sha256sum --check
-    mkdir -p "$without_plugin/gtpo_verl-0.dist-info"
-    printf 'Metadata-Version: 2.1\nName: gtpo-verl\nVersion: 0\n' >"$without_plugin/gtpo_verl-0.dist-info/METADATA"
-    printf '[verl.plugins]\ncpu = gtpo_verl.cpu.plugin\n' >"$without_plugin/gtpo_verl-0.dist-info/entry_points.txt"
     wait $!
 }
 
@@ -87,7 +81,7 @@ for repo in yaml.safe_load(open(".pre-commit-config.yaml"))["repos"]:
         print(*(hook["entry"] for hook in repo["hooks"] if hook["id"] != "compileall"), sep="\n")'
     python -c "$local_hooks" | while read -r hook; do
         echo "$hook"
-        PYTHONPATH=$PWD:$without_plugin bash -c "$hook" </dev/null
+        VERL_USE_EXTERNAL_PLUGINS=none PYTHONPATH=$PWD bash -c "$hook" </dev/null
     done
     python -m pytest -q -p no:cacheprovider tests/special_sanity/test_config_docs.py
     git log --format=%s pristine.. | while read -r title; do
@@ -98,7 +92,7 @@ for repo in yaml.safe_load(open(".pre-commit-config.yaml"))["repos"]:
 # Every override of the run scripts is a key of the config.
 example() {
     cd "$work/$tree-patched"
-    python3() { PYTHONPATH=$PWD:$without_plugin python scripts/print_cfg.py --cfg job "${@:3}"; }
+    python3() { VERL_USE_EXTERNAL_PLUGINS=none PYTHONPATH=$PWD python scripts/print_cfg.py --cfg job "${@:3}"; }
     export -f python3
     for script in examples/gtpo_trainer/*.sh; do
         for adv_estimator in gtpo grpo; do
@@ -121,7 +115,7 @@ recipe() {
 
 tests() {
     cd "$work/$tree-patched"
-    PYTHONPATH=$PWD:$without_plugin python -m pytest -q -p no:cacheprovider tests/test_base_config_on_cpu.py \
+    VERL_USE_EXTERNAL_PLUGINS=none PYTHONPATH=$PWD python -m pytest -q -p no:cacheprovider tests/test_base_config_on_cpu.py \
         tests/trainer/test_multi_trajectories_advantage_on_cpu.py tests/trainer/ppo/test_*_on_cpu.py
 }
 
@@ -130,7 +124,7 @@ numbers() {
     cd "$work"
     same_numbers=$repo/scripts/same_numbers.py
     PYTHONPATH=$work/$tree python "$same_numbers" compute "plugin-$tree.pt" v1
-    PYTHONPATH=$work/$tree-patched:$without_plugin \
+    VERL_USE_EXTERNAL_PLUGINS=none PYTHONPATH=$work/$tree-patched \
         python "$same_numbers" compute "patched-$tree-v1.pt" v1 "patched-$tree-legacy.pt" legacy
     python "$same_numbers" compare "plugin-$tree.pt" "patched-$tree"-*.pt | tee /dev/stderr | tail -n 1 >"numbers-$tree"
 }
@@ -146,7 +140,7 @@ plugin_defers() {
 train() { # train NAME MODULE [override…]
     cd "$work"
     out=$work/train-$tree-$1
-    PYTHONPATH=$work/$tree-patched:$without_plugin:$repo/tests python -m gtpo_verl run --out "$out" --stall 100 -- \
+    VERL_USE_EXTERNAL_PLUGINS=none PYTHONPATH=$work/$tree-patched python -m recipes run --out "$out" --stall 100 -- \
         python -m "verl.$2" --config-path "$repo/recipes/config" --config-name gtpo_cpu \
         task_dir="$task" trainer.default_local_dir="$out/checkpoints" \
         trainer.total_training_steps=1 actor_rollout_ref.actor.policy_loss.loss_mode=vanilla \
@@ -165,7 +159,7 @@ train_legacy() { train legacy trainer.main_ppo trainer.use_v1=False; }
 train_one_step_off() {
     train one_step_off experimental.one_step_off_policy.main_ppo trainer.use_v1=False \
         actor_rollout_ref.hybrid_engine=False actor_rollout_ref.rollout.checkpoint_engine.backend=gloo \
-        actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=gloo_checkpoint_engine \
+        actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=recipes.verl_cpu.gloo_checkpoint_engine \
         +rollout.nnodes=1 +rollout.n_gpus_per_node=1 ray_kwargs.ray_init.num_gpus=2
 }
 

@@ -4,7 +4,7 @@
 fail() { echo "$1" >&2; exit 2; }
 
 # SMOKE=1 runs a few steps of the recipe with a small model in a folder of its own, and prints what works here.
-[ "${SMOKE:-0}" = 0 ] || exec python3 -m gtpo_verl smoke "recipes/$(basename "$0")" -- "$@"
+[ "${SMOKE:-0}" = 0 ] || exec python3 -m recipes smoke "recipes/$(basename "$0")" -- "$@"
 
 # EXTEND=1 lets a run take more steps than it was started for.
 extend=()
@@ -48,7 +48,9 @@ case $betas-$ALGO in
 esac
 
 # This machine: its GPUs, the attention kernel that is installed, and settings that come last.
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}       # for the packages of this clone, in Ray's workers too
 if [ "${VERL_PLATFORM:-}" = cpu ]; then
+    export VERL_USE_EXTERNAL_MODULES=recipes.verl_cpu.plugin
     gpus=1 attn_implementation=sdpa
     EXTRA=(+machine=cpu)
     # vLLM's CPU build cannot release anything, and takes its share of the machine's memory.
@@ -101,12 +103,12 @@ set_trainer() {
     )
 }
 
-# The data of the run, unless it is there already; "$@": options of `gtpo-verl data`.
+# The data of the run, unless it is there already; "$@": options of `python3 -m recipes data`.
 make_data() {
     if [ ! -e "$train_file" ] || [ ! -e "$val_file" ]; then
-        python3 -m gtpo_verl data --dataset "$dataset" --out "$data_dir" "$@"
+        python3 -m recipes data --dataset "$dataset" --out "$data_dir" "$@"
     else
-        python3 -m gtpo_verl data --dataset "$dataset" --holds "$train_file" "$val_file"
+        python3 -m recipes data --dataset "$dataset" --holds "$train_file" "$val_file"
     fi
 }
 

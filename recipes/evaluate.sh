@@ -35,7 +35,7 @@ test_files=()
 for dataset in $datasets; do
     test_files+=("$(realpath -m "$data_root/$dataset/test.parquet")")
     [ -e "${test_files[-1]}" ] ||
-        python3 -m gtpo_verl data --dataset "$dataset" --split test --out "$data_root/$dataset"
+        python3 -m recipes data --dataset "$dataset" --split test --out "$data_root/$dataset"
 done
 val_files=$(IFS=, && echo "${test_files[*]}")
 
@@ -86,8 +86,8 @@ ROLLOUT=(
     transfer_queue.backend.SimpleStorage.total_storage_size=$((2 * batch * samples))
 )
 
-# gtpo_verl.paper.batched_validation samples in batches. Ray gets the variable too, for a cluster that runs already.
-export VERL_USE_EXTERNAL_MODULES=${VERL_USE_EXTERNAL_MODULES:+$VERL_USE_EXTERNAL_MODULES,}gtpo_verl.paper.batched_validation
+# recipes.paper.batched_validation samples in batches. Ray gets the variable too, for a cluster that runs already.
+export VERL_USE_EXTERNAL_MODULES=${VERL_USE_EXTERNAL_MODULES:+$VERL_USE_EXTERNAL_MODULES,}recipes.paper.batched_validation
 TRAINER=(
     seed="$seed"
     trainer.n_gpus_per_node="$NGPUS_PER_NODE"
@@ -108,4 +108,4 @@ python3 -m gtpo_verl check -- "${COMMAND[@]}"
 "${COMMAND[@]}"
 
 dumps=("$OUT"/*.jsonl)
-python3 -m gtpo_verl evaluate "${dumps[@]/#/$label=}" --samples "$samples" --out "$OUT"
+python3 -m recipes evaluate "${dumps[@]/#/$label=}" --samples "$samples" --out "$OUT"

@@ -4,6 +4,6 @@
 #   bash recipes/export.sh CHECKPOINT [OUT] [option…]         OUT is CHECKPOINT/exported if it is not given
 #   bash recipes/export.sh outputs/NAME/checkpoints/global_step_500 my-model
 #
-# gtpo-verl export --help has the options.
+# python3 -m recipes export --help has the options.
 set -euo pipefail
-exec python3 -m gtpo_verl export "$@"
+exec python3 -m recipes export "$@"

@@ -45,7 +45,7 @@ source .venv/bin/activate
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$threads} PYTHONHASHSEED=$seed RAY_worker_niceness=0
 export HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 RAY_DEDUP_LOGS=0
 
-python3 -m gtpo_verl make-task "$task" --out "$task_dir" --seed "$seed"
+python3 -m recipes make-task "$task" --out "$task_dir" --seed "$seed"
 
 # SmolLM2's supervised start by recipes/run_sft.sh: the tags are mostly known, the legs of few animals.
 sft_steps=5
@@ -102,4 +102,4 @@ COMMAND=(
     "$@"
 )
 measure_initial_entropy
-python3 -m gtpo_verl run --out "$OUT" --stall "$stall" -- "${COMMAND[@]}" "${INITIAL_ENTROPY[@]}"
+python3 -m recipes run --out "$OUT" --stall "$stall" -- "${COMMAND[@]}" "${INITIAL_ENTROPY[@]}"

@@ -35,7 +35,7 @@ case $ALGO in
     grpo) estimator=group_norm ;;
     *) echo "ALGO=$ALGO: must be gtpo or grpo" >&2; exit 2 ;;
 esac
-[ -e "$data_dir/train.parquet" ] || python3 -m gtpo_verl data --dataset "$dataset" --out "$data_dir"
+[ -e "$data_dir/train.parquet" ] || python3 -m recipes data --dataset "$dataset" --out "$data_dir"
 
 ALGORITHM=(
     --algo.advantage.estimator "$estimator"

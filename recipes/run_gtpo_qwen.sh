@@ -155,4 +155,4 @@ COMMAND=(
 check_command
 make_data
 measure_initial_entropy
-python3 -m gtpo_verl run --out "$OUT" "${extend[@]}" -- "${COMMAND[@]}" "${INITIAL_ENTROPY[@]}"
+python3 -m recipes run --out "$OUT" "${extend[@]}" -- "${COMMAND[@]}" "${INITIAL_ENTROPY[@]}"

@@ -4,7 +4,7 @@
 #   bash recipes/run_sft.sh [override…]
 #   DATASET=math MODEL_PATH=meta-llama/Llama-3.1-8B-Instruct LORA_RANK=128 bash recipes/run_sft.sh
 #
-# Trains on the dataset's own solutions, put into the paper's format by `gtpo-verl data --sft`. All other settings stand in
+# Trains on the dataset's own solutions, put into the paper's format by `python3 -m recipes data --sft`. All other settings stand in
 # recipes/config/sft.yaml.
 set -xeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -81,4 +81,4 @@ COMMAND=(
 )
 python3 -m gtpo_verl check -- "${COMMAND[@]}"
 make_data --sft
-python3 -m gtpo_verl run --out "$OUT" "${extend[@]}" -- "${COMMAND[@]}"
+python3 -m recipes run --out "$OUT" "${extend[@]}" -- "${COMMAND[@]}"

@@ -27,9 +27,9 @@ import torch
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 from gtpo_verl import GTPOConfig
-from gtpo_verl.advantage import apply_gtpo, compute_group_advantages
-from gtpo_verl.completions import Completions
-from gtpo_verl.metrics import compute_gtpo_metrics
+from gtpo_verl.algorithm.advantage import apply_gtpo, compute_group_advantages
+from gtpo_verl.algorithm.completions import Completions
+from gtpo_verl.algorithm.metrics import compute_gtpo_metrics
 
 SIZES = [(1024, 8, 4096), (512, 16, 8192), (128, 64, 8192)]
 VOCABULARY = 151_936

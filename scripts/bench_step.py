@@ -1,8 +1,8 @@
 """The training part of a step, old log-probs to update, with GTPO's entropy from the update, against GRPO.
 
-    VERL_PLATFORM=cpu python scripts/bench_step.py [--rounds 20]
+    VERL_USE_EXTERNAL_MODULES=recipes.verl_cpu.plugin python scripts/bench_step.py [--rounds 20]
 
-Trainer, worker, FSDP engine and loss are verl's, in one process, with rollouts that are given (tests/one_step.py): 8
+Trainer, worker, FSDP engine and loss are verl's, in one process, on given rollouts (recipes/verl_cpu/one_process.py): 8
 prompts × 8 completions of the CPU recipe's task, and its model of 0.4 M parameters with random weights.
 
 Every round runs one step of each, the first of them in turn; two rounds go before. Prints JSON: medians of the times,
@@ -13,20 +13,16 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-
-import one_step
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from gtpo_verl.cpu import tiny
+from recipes.tasks import tiny
+from recipes.verl_cpu import one_process
 
 GRPO = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla"]
 BYPASS = ["algorithm.rollout_correction.bypass_mode=true"]
@@ -40,10 +36,10 @@ STEPS = {
     "GRPO, bypass mode": [*GRPO, *BYPASS],
     "GRPO, KL": [*GRPO, "actor_rollout_ref.actor.use_kl_loss=true"],
 }
-WARM_UP = 2
+PROMPTS, WARM_UP = 8, 2
 
 
-class ReferenceWorkers(one_step.WorkerGroup):
+class ReferenceWorkers(one_process.WorkerGroup):
     """The reference policy, on all rows."""
 
     def compute_ref_log_prob(self, batch):
@@ -56,7 +52,7 @@ class ReferenceWorkers(one_step.WorkerGroup):
 
 def trainer_of(task: Path, overrides: list[str]):
     """The trainer, and its reference policy where it has a KL term."""
-    trainer = one_step.make_trainer(task, task / str(len(os.listdir(task))), overrides)
+    trainer = one_process.make_trainer(task, task / str(len(os.listdir(task))), overrides)
     actor = trainer.config.actor_rollout_ref
     if actor.actor.use_kl_loss:
         worker = ActorRolloutRefWorker(config=actor, role="ref")
@@ -68,7 +64,7 @@ def trainer_of(task: Path, overrides: list[str]):
 
 def seconds_of_step(trainer, rows: dict) -> tuple[float, float]:
     """One step from the rollouts on, all but reward and weight sync: wall-clock time and CPU time."""
-    queue, batch = one_step.take(trainer, rows, seed=0)
+    queue, batch = one_process.take(trainer, rows, seed=0)
     extra_info, metrics = batch.extra_info, {}
     start = time.perf_counter(), time.process_time()
     batch = trainer._compute_old_log_prob(batch, metrics)
@@ -86,14 +82,13 @@ def seconds_of_step(trainer, rows: dict) -> tuple[float, float]:
 
 def seconds_of_rounds(task: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
     """Wall-clock and CPU time of each round, after the first two."""
-    one_step.PROMPTS = 8
-    one_step.be_rank(0, 1, task / "store")
+    one_process.be_rank(0, 1, task / "store")
     torch.manual_seed(0)
     tokenizer = tiny.build_tokenizer()
     tiny.build_model(tokenizer).save_pretrained(task / "model")
     tokenizer.save_pretrained(task / "model")
     trainers = {name: trainer_of(task, overrides) for name, overrides in STEPS.items()}
-    rows = one_step.rollouts(next(iter(trainers.values())).tokenizer)
+    rows = one_process.rollouts(next(iter(trainers.values())).tokenizer, PROMPTS)
     for fields in rows.values():
         fields["rollout_log_probs"] = torch.full(fields["responses"].shape, -1.0)
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in trainers}

@@ -16,12 +16,12 @@ out=$PWD/.cache/verl-versions
 mkdir -p "$out"
 rm -f "$out"/*.pt
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONWARNINGS=ignore
-export VERL_PLATFORM=cpu RAY_USAGE_STATS_ENABLED=0 RAY_DEDUP_LOGS=0 RAY_worker_niceness=0
+export VERL_USE_EXTERNAL_MODULES=recipes.verl_cpu.plugin RAY_USAGE_STATS_ENABLED=0 RAY_DEDUP_LOGS=0 RAY_worker_niceness=0
 
 run() { # run VERSION TRAINER STEPS
     local use_v1=True
     [ "$2" = v1 ] || use_v1=False
-    "$python" -m gtpo_verl run --out "$out/$1-$2" --stall 120 --extend -- \
+    "$python" -m recipes run --out "$out/$1-$2" --stall 120 --extend -- \
         "$python" -m verl.trainer.main_ppo --config-path "$PWD/recipes/config" --config-name gtpo_cpu task_dir="$out/task-$1" \
         data.train_batch_size=2 trainer.default_local_dir="$out/$1-$2/checkpoints" trainer.save_freq=1 \
         trainer.total_training_steps="$3" trainer.use_v1="$use_v1"
@@ -66,7 +66,7 @@ for version in "$@"; do
         tests/test_loss_on_cpu.py \
         tests/verl_plugin/test_{verl_plugin,trainers,v1_trainer,legacy_trainer,preflight,compose}_on_cpu.py
     tested="$result, $(tail -n 1 "$out/$version-tests.log" | sed 's/ in .*//')"
-    check "$version-task" "$python" -m gtpo_verl make-task arithmetic --out "$out/task-$version" --seed 1
+    check "$version-task" "$python" -m recipes make-task arithmetic --out "$out/task-$version" --seed 1
     for trainer in legacy v1; do
         check "$version-$trainer-numbers" "$python" scripts/same_numbers.py compute "$out/$version-$trainer.pt" "$trainer"
         computed=$result

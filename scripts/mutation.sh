@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-[ $# -gt 0 ] || set -- advantage completions conflict loss config metrics initial_entropy collapse signs
+[ $# -gt 0 ] || set -- advantage completions conflict loss config metrics initial_entropy collapse_watch signs
 cache=$PWD/.cache/mutation
 mkdir -p "$cache"
 if [ ! -x "$cache/venv/bin/mutmut" ]; then
@@ -57,4 +57,4 @@ sed -nE 's/^ *(.*): (survived|no tests)$/\1/p' "$cache/results" |
 awk -F'[.:] *' 'BEGIN { print "| file | changes | noticed |\n|---|---|---|" }
     { changes[$2]++; if (/: (killed|timeout)$/) noticed[$2]++ }
     END { for (name in changes) printf "| %s | %d | %.1f%% |\n", name, changes[name], 100 * noticed[name] / changes[name] }' \
-    <(sed -E 's/\.(verl_plugin|diagnose)\././' "$cache/results")
+    <(sed -E 's/\.(algorithm|verl_plugin|monitor)\././' "$cache/results")

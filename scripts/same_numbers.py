@@ -11,11 +11,11 @@ or which GTPO it calls.
 import itertools
 import sys
 import tempfile
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
+
+from recipes.verl_cpu.stages import STAGES, LegacyStage, Rows, padded
 
 ROWS, LENGTH, PADDING = 40, 48, 3
 # All of these batches start below ln 2. So the defaults filter, whether GTPO measures that or takes it for granted.
@@ -34,12 +34,8 @@ SETTINGS: list[dict[str, Any]] = [
 BATCHES = 20
 
 
-def random_batch(generator: torch.Generator, batch_number: int) -> dict[str, Any]:
-    """Groups of unequal size, tool output inside responses, padding rows; a small vocabulary, so that tokens conflict.
-
-    Returns:
-        `uid`, a list, and the fields that a trainer keeps of each row: lists of tensors of unequal length.
-    """
+def random_batch(generator: torch.Generator, batch_number: int) -> Rows:
+    """Groups of unequal size, tool output inside responses, padding rows; few different tokens: some conflict."""
 
     def rand(*size: int) -> torch.Tensor:
         return torch.rand(*size, generator=generator)
@@ -63,7 +59,11 @@ def random_batch(generator: torch.Generator, batch_number: int) -> dict[str, Any
         uids.append("pad")
         for name, value in (("responses", 3), ("response_mask", 0), ("entropy", 1.5), ("rm_scores", 0.0)):
             rows[name].append(torch.tensor([value]))
-    return {"uid": uids, **rows}
+    alike = {
+        "prompts": [torch.ones(1, dtype=torch.int64)] * len(uids),
+        "old_log_probs": [-row for row in rows["entropy"]],
+    }
+    return {"uid": uids, **rows, **alike}
 
 
 def trainer_config(gtpo: dict[str, Any], checkpoints: str) -> Any:
@@ -79,72 +79,18 @@ def trainer_config(gtpo: dict[str, Any], checkpoints: str) -> Any:
 
 def advantages(trainer: str, gtpo: dict[str, Any], seed: int) -> list[torch.Tensor]:
     """Advantages of the batches of one run, one tensor of all real tokens each; the first sets the initial entropy."""
-    step = v1_step if trainer == "v1" else legacy_step
     generator = torch.Generator().manual_seed(seed)
     with tempfile.TemporaryDirectory() as checkpoints:
-        run = SimpleNamespace(config=trainer_config(gtpo, checkpoints), global_steps=1)
-        return [step(run, random_batch(generator, number)) for number in range(BATCHES)]
+        first, *others = (random_batch(generator, number) for number in range(BATCHES))
+        stage = STAGES[trainer](trainer_config(gtpo, checkpoints), first)
+        found = [stage.advantages()[_real(first)]]
+        for stage.rows in others:
+            found.append(stage.advantages()[_real(stage.rows)])
+        return found
 
 
-def v1_step(trainer: Any, rows: dict[str, Any]) -> torch.Tensor:
-    """The V1 trainer's `_compute_advantage`, on what TransferQueue would hold."""
-    from tensordict import TensorDict
-    from tensordict.tensorclass import NonTensorStack
-    from transfer_queue import KVBatchMeta
-    from verl.trainer.ppo.v1 import trainer_base
-
-    size = len(rows["uid"])
-    stored = {name: _nested(values) for name, values in rows.items() if name != "uid"}
-    stored["prompts"] = _nested([torch.ones(1, dtype=torch.int64)] * size)
-    stored["uid"] = NonTensorStack(*rows["uid"])
-    put: dict[str, Any] = {}
-    trainer_base.tq = SimpleNamespace(
-        kv_batch_get=lambda keys, partition_id, select_fields: TensorDict(
-            {name: stored[name] for name in select_fields if name in stored}, batch_size=size
-        ),
-        kv_batch_put=lambda keys, partition_id, fields: put.update(fields),
-    )
-    keys = [f"{uid}_{i}_0" for i, uid in enumerate(rows["uid"])]
-    batch = KVBatchMeta(keys=keys, partition_id="train", tags=[{}] * size)
-    trainer_base.PPOTrainer._compute_advantage.__get__(trainer)(batch, {})
-    return put["advantages"].values()
-
-
-def legacy_step(trainer: Any, rows: dict[str, Any]) -> torch.Tensor:
-    """What the legacy trainer's `fit` calls, on padded rows behind prompts of one token."""
-    import numpy as np
-    from verl import DataProto
-    from verl.trainer.ppo import ray_trainer
-    from verl.utils.tensordict_utils import get_tensordict
-
-    padded = {name: pad_sequence(values, batch_first=True) for name, values in rows.items() if name != "uid"}
-    real = pad_sequence([torch.ones_like(row) for row in rows["responses"]], batch_first=True)
-    attention_mask = torch.nn.functional.pad(real, (1, 0), value=1)
-    tensors = {
-        "prompts": torch.ones_like(real[:, :1]),
-        "responses": padded["responses"],
-        "input_ids": torch.nn.functional.pad(padded["responses"], (1, 0), value=1),
-        "attention_mask": attention_mask,
-        "position_ids": attention_mask.cumsum(-1) - 1,
-        "response_mask": padded["response_mask"],
-    }
-    data = DataProto.from_dict(tensors, non_tensors={"uid": np.array(rows["uid"], dtype=object)})
-    # An engine returns its value for a token at the position before it.
-    entropy = _nested([torch.nn.functional.pad(row, (0, 1)) for row in rows["entropy"]])
-    output = get_tensordict({"entropy": entropy, "log_probs": -entropy}, {"metrics": {"mfu": 0.0}})
-    trainer.actor_rollout_wg = SimpleNamespace(compute_log_prob=lambda batch: output)
-    old_log_prob, _ = ray_trainer.RayPPOTrainer._compute_old_log_prob.__get__(trainer)(data)
-    entropys = old_log_prob.batch.pop("entropys")
-    data = data.union(old_log_prob)
-    data.batch["entropy"] = entropys  # kept by a patched verl, see patches/
-    data.batch["token_level_rewards"] = padded["rm_scores"]
-    algorithm = trainer.config.algorithm
-    data = ray_trainer.compute_advantage(data, adv_estimator=algorithm.adv_estimator, config=algorithm)
-    return data.batch["advantages"][real.bool()]
-
-
-def _nested(rows: list[torch.Tensor]) -> torch.Tensor:
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+def _real(rows: Rows) -> torch.Tensor:
+    return padded([torch.ones_like(row) for row in rows["responses"]]).bool()
 
 
 def losses(loss_mode: str, spread: float, seed: int) -> list[torch.Tensor]:
@@ -176,11 +122,12 @@ def compute(path: str, trainer: str) -> None:
     import verl
     from verl.trainer.ppo.core_algos import AdvantageEstimator, get_adv_estimator_fn
 
+    LegacyStage.keeps_entropy = "GTPO" in AdvantageEstimator.__members__  # a patched verl
     numbers: dict[str, Any] = {
         f"advantages {gtpo}": advantages(trainer, gtpo, seed) for seed, gtpo in enumerate(SETTINGS)
     }
-    # A patched verl trains with vanilla, which is the same at ratio 1, before the first update of a rollout.
-    loss_mode = "vanilla" if "GTPO" in AdvantageEstimator.__members__ else "gtpo"
+    # That one trains with vanilla, which is the same at ratio 1, before the first update of a rollout.
+    loss_mode = "vanilla" if LegacyStage.keeps_entropy else "gtpo"
     numbers["loss at ratio 1"] = losses(loss_mode, spread=0.0, seed=0)
     if loss_mode == "gtpo":
         numbers["loss"] = losses(loss_mode, spread=0.5, seed=0)

@@ -15,8 +15,8 @@ case ${1:-} in
     core)
         shift
         selected=(
-            tests/test_{advantage,completions,config,conflict,initial_entropy,loss,metrics}_on_cpu.py
-            tests/verl_plugin/test_{collapse,trainers,legacy_trainer,v1_trainer}_on_cpu.py
+            tests/algorithm tests/test_initial_entropy_on_cpu.py
+            tests/verl_plugin/test_{collapse_watch,loss,trainers,legacy_trainer,v1_trainer}_on_cpu.py
         )
         extras=()
         ;;

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
-from gtpo_verl.completions import Completions
-from gtpo_verl.config import GTPOConfig
-from gtpo_verl.conflict import compute_conflict_mask, compute_conflict_weights, find_conflicts
+from gtpo_verl.algorithm.completions import Completions
+from gtpo_verl.algorithm.config import GTPOConfig
+from gtpo_verl.algorithm.conflict import compute_conflict_mask, compute_conflict_weights, find_conflicts
 
 Ids = list[list[int]]
 """The own tokens of each row."""

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gtpo_verl.diagnose.frameworks import translate
-from gtpo_verl.diagnose.signs import NUMBERS, SIGNS, Sign, Trend, Watch, outcomes, window
-from gtpo_verl.records import read_metrics
+from gtpo_verl.monitor.frameworks import translate
+from gtpo_verl.monitor.logs import read_metrics
+from gtpo_verl.monitor.signs import NUMBERS, SIGNS, Sign, Trend, Watch, outcomes, window
 from studies.plan import HERE, ROOT, complete, one_prompt, planned, read_log
 
 MODEL, REAL_MODEL = "0.4 M parameters", "SmolLM2-135M"

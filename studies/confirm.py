@@ -1,6 +1,7 @@
 """Runs under verl's own trainer that confirm the study: which there are, and how to run one that is missing.
 
-    VERL_PLATFORM=cpu OMP_NUM_THREADS=1 RAY_worker_niceness=0 HF_HUB_OFFLINE=1 python -m studies.confirm [--list]
+    export VERL_USE_EXTERNAL_MODULES=recipes.verl_cpu.plugin OMP_NUM_THREADS=1 RAY_worker_niceness=0 HF_HUB_OFFLINE=1
+    python -m studies.confirm [--list]
 
 They were made before the design: one prompt × 8 completions a step as there, but mostly 600 steps, and GRPO at 5e-5,
 GTPO at 1e-4 (each the best of three rates on subtraction, two seeds of 200 steps).
@@ -15,7 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gtpo_verl.cpu.tiny import WarmStartConfig, prepare
+from recipes.tasks.tiny import WarmStartConfig, prepare
 from studies import questions
 from studies.missing import missing_runs, write_log
 from studies.plan import ADDITION, COUNTING, HERE, METHODS, ROOT, SPELLING, Cell, Start, cells
@@ -71,7 +72,7 @@ def command(cell: Cell, seed: int, task: Path, out: Path) -> list[str]:
         *METHODS[cell.method],
     ]
     trainer = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-path", str(ROOT / "recipes/config")]
-    launcher = [sys.executable, "-m", "gtpo_verl", "run", "--out", str(out), "--stall", "300", "--"]
+    launcher = [sys.executable, "-m", "recipes", "run", "--out", str(out), "--stall", "300", "--"]
     return [*launcher, *trainer, "--config-name", "gtpo_cpu", *overrides]
 
 

@@ -23,11 +23,11 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.torch_functional import get_constant_schedule_with_warmup
 from verl.workers.config import build_optimizer
 
-from gtpo_verl.advantage import compute_gtpo_token_advantages
-from gtpo_verl.config import LN2, GTPOConfig
-from gtpo_verl.loss import compute_policy_loss_gtpo
-from gtpo_verl.paper.reward import TAGS, extract_answer
+from gtpo_verl.algorithm.advantage import compute_gtpo_token_advantages
+from gtpo_verl.algorithm.config import LN2, GTPOConfig
+from gtpo_verl.reward import TAGS, extract_answer
 from gtpo_verl.verl_plugin.config import VerlGTPOConfig
+from gtpo_verl.verl_plugin.loss import compute_policy_loss_gtpo
 from studies import arms
 from studies import reward as rewards
 from studies.model import Rollout, Shape, Weights, log_probs, pad_rows, sample

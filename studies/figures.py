@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from gtpo_verl.config import LN2
-from gtpo_verl.paper.plots import COLOURS, GREY, STYLE
+from gtpo_verl.algorithm.config import LN2
+from recipes.paper.plots import COLOURS, GREY, STYLE
 from studies.logs import STRETCH, TASKS, TITLES, K, Run, rate, runs_of, stretches
 from studies.part_two import at_own_best_rate, compare, results
 from studies.plan import (

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import bootstrap, mannwhitneyu, trim_mean
 
-from gtpo_verl.paper.evaluation import pass_at_k
+from recipes.paper.evaluation import pass_at_k
 from studies.plan import (
     ADDITION,
     COUNTING,

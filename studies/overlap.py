@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
-from gtpo_verl.conflict import compute_conflict_mask
+from gtpo_verl.algorithm.conflict import compute_conflict_mask
 from studies import arms
 from studies.fast import read_scores
 from studies.model import pad_rows, sample

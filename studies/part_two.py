@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gtpo_verl.paper.evaluation import pass_at_k
+from recipes.paper.evaluation import pass_at_k
 from studies.logs import TASKS, TITLES, Comparison, rate, signed, stretches
 from studies.plan import CLEAN, WORDY, Cell, blocks, complete, planned, read_log
 

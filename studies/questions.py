@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gtpo_verl.cpu.tiny import Ask, Question, two_digit
+from recipes.tasks.tiny import Ask, Question, two_digit
 
 
 def spell_backward() -> list[Question]:

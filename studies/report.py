@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gtpo_verl.config import LN2
-from gtpo_verl.paper.plots import read_run, save
+from gtpo_verl.algorithm.config import LN2
+from recipes.paper.plots import read_run, save
 from studies import confirm, figures, part_two
 from studies.logs import (
     LAST,

@@ -7,7 +7,7 @@ is the ground truth letter for letter: to math-verify, which the package's rewar
 import random
 from typing import Any
 
-from gtpo_verl.paper.reward import compute_format_reward, extract_answer, is_strict
+from gtpo_verl.reward import compute_format_reward, extract_answer, is_strict
 
 
 def paper(

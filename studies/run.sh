@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup_cpu.sh smollm2
 source .venv/bin/activate
 
-export VERL_PLATFORM=cpu OMP_NUM_THREADS=1
+export VERL_USE_EXTERNAL_MODULES=recipes.verl_cpu.plugin OMP_NUM_THREADS=1
 # Freed memory stays with the process: fetching its pages anew takes time in every step.
 export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=17179869184:glibc.malloc.hugetlb=1}
 exec python3 -m studies.run "$@"

@@ -1,7 +1,7 @@
 """What a run of the study starts from: questions, a model after its warm start, and that model's mean entropy.
 
-The tasks of `studies.questions` have the model of 0.4 M parameters (`gtpo_verl.cpu.tiny`); `leg_counting` has
-SmolLM2-135M-Instruct (`gtpo_verl.cpu.smollm2`), trained on a few solutions, a question about one kind of animal or two.
+The tasks of `studies.questions` have the model of 0.4 M parameters (`recipes.tasks.tiny`); `leg_counting` has
+SmolLM2-135M-Instruct (`recipes.tasks.smollm2`), trained on a few solutions, a question about one kind of animal or two.
 """
 
 import json
@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from datasets import load_dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gtpo_verl.cpu import smollm2, tiny
 from gtpo_verl.records import atomic_write
+from recipes.tasks import smollm2, tiny
 from studies import questions
 from studies.model import Shape, Weights, load, log_probs, sample
 from studies.plan import Start

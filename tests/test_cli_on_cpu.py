@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import datasets
@@ -9,25 +10,48 @@ import pyarrow.parquet as pq
 import pytest
 from own_process import run_python
 
-from gtpo_verl.cli import COMMANDS, main
+from gtpo_verl import cli
+from recipes import __main__ as clones
 
+PROGRAMS = {"gtpo-verl": (cli.main, cli.COMMANDS), "python3 -m recipes": (clones.main, clones.COMMANDS)}
+COMMANDS = {name: (prog, main) for prog, (main, commands) in PROGRAMS.items() for name in commands}
 LOG = Path(__file__).resolve().parent / "diagnose/trainer_state.json"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_commands_help_has_an_example_that_its_parser_knows(name, capsys):
+    prog, main = COMMANDS[name]
     with pytest.raises(SystemExit) as stopped:
         main([name, "--help"])
     assert stopped.value.code == 0
-    assert f"example: gtpo-verl {name}" in capsys.readouterr().out
+    assert f"example: {prog} {name}" in capsys.readouterr().out
 
 
-def test_the_help_is_a_map_that_names_every_command(capsys):
+@pytest.mark.parametrize("arguments", [["--help"], []])
+@pytest.mark.parametrize(("main", "commands"), PROGRAMS.values(), ids=PROGRAMS)
+def test_the_help_is_a_map_that_names_every_command(main, commands, arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
-        main(["--help"])
+        main(arguments)
     assert stopped.value.code == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert all(f" {name} {summary}" in out for name, (_, summary) in COMMANDS.items())
+    assert all(f" {name} {summary}" in out for name, (_, summary) in commands.items())
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("diagnos", "did you mean diagnose?"), ("\x1bzzz", "the commands are check,")]
+)
+def test_a_mistyped_command_is_one_line(word, meant, capsys):
+    assert cli.main([word, "--help"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("gtpo-verl: there is no command ") and meant in line and line.isprintable()
+
+
+def test_the_versions_are_those_that_a_bug_report_wants(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["--version"])
+    assert stopped.value.code == 0
+    said = capsys.readouterr().out
+    assert all(f"{name} {version(name)}" in said for name in ("gtpo-verl", "verl", "torch")) and "Python 3." in said
 
 
 def test_help_needs_neither_torch_nor_verl():
@@ -50,7 +74,7 @@ def left():
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_ends_quietly_when_its_reader_leaves(name, left, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdout", left)
-    assert main([name, "--help"]) == 141
+    assert COMMANDS[name][1]([name, "--help"]) == 141
     left.flush()  # as Python does when it exits
     assert not capsys.readouterr().err
 
@@ -110,10 +134,10 @@ def broken(tmp_path, monkeypatch):
     ],
 )
 def test_hostile_input_is_one_line_and_writes_nothing(broken, command, capsys):
-    name, *arguments = command.split()
-    assert main([name, *arguments]) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("gtpo-verl")]
-    assert len(lines) == 1 and lines[0].startswith(f"gtpo-verl {name}: ")
+    prog, main = COMMANDS[command.split()[0]]
+    assert main(command.split()) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith(prog)]
+    assert len(lines) == 1 and lines[0].startswith(f"{prog} {command.split()[0]}: ")
     assert [path.name for path in (broken / "figures").iterdir()] == ["kept"]
 
 
@@ -136,23 +160,25 @@ def test_a_record_that_is_none_is_named_and_kept(broken, command, record, text, 
     (broken / "global_step_1/fsdp_config.json").write_text('{"world_size": 1}')
     (broken / "global_step_1/model_world_size_1_rank_0.pt").touch()
     (broken / "held" / record).write_text(text)
-    name, *arguments = command.split()
-    assert main([name, *arguments]) == 2
+    prog, main = COMMANDS[command.split()[0]]
+    assert main(command.split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"gtpo-verl {name}: ") and record in line and line.endswith(": restore or remove it")
+    assert (
+        line.startswith(f"{prog} {command.split()[0]}: ") and record in line and line.endswith(": restore or remove it")
+    )
     assert (broken / "held" / record).read_text() == text
     assert not (broken / "out").exists() and [path.name for path in (broken / "figures").iterdir()] == ["kept"]
 
 
 def test_what_a_file_is_called_does_not_steer_the_terminal(broken, capsys):
-    assert main(["evaluate", "\x1b[31m\x9bred ⟨H⟩\u202e"]) == 2
+    assert clones.main(["evaluate", "\x1b[31m\x9bred ⟨H⟩\u202e"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert r"\x1b[31m\x9bred ⟨H⟩\u202e" in line and line.isprintable()
 
 
 def test_a_data_source_that_would_break_the_table_is_an_error(broken, capsys):
     (broken / "dump.jsonl").write_text('{"input": "q", "output": "a", "acc": 1, "data_source": "a\\n| b |"}\n')
-    assert main(["evaluate", "dump.jsonl"]) == 2
+    assert clones.main(["evaluate", "dump.jsonl"]) == 2
     assert (
         r"dump.jsonl:1 is not a line of a validation dump of verl (data_source is 'a\n| b |'" in capsys.readouterr().err
     )
@@ -160,5 +186,5 @@ def test_a_data_source_that_would_break_the_table_is_an_error(broken, capsys):
 
 def test_a_wrong_model_is_named(broken, capsys):
     pq.write_table(pa.table({"prompt": [[{"role": "user", "content": "1+1="}]]}), broken / "prompts.parquet")
-    assert main(["initial-entropy", "--model", "./none", "--data", "prompts.parquet", "--samples", "1"]) == 2
+    assert cli.main(["initial-entropy", "--model", "./none", "--data", "prompts.parquet", "--samples", "1"]) == 2
     assert "--model ./none cannot be loaded" in capsys.readouterr().err

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gtpo_verl import GTPOConfig
-from gtpo_verl.config import LN2
+from gtpo_verl.algorithm.config import LN2
 from gtpo_verl.initial_entropy import InitialEntropy, changed_settings
 from gtpo_verl.verl_plugin.config import VerlGTPOConfig
 

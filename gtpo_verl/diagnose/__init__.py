@@ -1,8 +1,7 @@
 """`gtpo-verl diagnose`: what is wrong with a run, and would GTPO (arXiv:2508.03772) change it, from its files.
 
 It reads what a trainer logged (`frameworks`), looks for the signs that the watch in training looks for (`signs`), and
-reads completions if there are any (`rollouts`). `evidence.json` is what the stored runs say; `python -m studies.shares`
-writes it.
+reads completions if there are any (`rollouts`). `evidence.json` is what this project's stored runs say.
 """
 
 import argparse
@@ -17,9 +16,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gtpo_verl.diagnose.frameworks import FRAMEWORKS, translate
-from gtpo_verl.diagnose.signs import NUMBERS, SIGNS, Sign, Watch, label, outcomes, window
-from gtpo_verl.records import read_metrics, read_record
+from gtpo_verl import DOCS
+from gtpo_verl.monitor.frameworks import FRAMEWORKS, translate
+from gtpo_verl.monitor.logs import read_metrics
+from gtpo_verl.monitor.signs import NUMBERS, SIGNS, Sign, Watch, label, outcomes, window
+from gtpo_verl.records import read_record
 
 if TYPE_CHECKING:
     from gtpo_verl.diagnose.rollouts import Rollouts
@@ -156,7 +157,7 @@ def diagnose(
         steps = {step: translate(metrics, framework, limit) for step, metrics in logged.items()}
         steps = {step: numbers for step, numbers in steps.items() if numbers.keys() & NUMBERS.keys()}
         if not steps:
-            raise ValueError(f"{log} has none of the metrics of {framework} that diagnose reads (docs/diagnose.md)")
+            raise ValueError(f"{log} has none of the metrics of {framework} that diagnose reads: {DOCS}/diagnose.md")
         cut = [x["longest"] for x in steps.values() if "longest" in x and x.get("ended", 1) < 1]
         limit = limit or max(cut, default=None)
     if rollouts is not None:

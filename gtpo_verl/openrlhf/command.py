@@ -11,13 +11,15 @@ from importlib.util import find_spec
 import wrapt
 from packaging.version import Version
 
+from gtpo_verl import DOCS
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Everything after `openrlhf` is OpenRLHF's, except a lone `--help`."""
     parser.usage = "gtpo-verl openrlhf OPTIONS"
     parser.description = (
         "OpenRLHF's own train_ppo_ray, with --algo.advantage.estimator gtpo and its settings as JSON in --algo.gtpo\n"
-        "(docs/keys.md). See docs/openrlhf.md. All other options: python -m openrlhf.cli.train_ppo_ray --help"
+        f"({DOCS}/openrlhf.md). All other options: python -m openrlhf.cli.train_ppo_ray --help"
     )
     parser.epilog = (
         "example: gtpo-verl openrlhf YOUR_OPTIONS --algo.advantage.estimator gtpo --algo.kl.init_coef 0 \\\n"
@@ -39,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 def main() -> None:
     """Run `openrlhf.cli.train_ppo_ray`, which has no function to call, with the arguments of this process."""
     if find_spec("openrlhf") is None:
-        sys.exit("gtpo-verl openrlhf: there is no OpenRLHF in this environment; see docs/openrlhf.md")
+        sys.exit(f"gtpo-verl openrlhf: there is no OpenRLHF in this environment; how to install it: {DOCS}/openrlhf.md")
     from gtpo_verl.openrlhf.options import SUPPORTED_OPENRLHF
 
     first, installed = SUPPORTED_OPENRLHF[0], version("openrlhf")

@@ -10,7 +10,8 @@ from typing import Any
 
 from packaging.version import Version
 
-from gtpo_verl.config import GTPOConfig
+from gtpo_verl import DOCS
+from gtpo_verl.algorithm.config import GTPOConfig
 from gtpo_verl.initial_entropy import InitialEntropy, changed_settings
 
 SUPPORTED_OPENRLHF = ("0.10.4", "0.11.2")
@@ -20,6 +21,12 @@ SETTINGS = "algo.gtpo"
 logger = logging.getLogger("gtpo_verl")
 
 
+class OpenRLHFGTPOConfig(GTPOConfig):
+    """Settings of GTPO (arXiv:2508.03772) in OpenRLHF, `--algo.gtpo`."""
+
+    section = SETTINGS
+
+
 def parse_args(wrapped: Callable, parser: argparse.ArgumentParser, args: tuple, kwargs: dict) -> argparse.Namespace:
     """Around `ArgumentParser.parse_args`: OpenRLHF's parser knows `gtpo`, and `algo.gtpo` is its `GTPOConfig`."""
     estimator = next((x for x in parser._actions if x.dest == ESTIMATOR), None)
@@ -27,7 +34,7 @@ def parse_args(wrapped: Callable, parser: argparse.ArgumentParser, args: tuple, 
         return wrapped(*args, **kwargs)
     estimator.choices = [*estimator.choices, "gtpo"]
     parser.add_argument(
-        f"--{SETTINGS}", metavar="JSON", default="{}", help="settings of gtpo (arXiv:2508.03772), see docs/keys.md"
+        f"--{SETTINGS}", metavar="JSON", default="{}", help=f"settings of gtpo (arXiv:2508.03772), {DOCS}/keys.md"
     )
     parsed = wrapped(*args, **kwargs)
     text = vars(parsed).pop(SETTINGS)
@@ -35,13 +42,8 @@ def parse_args(wrapped: Callable, parser: argparse.ArgumentParser, args: tuple, 
         try:
             setattr(parsed, SETTINGS, check(vars(parsed), text))
         except ValueError as error:
-            parser.exit(2, f"gtpo-verl openrlhf: {in_openrlhf(error)}\n")
+            parser.exit(2, f"gtpo-verl openrlhf: {error}\n")
     return parsed
-
-
-def in_openrlhf(text: object) -> str:
-    """A message of this package with OpenRLHF's name of the settings."""
-    return str(text).replace("algorithm.gtpo", SETTINGS)
 
 
 def check(options: Mapping[str, Any], text: str) -> GTPOConfig:
@@ -60,7 +62,7 @@ def check(options: Mapping[str, Any], text: str) -> GTPOConfig:
     if options["ckpt.load_enable"] and os.path.exists(os.path.join(folder, "_actor")):
         InitialEntropy.known_before(config, folder)
         if changed := changed_settings(folder, config):
-            logger.warning("GTPO goes on from %s with other settings: %s", folder, in_openrlhf("; ".join(changed)))
+            logger.warning("GTPO goes on from %s with other settings: %s", folder, "; ".join(changed))
     if found := _departures(options):
         logger.warning("GTPO: with these options the run is not the paper's:\n  %s", "\n  ".join(found))
     return config
@@ -103,7 +105,7 @@ def _config(text: str) -> GTPOConfig:
         raise ValueError(f"--{SETTINGS} {text}: not JSON, {error}; give it as '{{\"entropy_coeff\": 0.1}}'") from error
     if not isinstance(section, dict):
         raise ValueError(f"--{SETTINGS} {text}: must be a JSON object, such as '{{\"entropy_coeff\": 0.1}}'")
-    return GTPOConfig.from_config(section)
+    return OpenRLHFGTPOConfig.from_config(section)
 
 
 def _departures(options: Mapping[str, Any]) -> list[str]:

@@ -12,12 +12,11 @@ import wrapt
 from openrlhf.utils.logging_utils import init_logger
 from openrlhf.utils.utils import zero_pad_sequences
 
-from gtpo_verl.advantage import compute_group_advantages, compute_gtpo_token_advantages
-from gtpo_verl.completions import Completions
-from gtpo_verl.config import GTPOConfig
+from gtpo_verl.algorithm.advantage import apply_gtpo, compute_group_advantages
+from gtpo_verl.algorithm.completions import Completions
+from gtpo_verl.algorithm.config import GTPOConfig
+from gtpo_verl.algorithm.metrics import compute_gtpo_metrics
 from gtpo_verl.initial_entropy import InitialEntropy
-from gtpo_verl.metrics import compute_gtpo_metrics
-from gtpo_verl.openrlhf.options import in_openrlhf
 
 logger = logging.getLogger("gtpo_verl")
 
@@ -46,7 +45,7 @@ class GTPOStage:
         self._resumed = resumed
         resumed_from = self.args.ckpt.path if resumed else None
         if known := InitialEntropy.known_before(self.config, resumed_from):
-            self._settle(known)
+            self._fix_initial_entropy(known)
         # One that OpenRLHF knows, whose advantages GTPO's then replace; elsewhere `gtpo` stays, and raises.
         trainer.experience_maker.advantage_estimator = "group_norm"
         wrapt.wrap_function_wrapper(trainer.experience_maker, "compute_advantages_and_returns", self._estimate)
@@ -65,15 +64,14 @@ class GTPOStage:
         truncated = torch.cat([experience.truncated for experience in experiences])
 
         completions = Completions(mask, index)
+        trajectory_entropy = completions.mean(entropy)
         if self._initial_entropy is None and not self._resumed:
-            trajectory_entropy = completions.mean(entropy)
-            self._settle(InitialEntropy.measure(trajectory_entropy, completions.lengths, index))
+            self._fix_initial_entropy(InitialEntropy.measure(trajectory_entropy, completions.lengths, index))
         initial_entropy = self._initial_entropy.value if self._initial_entropy else None
         norm_by_std = not self.args.algo.advantage.no_std_norm
         group_advantages = compute_group_advantages(rewards, completions, norm_by_std)
-        result = compute_gtpo_token_advantages(
-            group_advantages, index, responses, mask, entropy, self.config, initial_entropy
-        )
+        inputs = group_advantages, completions, responses, trajectory_entropy
+        result = apply_gtpo(*inputs, self.config, initial_entropy)
         rows = result.advantages.split([len(experience.index) for experience in experiences])
         for experience, advantages in zip(experiences, rows, strict=True):
             experience.advantages = advantages[:, : experience.action_mask.size(1)].clone()
@@ -88,8 +86,8 @@ class GTPOStage:
         same = self.args.ds.ring_attn_size * self.args.ds.tensor_parallel_size  # ranks that compute one micro-batch
         return list(itertools.chain.from_iterable(ray.get(refs)[::same]))
 
-    def _settle(self, initial_entropy: InitialEntropy) -> None:
+    def _fix_initial_entropy(self, initial_entropy: InitialEntropy) -> None:
         self._initial_entropy = initial_entropy
         path = initial_entropy.save(self.args.ckpt.path, self.config)
         level = logging.WARNING if initial_entropy.may_be_chance(self.config) else logging.INFO
-        logger.log(level, "GTPO %s; written to %s", in_openrlhf(initial_entropy.decision(self.config)), path)
+        logger.log(level, "GTPO %s; written to %s", initial_entropy.decision(self.config), path)

@@ -1,6 +1,6 @@
 """GTPO inside verl: names and hooks.
 
-verl loads this module in every process (entry point `verl.plugins`), which hooks the functions of `trainer_hooks`.
+verl loads this module in every process (entry point `verl.plugins`), which hooks the functions of `hooks`.
 What happens to a batch:
 
 1. Before verl computes advantages, a hook fetches what verl does not give an estimator (token ids, entropy, prompts)
@@ -13,8 +13,9 @@ With `algorithm.gtpo.entropy_from=update` there is no entropy before the update:
 the actor's loss, in the workers' processes, applies δ and −γ⟨H⟩ (`update_pass`). The update's metrics bring back each
 ⟨H⟩_i, from which GTPO's metrics are then computed.
 
-Before workers start, verl's `validate_config` runs `preflight`. While the trainer loops, `collapse` watches what it
-logs, if the config asks for it, under any estimator. A run that asks for nothing passes through the hooks unchanged.
+Before workers start, verl's `validate_config` runs `preflight`. While the trainer loops, `collapse_watch` reads what it
+logs, if the config asks for it, under any estimator. A run that asks for nothing gets verl's own numbers, with two
+differences: one Ray cluster takes one run at a time, and each run has weight sockets of its own.
 
 verl swallows what a plugin raises while it loads. So `names_and_versions.load_errors()` keeps the errors: a hook that
 does not fit, a name that is taken, a verl that is too old. `gtpo-verl check` shows them, and they are raised once a
@@ -88,7 +89,7 @@ def _when_imported(module: str, change: Callable[[ModuleType], None]) -> None:
 
 
 def _register(core_algos: ModuleType) -> None:
-    """Register what is ours alone; `trainer_hooks` serves `gtpo` where it is asked for and nobody else has the name."""
+    """Register what is ours alone; `hooks` serves `gtpo` where it is asked for and nobody else has the name."""
     core_algos.register_adv_est(names_and_versions.ALIAS)(estimate_gtpo_advantage)
     core_algos.register_policy_loss(names_and_versions.ALIAS)(compute_policy_loss_gtpo)
 
@@ -113,9 +114,9 @@ def _install() -> None:
 
 try:
     _configure_logging()
-    from gtpo_verl.loss import compute_policy_loss_gtpo
-    from gtpo_verl.verl_plugin.trainer_hooks import HOOKS, WORKER_HOOKS
-    from gtpo_verl.verl_plugin.trainer_state import estimate_gtpo_advantage
+    from gtpo_verl.verl_plugin.hooks import HOOKS, WORKER_HOOKS
+    from gtpo_verl.verl_plugin.loss import compute_policy_loss_gtpo
+    from gtpo_verl.verl_plugin.state import estimate_gtpo_advantage
 
     _install()
 except Exception:

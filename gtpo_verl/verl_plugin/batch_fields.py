@@ -22,8 +22,8 @@ class BatchFields(NamedTuple):
             verl's rollout correction takes out of its own mask before it computes advantages.
         response_len (torch.Tensor): (bs,) int64, length of each response, tool output included.
         prompts: (bs,) token ids of each prompt, NumPy arrays.
-        final (list): rows that are the last output of their session, one for each session of the agent loop.
-        session (list): (bs,), for each row the place of its session in `final`.
+        last_outputs (list): rows that are the last output of their session, one for each session of the agent loop.
+        sessions (list): (bs,), for each row the place of its session in `last_outputs`.
     """
 
     responses: torch.Tensor
@@ -31,14 +31,14 @@ class BatchFields(NamedTuple):
     response_mask: torch.Tensor
     response_len: torch.Tensor
     prompts: Sequence[np.ndarray]
-    final: list[int]
-    session: list[int]
+    last_outputs: list[int]
+    sessions: list[int]
 
     def of_sessions(self) -> "BatchFields":
         """The last outputs alone, in the order in which verl's `grpo` has them."""
-        if len(self.final) == len(self.session):
+        if len(self.last_outputs) == len(self.sessions):
             return self
-        rows = self.final
+        rows = self.last_outputs
         responses, response_mask, response_len = self.responses[rows], self.response_mask[rows], self.response_len[rows]
         entropy = None if self.entropy is None else self.entropy[rows]
         prompts = [self.prompts[row] for row in rows]
@@ -58,7 +58,7 @@ def from_transfer_queue(tq: Any, batch: Any, with_entropy: bool = True) -> Batch
     """
     names = ["responses", "response_mask", "prompts"] + ["entropy"] * with_entropy
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
-    if missing := sorted(set(names) - set(data.keys())):  # TransferQueue leaves them out without a word
+    if missing := sorted(set(names) - set(data.keys())):  # TransferQueue silently omits missing fields
         raise RuntimeError(f"TransferQueue lacks {', '.join(missing)}, which GTPO needs for every row")
     offsets = data["responses"].offsets()
     if with_entropy and not torch.equal(offsets, data["entropy"].offsets()):
@@ -103,18 +103,16 @@ def _one_each(rows: int) -> tuple[list[int], list[int]]:
 
 
 def _sessions(keys: Iterable[str]) -> tuple[list[int], list[int]]:
-    """`final` and `session` of rows with these keys."""
-    place: dict[str, int] = {}
-    final: list[int] = []
-    last: list[int] = []
-    session = []
+    """`last_outputs` and `sessions` of rows with these keys."""
+    numbers: dict[str, int] = {}
+    latest: list[tuple[int, int]] = []  # of each session: its last output so far, and the row of that
+    sessions = []
     for row, key in enumerate(keys):
         name, _, output = key.rpartition("_")
-        at = place.setdefault(name, len(place))
-        session.append(at)
-        if at == len(final):
-            final.append(row)
-            last.append(int(output))
-        elif int(output) > last[at]:
-            final[at], last[at] = row, int(output)
-    return final, session
+        session = numbers.setdefault(name, len(numbers))
+        sessions.append(session)
+        if session == len(latest):
+            latest.append((int(output), row))
+        elif int(output) > latest[session][0]:
+            latest[session] = int(output), row
+    return [row for _, row in latest], sessions

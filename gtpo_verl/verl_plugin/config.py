@@ -1,8 +1,17 @@
-"""The keys of `algorithm.gtpo` that are verl's alone, beside the algorithm's own."""
+"""What a verl config asks of this plugin: its mode, and the keys of `algorithm.gtpo` that are verl's alone."""
 
+import io
+import os
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
 
-from gtpo_verl.config import GTPOConfig
+from omegaconf import DictConfig
+
+from gtpo_verl.algorithm.config import GTPOConfig
+from gtpo_verl.verl_plugin import names_and_versions
+from gtpo_verl.verl_plugin.names_and_versions import select
 
 
 @dataclass(frozen=True)
@@ -24,3 +33,55 @@ class VerlGTPOConfig(GTPOConfig):
         super().__post_init__()
         self._check_choice("entropy_from", "old_log_prob", "update")
         self._check_number("dump_freq", "a whole number of steps of at least 1", lambda x: x >= 1 and x == int(x))
+
+
+class Mode(Enum):
+    """What a run of verl asks of this plugin."""
+
+    NOTHING = "nothing"
+    DUMP = "another estimator, with a token dump"
+    GTPO = "GTPO"
+    GTPO_FROM_UPDATE = "GTPO, whose entropy comes from the update's forward pass"
+
+    @property
+    def applies_gtpo(self) -> bool:
+        """Whether the advantages are GTPO's."""
+        return self in (Mode.GTPO, Mode.GTPO_FROM_UPDATE)
+
+
+class RunConfig(NamedTuple):
+    """What a verl config asks for.
+
+    Args:
+        mode (Mode): of the run.
+        gtpo (VerlGTPOConfig): GTPO's settings; the defaults where the run asks for nothing.
+        resumed_from (str | None): the folder of the checkpoints from which verl will resume; None of a new run.
+    """
+
+    mode: Mode
+    gtpo: VerlGTPOConfig
+    resumed_from: str | None = None
+
+    @classmethod
+    def read(cls, config: Any) -> "RunConfig":
+        """From verl's whole config.
+
+        Raises:
+            ValueError: a wrong setting of GTPO in a run that asks for it.
+        """
+        serves = names_and_versions.serves(config)
+        if not serves and select(config, "algorithm.gtpo.dump_dir") is None:
+            return cls(Mode.NOTHING, VerlGTPOConfig())
+        gtpo = VerlGTPOConfig.from_config(config.algorithm)
+        of_gtpo = Mode.GTPO_FROM_UPDATE if gtpo.entropy_from == "update" else Mode.GTPO
+        return cls(of_gtpo if serves else Mode.DUMP, gtpo, _resumed_from(config.trainer))
+
+
+def _resumed_from(trainer: DictConfig) -> str | None:
+    from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
+
+    if trainer.resume_mode == "resume_path" and trainer.resume_from_path:
+        return os.path.dirname(str(trainer.resume_from_path).rstrip("/"))
+    with redirect_stdout(io.StringIO()):  # verl says it again when it loads the checkpoint
+        found = trainer.resume_mode == "auto" and find_latest_ckpt_path(trainer.default_local_dir)
+    return trainer.default_local_dir if found else None

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from textwrap import shorten
 from typing import Any
 
+from gtpo_verl import DOCS
 from gtpo_verl.verl_plugin.names_and_versions import select
 
 CONTROLLER, NAMESPACE = "TransferQueueController", "transfer_queue"
@@ -39,7 +40,7 @@ def refusal(other: str) -> str:
     return (
         f"another run of verl is training in this Ray cluster ({other}). verl keeps the rollouts of all runs of a "
         "cluster in one TransferQueue, so each run would train on the other's rollouts: wait until it ends, or start "
-        "a separate cluster for this run (docs/clusters.md)"
+        f"a separate cluster for this run ({DOCS}/clusters.md)"
     )
 
 

@@ -1,11 +1,9 @@
 """Checks, before workers start, that a verl config can run GTPO (arXiv:2508.03772), and whether it is the paper's."""
 
-import io
 import logging
 import os
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import redirect_stdout
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,10 +11,11 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 from packaging.version import Version
 
+from gtpo_verl.dumps import HEADER_NAME, STEP_FILES
 from gtpo_verl.initial_entropy import PAPER_SAMPLES, InitialEntropy, changed_settings
-from gtpo_verl.records import HEADER_NAME, STEP_FILES, read_record
-from gtpo_verl.verl_plugin import collapse, names_and_versions
-from gtpo_verl.verl_plugin.config import VerlGTPOConfig
+from gtpo_verl.records import read_record
+from gtpo_verl.verl_plugin import collapse_watch, names_and_versions
+from gtpo_verl.verl_plugin.config import Mode, RunConfig, VerlGTPOConfig
 from gtpo_verl.verl_plugin.names_and_versions import ADV_ESTIMATOR, ALIAS, LOSS_MODE, NAMES, foreign, select
 
 logger = logging.getLogger("gtpo_verl")
@@ -28,7 +27,7 @@ _ENTROPY_FROM, _INITIAL_ENTROPY = "algorithm.gtpo.entropy_from", "algorithm.gtpo
 _FILTER_GROUPS = "algorithm.filter_groups.enable"
 _CALCULATE = f"{_ACTOR}.calculate_entropy"
 
-# Losses of verl under which a conflict token's gradient is not λ times what it would be (docs/compose.md).
+# Losses of verl under which a conflict token's gradient is not λ times what it would be.
 _LOSSES_THAT_CHANGE_LAMBDA = {
     "geo_mean": "averages λ over each completion",
     "clip_cov": "chooses the tokens it drops by λ·A among others: λ = 2 can mean 0",
@@ -53,64 +52,66 @@ def problems(config: DictConfig) -> list[str]:
     """
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 
-    found = [*_problems(config)]
+    _, found = _read(config)
     for key, registry in ((ADV_ESTIMATOR, ADV_ESTIMATOR_REGISTRY), (LOSS_MODE, POLICY_LOSS_REGISTRY)):
         found += [problem for problem in _unknown(config, key, registry) if problem not in found]
     return found + (names_and_versions.load_errors() if names_and_versions.serves(config) else [])
 
 
-def validate(config: DictConfig) -> None:
-    """Raise on settings with which GTPO, its token dump or the watch for collapse cannot run, if a config asks for one.
+_validated: list[tuple[Any, RunConfig]] = []
+"""The config that this process has validated, and what it asks for."""
+
+
+def is_validated(config: DictConfig) -> bool:
+    """Whether this process has validated this very config."""
+    return bool(_validated) and _validated[0][0] is config
+
+
+def validated(config: DictConfig) -> RunConfig:
+    """What a config asks for, read and checked once in a process.
 
     Args:
         config (DictConfig): verl's whole config.
 
     Raises:
         RuntimeError: GTPO cannot run in this process.
-        ValueError: naming key, value and remedy of each.
+        ValueError: settings with which GTPO, its token dump or the watch for collapse cannot run, if the config asks
+            for one; naming key, value and remedy of each.
     """
-    if names_and_versions.serves(config):
-        names_and_versions.raise_load_errors()
-    if found := list(_problems(config)):
-        raise ValueError("; ".join(found))
+    if not is_validated(config):
+        if names_and_versions.serves(config):
+            names_and_versions.raise_load_errors()
+        run, found = _read(config)
+        if run is None or found:
+            raise ValueError("; ".join(found))
+        _validated[:] = [(config, run)]
+    return _validated[0][1]
 
 
-_validated: list[Any] = []
-"""The config that this process has validated."""
+def _read(config: DictConfig) -> tuple[RunConfig | None, list[str]]:
+    """What a config asks for, None if it cannot be read, and all problems with it."""
+    found = list(_said_by(collapse_watch.read_mode, config))
+    try:
+        run = RunConfig.read(config)
+    except ValueError as error:
+        return None, [*found, str(error), *_of_rollout(config)]
+    if run.mode is not Mode.NOTHING:
+        found += [*_of_rollout(config), *_entropy(config, run)]
+    if run.gtpo.dump_dir is not None:
+        found += _said_by(_check_dump, config, run, Path(run.gtpo.dump_dir))
+    if run.mode.applies_gtpo:
+        found += _loss(config)
+        if run.resumed_from:
+            found += _said_by(InitialEntropy.known_before, run.gtpo, run.resumed_from)
+    return run, found
 
 
-def validate_once(config: DictConfig) -> bool:
-    """`validate`, unless this process has done so with this very config; whether it was done now."""
-    if _validated and _validated[0] is config:
-        return False
-    validate(config)
-    _validated[:] = [config]
-    return True
-
-
-def _problems(config: DictConfig) -> Iterator[str]:
-    yield from _said_by(collapse.read_mode, config)
-    dumps = select(config, "algorithm.gtpo.dump_dir") is not None
-    serves = names_and_versions.serves(config)
-    if not (serves or dumps):
-        return
-    invalid = [*_said_by(VerlGTPOConfig.from_config, config.algorithm)]
-    yield from invalid
+def _of_rollout(config: DictConfig) -> Iterator[str]:
     if (n := select(config, f"{_ROLLOUT}.n")) < 2:
         yield (
             f"{_ROLLOUT}.n={n}: GTPO compares the completions of one prompt; set it to 2 or more (8 or 12 in the paper)"
         )
     yield from _sequence_parallel(config)
-    if invalid:
-        return
-    yield from _entropy(config)
-    if dumps:
-        yield from _said_by(_check_dump, config)
-    if serves:
-        yield from _loss(config)
-        if resumes(config):
-            gtpo = VerlGTPOConfig.from_config(config.algorithm)
-            yield from _said_by(InitialEntropy.known_before, gtpo, resume_folder(config))
 
 
 def _said_by(check: Callable[..., Any], *arguments: Any) -> Iterator[str]:
@@ -141,10 +142,10 @@ def _loss(config: DictConfig) -> Iterator[str]:
         )
 
 
-def _entropy(config: DictConfig) -> Iterator[str]:
+def _entropy(config: DictConfig, run: RunConfig) -> Iterator[str]:
     """Whether the pass of verl that is to give the entropy exists and sees every token that it averages over."""
     bypass = bool(select(config, _BYPASS))
-    if VerlGTPOConfig.from_config(config.algorithm).entropy_from == "old_log_prob":
+    if run.gtpo.entropy_from == "old_log_prob":
         if bypass:
             yield (
                 f"{_BYPASS}=True: it skips verl's old-log-prob pass, from which GTPO takes the entropy of the policy; "
@@ -153,7 +154,7 @@ def _entropy(config: DictConfig) -> Iterator[str]:
             )
         return
     otherwise = "or set entropy_from=old_log_prob"
-    if _measures_initial_entropy(config) and not resumes(config):
+    if _measures_initial_entropy(run.gtpo) and not run.resumed_from:
         yield (
             f"{_ENTROPY_FROM}=update with {_INITIAL_ENTROPY}=null: the filter needs the initial entropy before the "
             f"first update; measure it with `gtpo-verl initial-entropy` and set {_INITIAL_ENTROPY}, or set "
@@ -178,9 +179,9 @@ def _entropy(config: DictConfig) -> Iterator[str]:
             )
 
 
-def ask_for_entropy(config: DictConfig) -> None:
+def ask_for_entropy(config: DictConfig, mode: Mode) -> None:
     """Make the actor compute entropy in its update, if GTPO reads it there."""
-    if VerlGTPOConfig.from_config(config.algorithm).entropy_from == "update" and not select(config, _CALCULATE):
+    if mode is Mode.GTPO_FROM_UPDATE and not select(config, _CALCULATE):
         OmegaConf.update(config, _CALCULATE, True)
         logger.info("%s=True, since %s=update", _CALCULATE, _ENTROPY_FROM)
 
@@ -210,10 +211,14 @@ def _sequence_parallel(config: DictConfig) -> Iterator[str]:
             )
 
 
-def _check_dump(config: DictConfig) -> None:
-    """A dump, under any estimator, needs a folder of its own."""
-    folder = Path(str(config.algorithm.gtpo.dump_dir))
-    if resumes(config) or not any(folder.glob(STEP_FILES)):
+def _check_dump(config: DictConfig, run: RunConfig, folder: Path) -> None:
+    """A dump, under any estimator, needs a folder of its own, in which it can write."""
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise ValueError(
+            f"algorithm.gtpo.dump_dir={folder}: {existing} is not a folder that can be written to: give another one"
+        )
+    if run.resumed_from or not any(folder.glob(STEP_FILES)):
         return
     header = folder / HEADER_NAME
     if not header.is_file() or read_record(header).get("checkpoints") != config.trainer.default_local_dir:
@@ -223,7 +228,7 @@ def _check_dump(config: DictConfig) -> None:
 
 
 _Papers = dict[str, tuple[Container[Any], str]]
-"""Settings, their values in the paper's GTPO (null is one everywhere), and what is said to another value."""
+"""Settings, their values in the paper's GTPO (null is one everywhere), and the message for any other value."""
 
 _PAPERS: _Papers = {
     f"{_ACTOR}.loss_agg_mode": (("seq-mean-token-mean",), "seq-mean-token-mean (Eq. 11)"),
@@ -247,17 +252,18 @@ _PAPERS: _Papers = {
 _ONE_UPDATE = "one update per rollout (Sec. 6; the gtpo loss is not clipped)"
 
 
-def departures(config: DictConfig) -> list[Departure]:
+def departures(config: DictConfig, gtpo: VerlGTPOConfig) -> list[Departure]:
     """Settings under which GTPO runs but is not the paper's GTPO.
 
     Args:
         config (DictConfig): verl's whole config, already checked.
+        gtpo (VerlGTPOConfig): its settings of GTPO.
     """
     loss_mode = select(config, LOSS_MODE)
     note = f"; {loss_mode} {change}" if (change := _LOSSES_THAT_CHANGE_LAMBDA.get(loss_mode)) else ""
     papers = {LOSS_MODE: (NAMES, f"gtpo (Eq. 11: no clipping){note}"), **_PAPERS}
     papers[f"{_ROLLOUT}.dtype"] = _trained_in(config), "the precision of training (verl #8076)"
-    from_update = VerlGTPOConfig.from_config(config.algorithm).entropy_from == "update"
+    from_update = gtpo.entropy_from == "update"
     if from_update:
         if _differing(config, _updates(config)):
             own = "old_log_prob (with several updates per rollout, ⟨H⟩ is that of the policy at a completion's update)"
@@ -265,7 +271,7 @@ def departures(config: DictConfig) -> list[Departure]:
         if loss_mode in NAMES:
             papers[_BYPASS] = (False,), "False (the gtpo loss does not bound π/π_rollout; loss_mode=vanilla does)"
     found = _differing(config, papers)
-    if _measures_initial_entropy(config) and not from_update and (biased := _first_batch(config)):
+    if _measures_initial_entropy(gtpo) and not from_update and (biased := _first_batch(config)):
         paper = (
             f"mean of {PAPER_SAMPLES} prompts (Sec. 5.2); this run's first batch holds {biased}: measure it with "
             f"`gtpo-verl initial-entropy` and set {_INITIAL_ENTROPY}"
@@ -315,8 +321,7 @@ def _trained_in(config: DictConfig) -> tuple[str, ...]:
     return (rollout,) * same
 
 
-def _measures_initial_entropy(config: DictConfig) -> bool:
-    gtpo = VerlGTPOConfig.from_config(config.algorithm)
+def _measures_initial_entropy(gtpo: VerlGTPOConfig) -> bool:
     return gtpo.completion_filter == "auto" and gtpo.initial_entropy is None
 
 
@@ -336,22 +341,15 @@ def as_table(found: list[Departure]) -> str:
     return "\n".join(f"  {x.setting:<{widths[0]}}  {x.value:<{widths[1]}}  {x.paper}" for x in lines)
 
 
-def resume_folder(config: DictConfig) -> str:
-    """The folder of the checkpoints that a resumed run comes from."""
-    trainer = config.trainer
-    if trainer.resume_mode == "resume_path" and trainer.resume_from_path:
-        return os.path.dirname(str(trainer.resume_from_path).rstrip("/"))
-    return trainer.default_local_dir
-
-
-def resume_warnings(config: DictConfig) -> list[str]:
+def resume_warnings(config: DictConfig, run: RunConfig) -> list[str]:
     """What is odd about the folder of a run's checkpoints: other settings before, or checkpoints that verl passes over.
 
     Args:
         config (DictConfig): verl's whole config, already checked.
+        run (RunConfig): what it asks for.
     """
-    folder, gtpo = resume_folder(config), VerlGTPOConfig.from_config(config.algorithm)
-    if not resumes(config):
+    folder = run.resumed_from or config.trainer.default_local_dir
+    if not run.resumed_from:
         if config.trainer.resume_mode == "disable" or not InitialEntropy.path(folder).exists():
             return []
         return [
@@ -360,18 +358,7 @@ def resume_warnings(config: DictConfig) -> list[str]:
             "under FSDP actor.checkpoint.async_save=True hides it)"
         ]
     try:
-        changed = changed_settings(folder, gtpo)
+        changed = changed_settings(folder, run.gtpo)
     except ValueError as error:
         changed = [f"unknown which, since {error}"]
     return [f"GTPO resumes from {folder} with other settings: {'; '.join(changed)}"] if changed else []
-
-
-def resumes(config: DictConfig) -> bool:
-    """Whether verl will resume from a checkpoint."""
-    from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
-
-    trainer = config.trainer
-    if trainer.resume_mode == "auto":
-        with redirect_stdout(io.StringIO()):  # verl says it again when it loads the checkpoint
-            return find_latest_ckpt_path(trainer.default_local_dir) is not None
-    return trainer.resume_mode == "resume_path" and bool(trainer.resume_from_path)

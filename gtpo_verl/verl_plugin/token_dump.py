@@ -1,8 +1,8 @@
 """The token dump that `gtpo-verl view` reads: token ids, entropy, advantage and λ of each token of a step.
 
 A folder holds `gtpo_dump.json`, the settings of the run, and one `step_NNNNNN.jsonl` per dumped step, with one line per
-completion; docs/view.md explains the fields. Names follow prime-rl's token export where they fit. A new field belongs
-here, in that table, and in `view.js` where it is shown. `gtpo-verl view` decodes the tokens after the run, with the
+completion. Names follow prime-rl's token export where they fit. A new field belongs here, in the documentation's table
+of fields, and in `view.js` where it is shown. `gtpo-verl view` decodes the tokens after the run, with the
 tokenizer that `gtpo_dump.json` names.
 
 Under another estimator than `gtpo` the λ, the entropies and the filter are what GTPO (arXiv:2508.03772) would have
@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from gtpo_verl.advantage import GTPOAdvantage
-from gtpo_verl.records import HEADER_NAME, SCHEMA_VERSION, STEP_FILES, atomic_write
-from gtpo_verl.verl_plugin import names_and_versions
-from gtpo_verl.verl_plugin.config import VerlGTPOConfig
+from gtpo_verl.algorithm.advantage import GTPOAdvantage
+from gtpo_verl.dumps import HEADER_NAME, SCHEMA_VERSION, STEP_FILES
+from gtpo_verl.records import atomic_write
+from gtpo_verl.verl_plugin.config import RunConfig, VerlGTPOConfig
 
 # A step's groups are written whole until there are this many tokens; the first one always is.
 _STEP_TOKENS = 1 << 19
@@ -35,7 +35,8 @@ class TokenDump:
     """Writes the groups of every `dump_freq`-th step, and of the first, into `dump_dir`.
 
     Args:
-        config (VerlGTPOConfig): with a `dump_dir`.
+        folder: for the files.
+        config (VerlGTPOConfig): the run's settings of GTPO.
         adv_estimator (str): verl's name of the run's estimator.
         tokenizer (str): folder or Hub name of its tokenizer.
         checkpoints (str): folder of the run's checkpoints, by which a later start knows its own dump.
@@ -43,11 +44,16 @@ class TokenDump:
     """
 
     def __init__(
-        self, config: VerlGTPOConfig, adv_estimator: str, tokenizer: str, checkpoints: str = "", applied: bool = True
+        self,
+        folder: str | Path,
+        config: VerlGTPOConfig,
+        adv_estimator: str,
+        tokenizer: str,
+        checkpoints: str = "",
+        applied: bool = True,
     ):
-        assert config.dump_dir is not None
         self.config = config
-        self.folder = Path(config.dump_dir)
+        self.folder = Path(folder)
         self._header = {
             "schema_version": SCHEMA_VERSION,
             "adv_estimator": adv_estimator,
@@ -59,18 +65,18 @@ class TokenDump:
         self._bytes = sum(path.stat().st_size for path in self.folder.glob(STEP_FILES))
 
     @classmethod
-    def of(cls, trainer: Any) -> "TokenDump | None":
-        """The dump that the config of a trainer of verl asks for, without the steps that it will make again."""
-        config = trainer.config
-        if names_and_versions.select(config, "algorithm.gtpo.dump_dir") is None:
+    def of(cls, trainer: Any, run: RunConfig) -> "TokenDump | None":
+        """The dump that a trainer of verl asks for, without the steps that it will make again."""
+        if run.gtpo.dump_dir is None:
             return None
-        model = config.actor_rollout_ref.model
+        config, model = trainer.config, trainer.config.actor_rollout_ref.model
         dump = cls(
-            VerlGTPOConfig.from_config(config.algorithm),
+            run.gtpo.dump_dir,
+            run.gtpo,
             config.algorithm.adv_estimator,
             str(model.get("tokenizer_path") or model.path),
             config.trainer.default_local_dir,
-            names_and_versions.serves(config),
+            run.mode.applies_gtpo,
         )
         dump.remove_from(trainer.global_steps)
         return dump

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gtpo_verl.config import GTPOConfig
+from gtpo_verl.algorithm.config import GTPOConfig
 
 ENTROPIES = "gtpo_entropies"
 """Metric of the actor: a list of `RowEntropy`."""

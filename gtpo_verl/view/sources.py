@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from gtpo_verl.advantage import apply_gtpo, compute_group_advantages
-from gtpo_verl.completions import Completions
-from gtpo_verl.config import GTPOConfig
-from gtpo_verl.records import HEADER_NAME, SCHEMA_VERSION, STEP_FILES, last_outputs, read_lines, read_record
+from gtpo_verl.algorithm.advantage import apply_gtpo, compute_group_advantages
+from gtpo_verl.algorithm.completions import Completions
+from gtpo_verl.algorithm.config import GTPOConfig
+from gtpo_verl.dumps import HEADER_NAME, SCHEMA_VERSION, STEP_FILES, last_outputs, read_lines
+from gtpo_verl.records import read_record
 from gtpo_verl.view.tokens import load_tokenizer
 
 # What a completion of a dump must have, beside its uid; other lists have an entry per token too.
@@ -159,7 +160,7 @@ def _read_rollouts(path: Path, tokenizer: Any, config: GTPOConfig) -> list[dict[
     groups = Completions(torch.ones(len(rows), 1), uids)
     advantages = compute_group_advantages(torch.tensor([float(row["score"]) for row in rows]), groups)
     completions = Completions(mask, uids, [(row["uid"], row["input"]) for row in rows])
-    result = apply_gtpo(advantages, completions, responses, torch.zeros(responses.shape), config)
+    result = apply_gtpo(advantages, completions, responses, torch.zeros(len(rows)), config)
     return [
         {
             "step": int(path.stem),

@@ -89,7 +89,7 @@ def test_what_is_not_logged_is_never_taken_for_healthy(tmp_path, capsys):
     status, said, _ = command(capsys, log)
     assert status == 3
     assert "CANNOT TELL: nothing bad shows, but how completions end is not known." in said
-    assert "To log:\ntrainer.v1.sampler.custom_sampler.path=pkg://gtpo_verl.paper.replay_buffer\n" in said
+    assert "To log:\ntrainer.v1.sampler.custom_sampler.path=pkg://gtpo_verl.reward_metrics\n" in said
     assert command(capsys, log, "--limit", 200)[0] == 0  # the longest never reached it
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gtpo_verl.cpu import tiny
-from gtpo_verl.runs.launch import end_process
+from recipes.runs.launch import end_process
+from recipes.tasks import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -16,20 +16,26 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="session")
 def environment():
     """The variables of a run without an accelerator."""
-    variables = {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HYDRA_FULL_ERROR": "1"}
+    variables = {
+        "VERL_PLATFORM": "cpu",
+        "VERL_USE_EXTERNAL_MODULES": "recipes.verl_cpu.plugin",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HYDRA_FULL_ERROR": "1",
+    }
     variables |= {"RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     variables["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where the recipes find python3
-    # For gloo_checkpoint_engine and calculator, which Ray's workers import, and for the study's fast loop.
-    path = [str(ROOT / "tests"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # For calculator, which Ray's workers import, and for the study's fast loop.
+    path = [str(ROOT / "tests/e2e"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | variables | {"PYTHONPATH": os.pathsep.join(path)}
 
 
 @pytest.fixture(scope="session")
 def run_script(environment):
-    """Run a script of tests/ on a task; it writes to a folder."""
+    """Run a script of this folder on a task; it writes to a folder."""
 
     def run(script, task, out):
-        command = [sys.executable, str(ROOT / "tests" / script), str(task), str(out)]
+        command = [sys.executable, str(ROOT / "tests/e2e" / script), str(task), str(out)]
         result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
         assert result.returncode == 0, result.stderr[-6000:]
 
@@ -79,7 +85,7 @@ def train(task, environment, tmp_path):
         out=out,
         **variables,
     ):
-        command = [sys.executable, "-m", "gtpo_verl", "run", "--out", str(out), *options, "--"]
+        command = [sys.executable, "-m", "recipes", "run", "--out", str(out), *options, "--"]
         command += [sys.executable, "-m", module, "--config-path", str(ROOT / "recipes/config")]
         command += ["--config-name", "gtpo_cpu", f"task_dir={task}", "data.train_batch_size=2"]
         command += [f"trainer.total_training_steps={steps}", f"trainer.default_local_dir={out / 'checkpoints'}"]

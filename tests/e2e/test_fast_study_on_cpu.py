@@ -6,7 +6,7 @@ import fast_step
 import pytest
 import torch
 
-from gtpo_verl.cpu import smollm2
+from recipes.tasks import smollm2
 
 pytestmark = pytest.mark.e2e
 

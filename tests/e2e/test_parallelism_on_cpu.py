@@ -7,6 +7,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gtpo_verl import GTPOConfig, compute_gtpo_outcome_advantage
+from recipes.verl_cpu import one_process
 
 pytestmark = pytest.mark.e2e
 
@@ -22,7 +23,7 @@ def steps(task, run_script, tmp_path_factory):
 @pytest.fixture(scope="module")
 def by_hand(task):
     """Eq. 8 to 11 in plain torch, one completion after another, without padding rows."""
-    rows = one_step.rollouts(AutoTokenizer.from_pretrained(task / "model"))
+    rows = one_process.rollouts(AutoTokenizer.from_pretrained(task / "model"), one_step.PROMPTS)
     model = AutoModelForCausalLM.from_pretrained(task / "model", dtype=torch.float32)
     log_probs, entropy = [], []
     for row in rows.values():
@@ -40,16 +41,16 @@ def by_hand(task):
         [row["uid"] for row in rows.values()],
         column("responses"),
         pad_sequence(entropy, batch_first=True),
-        config=GTPOConfig(completion_filter="always", entropy_threshold=one_step.ENTROPY_THRESHOLD),
+        config=GTPOConfig(completion_filter="always", entropy_threshold=one_process.ENTROPY_THRESHOLD),
     )
     per_completion = [
         (logp * a[: len(logp)] * row["response_mask"]).sum() / row["response_mask"].sum()
         for logp, a, row in zip(log_probs, advantages, rows.values(), strict=True)
     ]
     (-sum(per_completion) / one_step.ROWS_IN_UPDATE).backward()
-    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), one_step.MAX_GRAD_NORM).item()
+    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), one_process.MAX_GRAD_NORM).item()
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
-    torch.optim.SGD(model.parameters(), lr=one_step.LR).step()
+    torch.optim.SGD(model.parameters(), lr=one_process.LR).step()
     end = {name: p.detach() for name, p in model.named_parameters()}
     advantage_of = {key: a[: len(row["responses"])] for (key, row), a in zip(rows.items(), advantages, strict=True)}
     return {"start": start, "parameters": end, "advantages": advantage_of, "grad_norm": grad_norm}
@@ -85,7 +86,7 @@ def test_the_step_has_all_that_a_split_could_get_wrong(steps, by_hand):
     metrics = steps["old_log_prob", "one process"]["metrics"]
     assert 0.1 < metrics["gtpo/conflict/token_frac"] < 0.9
     assert 0 < metrics["gtpo/filter/dropped_frac"] < 0.5
-    assert metrics["gtpo/group/size_min"] == one_step.N - 1
-    assert metrics["actor/grad_norm"] > one_step.MAX_GRAD_NORM
+    assert metrics["gtpo/group/size_min"] == one_process.N - 1
+    assert metrics["actor/grad_norm"] > one_process.MAX_GRAD_NORM
     largest = max((by_hand["parameters"][name] - start).abs().max() for name, start in by_hand["start"].items())
     assert largest > 0.01

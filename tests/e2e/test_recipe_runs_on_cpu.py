@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gtpo_verl.paper.data import format_solution
+from recipes.paper.data import format_solution
 
 pytestmark = pytest.mark.e2e
 

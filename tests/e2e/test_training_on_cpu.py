@@ -64,7 +64,7 @@ def test_colocate_async_trains_on_groups_that_dapo_keeps(train):
 
 
 GLOO = (
-    "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=gloo_checkpoint_engine",
+    "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=recipes.verl_cpu.gloo_checkpoint_engine",
     "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo",
 )
 SEPARATE_ASYNC = (
@@ -170,7 +170,7 @@ NOISE = re.compile(r"Skip\(\)|it/s\]|s/it\]|MonitorLoop|'(count|monitor|static)/
 # The process that computes rewards loads this, and says once whether verl has loaded the plugin.
 REWARD = """
 import sys
-from gtpo_verl.paper.reward import compute_score
+from gtpo_verl.reward import compute_score
 print("plugin loaded:", "gtpo_verl.verl_plugin" in sys.modules)
 """
 # One prompt in flight, and none while weights are older than the last update: fully_async's order is then the data's.

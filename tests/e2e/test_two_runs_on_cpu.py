@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from gtpo_verl.runs.launch import end_process
+from recipes.runs.launch import end_process
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 

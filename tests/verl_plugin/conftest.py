@@ -1,8 +1,8 @@
 import pytest
-from stages import STAGES
 from verl.trainer.ppo.v1 import trainer_base
 
-from gtpo_verl.verl_plugin.trainer_state import current
+from gtpo_verl.verl_plugin.state import current
+from recipes.verl_cpu.stages import STAGES
 
 
 @pytest.fixture

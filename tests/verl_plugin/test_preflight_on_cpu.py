@@ -4,7 +4,7 @@ from omegaconf import open_dict
 
 from gtpo_verl.initial_entropy import InitialEntropy
 from gtpo_verl.verl_plugin import preflight
-from gtpo_verl.verl_plugin.config import VerlGTPOConfig
+from gtpo_verl.verl_plugin.config import RunConfig, VerlGTPOConfig
 
 KNOWN = "algorithm.gtpo.initial_entropy=0.2"
 BYPASS = "algorithm.rollout_correction.bypass_mode=true"
@@ -17,6 +17,14 @@ REJECT = "algorithm.rollout_correction.rollout_rs=token_k1"
 WEIGH = "algorithm.rollout_correction.rollout_is=token"
 
 
+def departures(config):
+    return preflight.departures(config, RunConfig.read(config).gtpo)
+
+
+def resume_warnings(config):
+    return preflight.resume_warnings(config, RunConfig.read(config))
+
+
 def start(config):
     """As verl's trainers do, before any worker is up."""
     verl.utils.config.validate_config(config=config, use_reference_policy=False, use_critic=False)
@@ -25,7 +33,7 @@ def start(config):
 @pytest.mark.parametrize("initial_entropy", ["null", "0.2"])
 def test_cpu_recipe_is_the_papers_gtpo(compose_config, initial_entropy):
     config = compose_config(f"algorithm.gtpo.initial_entropy={initial_entropy}")
-    assert preflight.problems(config) == preflight.departures(config) == []
+    assert preflight.problems(config) == departures(config) == []
 
 
 @pytest.mark.parametrize(
@@ -59,7 +67,7 @@ def test_all_problems_are_told_at_once(compose_config):
     parts = ("collapse_watch=stp", "rollout.n=1", "bypass_mode=True", "did you mean gtpo?")
     assert all(part in problem for part, problem in zip(parts, found, strict=True))
     with pytest.raises(ValueError) as error:
-        preflight.validate(wrong)
+        preflight.validated(wrong)
     assert all(problem in str(error.value) for problem in found)
 
 
@@ -81,7 +89,7 @@ def test_a_loss_that_the_workers_alone_may_know_stops_a_check_and_not_a_run(comp
     config = compose_config(KNOWN, f"{LOSS_MODE}=somebody_elses")
     (problem,) = preflight.problems(config)
     assert problem.startswith(f"{LOSS_MODE}=somebody_elses: unknown: there are bypass_mode, cispo, ")
-    preflight.validate(config)
+    preflight.validated(config)
 
 
 IN_LOSS = [
@@ -116,7 +124,7 @@ def checkpoint(folder, step=5):
 def test_a_resumed_run_has_its_initial_entropy_and_may_take_the_rest_from_the_update(compose_config, tmp_path):
     checkpoint(tmp_path / "checkpoints")
     InitialEntropy(0.2).save(tmp_path / "checkpoints", VerlGTPOConfig())
-    preflight.validate(compose_config(FROM_UPDATE))
+    preflight.validated(compose_config(FROM_UPDATE))
 
 
 def test_a_config_without_gtpo_is_not_looked_at(compose_config):
@@ -151,13 +159,13 @@ def test_a_config_without_gtpo_is_not_looked_at(compose_config):
     ],
 )
 def test_departure_from_the_paper_is_named_once(compose_config, override, paper):
-    (found,) = preflight.departures(compose_config(override, KNOWN))
+    (found,) = departures(compose_config(override, KNOWN))
     key, value = override.split("=")
     assert found.setting == key and found.value.lower() == value and paper in found.paper
 
 
 def test_the_rollouts_precision_is_compared_with_that_of_training(compose_config):
-    (found,) = preflight.departures(compose_config(KNOWN, "~actor_rollout_ref.actor.fsdp_config.mixed_precision"))
+    (found,) = departures(compose_config(KNOWN, "~actor_rollout_ref.actor.fsdp_config.mixed_precision"))
     assert found.setting == "actor_rollout_ref.rollout.dtype" and found.value == "float32"
 
 
@@ -173,7 +181,7 @@ def test_the_rollouts_precision_is_compared_with_that_of_training(compose_config
     ],
 )
 def test_what_departs_from_the_paper_together_only(compose_config, overrides, settings):
-    found = preflight.departures(compose_config(KNOWN, *overrides))
+    found = departures(compose_config(KNOWN, *overrides))
     assert [x.setting for x in found] == [setting.partition("=")[0] for setting in settings]
 
 
@@ -188,8 +196,7 @@ def test_what_departs_from_the_paper_together_only(compose_config, overrides, se
 )
 def test_an_initial_entropy_measured_on_biased_rows_is_named(compose_config, override, rows):
     def found(*more):
-        departures = preflight.departures(compose_config(override, *more))
-        return [x for x in departures if x.setting == "algorithm.gtpo.initial_entropy"]
+        return [x for x in departures(compose_config(override, *more)) if x.setting == "algorithm.gtpo.initial_entropy"]
 
     (departure,) = found()
     assert rows in departure.paper and "gtpo-verl initial-entropy" in departure.paper
@@ -231,23 +238,23 @@ def test_resuming_without_the_initial_entropy_is_an_error_at_the_start(compose_c
     (problem,) = preflight.problems(compose_config())
     assert "gtpo_initial_entropy.json" in problem and "algorithm.gtpo.initial_entropy" in problem
     for override in (KNOWN, "algorithm.gtpo.completion_filter=always", "trainer.resume_mode=disable"):
-        preflight.validate(compose_config(override))
+        preflight.validated(compose_config(override))
     InitialEntropy(0.2).save(tmp_path / "checkpoints", VerlGTPOConfig())
-    preflight.validate(compose_config())
+    preflight.validated(compose_config())
 
 
 def test_resuming_with_other_settings_is_told(compose_config, tmp_path):
     checkpoints = tmp_path / "checkpoints"
     checkpoint(checkpoints)
     InitialEntropy(0.2).save(checkpoints, VerlGTPOConfig())
-    assert preflight.resume_warnings(compose_config()) == []
+    assert resume_warnings(compose_config()) == []
     changed = compose_config("+algorithm.gtpo.conflict_span=all", "algorithm.gtpo.initial_entropy=0.5")
-    assert preflight.resume_warnings(changed) == [
+    assert resume_warnings(changed) == [
         f"GTPO resumes from {checkpoints} with other settings: algorithm.gtpo.initial_entropy=0.5, was None; "
         "algorithm.gtpo.conflict_span=all, was leading"
     ]
     InitialEntropy.path(checkpoints).write_text("{")
-    (warning,) = preflight.resume_warnings(compose_config("algorithm.gtpo.initial_entropy=0.5"))
+    (warning,) = resume_warnings(compose_config("algorithm.gtpo.initial_entropy=0.5"))
     assert "unknown which, since" in warning and "gtpo_initial_entropy.json" in warning
 
 
@@ -260,11 +267,10 @@ def test_a_record_without_the_checkpoint_that_verl_would_resume_from_is_told(com
     config = compose_config(KNOWN)
     start(config)
     assert "gtpo_initial_entropy.json is of an earlier start" in caplog.text and "verl #7952" in caplog.text
-    assert preflight.resume_warnings(compose_config(KNOWN, "trainer.resume_mode=disable")) == []
+    assert resume_warnings(compose_config(KNOWN, "trainer.resume_mode=disable")) == []
 
 
 def test_checkpoint_of_another_folder_brings_its_own_record(compose_config, tmp_path):
     other = tmp_path / "other/global_step_7"
     config = compose_config("trainer.resume_mode=resume_path", f"trainer.resume_from_path={other}")
-    assert preflight.resume_folder(config) == str(tmp_path / "other")
     assert "other/gtpo_initial_entropy.json" in preflight.problems(config)[0]

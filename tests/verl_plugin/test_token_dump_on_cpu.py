@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 from rollout_batch import LENGTHS, SCORES, UIDS, real_mean_entropy
-from stages import STAGES
 from token_dump import batch_of, write
 
 from gtpo_verl import compute_gtpo_token_advantages
 from gtpo_verl.verl_plugin import preflight
-from gtpo_verl.verl_plugin.config import VerlGTPOConfig
+from gtpo_verl.verl_plugin.config import RunConfig, VerlGTPOConfig
 from gtpo_verl.verl_plugin.token_dump import TokenDump, bounded_rows
 from gtpo_verl.verl_plugin.update_pass import Columns
+from recipes.verl_cpu.stages import STAGES
 
 KNOWN = "algorithm.gtpo.initial_entropy=0.3"
 GROUPED = [0, 1, 3, 2, 5]  # the real rows, group by group
@@ -44,7 +44,7 @@ def test_a_line_has_the_parts_of_which_the_advantage_is_made(tmp_path):
     torch.manual_seed(0)
     batch, row_len = batch_of(completions, [2.0, 0.0, 1.0], entropy=torch.rand(3, 4))
     config = VerlGTPOConfig(dump_dir=str(tmp_path), entropy_threshold=0.5, completion_filter="always")
-    path = write(TokenDump(config, "gtpo", "/model"), 3, batch, ["u"] * 3, [np.array([8])] * 3, row_len)
+    path = write(TokenDump(tmp_path, config, "gtpo", "/model"), 3, batch, ["u"] * 3, [np.array([8])] * 3, row_len)
     found = lines(tmp_path, 3)
     assert path.name == "step_000003.jsonl"
     result = compute_gtpo_token_advantages(
@@ -70,14 +70,14 @@ def test_a_line_has_the_parts_of_which_the_advantage_is_made(tmp_path):
 
 
 def test_several_updates_of_one_step_share_its_file_and_a_run_begun_anew_replaces_it(tmp_path):
-    dump = TokenDump(VerlGTPOConfig(dump_dir=str(tmp_path)), "gtpo", "x")
+    dump = TokenDump(tmp_path, VerlGTPOConfig(dump_dir=str(tmp_path)), "gtpo", "x")
     batch, row_len = batch_of([[1, 2], [1, 3]], [1.0, 0.0])
     for step, uid in ((1, "a"), (1, "b"), (10, "c")):
         write(dump, step, batch, [uid] * 2, batch["responses"], row_len)
     assert [line["uid"] for line in lines(tmp_path)] == ["a", "a", "b", "b"]
     assert [line["uid"] for line in lines(tmp_path, 10)] == ["c", "c"]
     assert dump._bytes == sum(path.stat().st_size for path in tmp_path.glob("step_*"))
-    again = TokenDump(VerlGTPOConfig(dump_dir=str(tmp_path)), "gtpo", "x")
+    again = TokenDump(tmp_path, VerlGTPOConfig(dump_dir=str(tmp_path)), "gtpo", "x")
     write(again, 1, batch, ["d"] * 2, batch["responses"], row_len)
     assert [line["uid"] for line in lines(tmp_path)] == ["d", "d"]
 
@@ -85,7 +85,14 @@ def test_several_updates_of_one_step_share_its_file_and_a_run_begun_anew_replace
 def test_numbers_that_json_cannot_say_are_null(tmp_path):
     batch, row_len = batch_of([[1, 2], [1, 3]], [1.0, 0.0])
     batch["old_log_probs"] = torch.tensor([[-0.5, -torch.inf], [torch.nan, -1.0]])
-    write(TokenDump(VerlGTPOConfig(dump_dir=str(tmp_path)), "gtpo", "x"), 1, batch, "uu", batch["responses"], row_len)
+    write(
+        TokenDump(tmp_path, VerlGTPOConfig(dump_dir=str(tmp_path)), "gtpo", "x"),
+        1,
+        batch,
+        "uu",
+        batch["responses"],
+        row_len,
+    )
     assert [line["trainer_logprobs"] for line in lines(tmp_path)] == [[-0.5, None], [None, -1.0]]
 
 
@@ -104,17 +111,17 @@ def test_a_step_is_cut_to_whole_groups_and_a_folder_to_its_limit(tmp_path, monke
         [0, 3, 1, 4],
         [0, 3, 1, 4, 2, 5],
     ]
-    dump = TokenDump(config, "gtpo", "x")
+    dump = TokenDump(tmp_path, config, "gtpo", "x")
     monkeypatch.setattr("gtpo_verl.verl_plugin.token_dump._FOLDER_BYTES", 2000)
     for step in range(1, 4):
         if dump.is_due(step):
             write(dump, step, batch, "uuvvww", batch["responses"], row_len)
     assert dump.is_due(4) is False and len(list(tmp_path.glob("step_*.jsonl"))) < 3
-    assert TokenDump(config, "gtpo", "x").is_due(4) is False
+    assert TokenDump(tmp_path, config, "gtpo", "x").is_due(4) is False
 
 
 def test_the_first_step_and_every_nth_are_due(tmp_path):
-    dump = TokenDump(VerlGTPOConfig(dump_dir=str(tmp_path), dump_freq=4), "gtpo", "x")
+    dump = TokenDump(tmp_path, VerlGTPOConfig(dump_dir=str(tmp_path), dump_freq=4), "gtpo", "x")
     assert [step for step in range(1, 13) if dump.is_due(step)] == [1, 4, 8, 12]
 
 
@@ -196,29 +203,42 @@ def test_initial_entropy_without_gtpo_is_that_of_the_first_dump(dumping, rows, t
 
 
 def test_a_dump_that_cannot_be_written_is_refused_before_the_run(compose_config, tmp_path):
+    def problems(*overrides):
+        return " ".join(preflight.problems(compose_config(*overrides)))
+
     dump = f"+algorithm.gtpo.dump_dir={tmp_path}"
-    preflight.validate(compose_config("algorithm.adv_estimator=grpo", "+algorithm.gtpo.dump_freq=0"))
-    with pytest.raises(ValueError, match="dump_freq=0"):
-        preflight.validate(compose_config("algorithm.adv_estimator=grpo", dump, "+algorithm.gtpo.dump_freq=0"))
-    preflight.validate(compose_config(dump))
+    assert not problems("algorithm.adv_estimator=grpo", "+algorithm.gtpo.dump_freq=0")
+    assert "dump_freq=0" in problems("algorithm.adv_estimator=grpo", dump, "+algorithm.gtpo.dump_freq=0")
+    assert not problems(dump)
+    (tmp_path / "file").touch()
+    assert "is not a folder that can be written to" in problems(f"{dump}/file/dump")
     (tmp_path / "step_000001.jsonl").touch()
-    with pytest.raises(ValueError, match="dump_dir=.* holds the dump of another run"):
-        preflight.validate(compose_config(dump))
-    config = compose_config(dump, KNOWN)
+    assert "holds the dump of another run" in problems(dump)
     (tmp_path / "gtpo_dump.json").write_text(json.dumps({"checkpoints": "/of/another/run"}))
-    with pytest.raises(ValueError, match="dump_dir=.* holds the dump of another run"):
-        preflight.validate(config)
-    (tmp_path / "gtpo_dump.json").write_text(json.dumps({"checkpoints": config.trainer.default_local_dir}))
-    preflight.validate(config)  # its own, of a start that ended before its first checkpoint
+    assert "holds the dump of another run" in problems(dump, KNOWN)
+    checkpoints = Path(compose_config().trainer.default_local_dir)
+    (tmp_path / "gtpo_dump.json").write_text(json.dumps({"checkpoints": str(checkpoints)}))
+    assert not problems(dump, KNOWN)  # its own, of a start that ended before its first checkpoint
     (tmp_path / "gtpo_dump.json").unlink()
-    (Path(config.trainer.default_local_dir) / "global_step_1").mkdir(parents=True)
-    (Path(config.trainer.default_local_dir) / "latest_checkpointed_iteration.txt").write_text("1")
-    preflight.validate(config)
+    (checkpoints / "global_step_1").mkdir(parents=True)
+    (checkpoints / "latest_checkpointed_iteration.txt").write_text("1")
+    assert not problems(dump, KNOWN)
+
+
+def test_a_dump_that_fails_in_training_ends_and_the_run_goes_on(make_stage, tmp_path, caplog):
+    stage = make_stage("legacy", f"+algorithm.gtpo.dump_dir={tmp_path / 'dump'}", "+algorithm.gtpo.dump_freq=1")
+    stage.step()
+    shutil.rmtree(tmp_path / "dump")
+    (tmp_path / "dump").touch()  # the mount is gone
+    for stage.trainer.global_steps in (2, 3):
+        logged, _ = stage.step()
+        assert "gtpo/conflict/token_frac" in logged
+    assert caplog.text.count("token dump ends at step 2, and the run goes on without it") == 1
 
 
 def test_a_run_that_starts_again_drops_the_steps_that_it_will_make_again(compose_config, tmp_path):
     config = compose_config(f"+algorithm.gtpo.dump_dir={tmp_path}")
     for step in (1, 100, 200):
         (tmp_path / f"step_{step:06d}.jsonl").write_text("{}")
-    dump = TokenDump.of(SimpleNamespace(config=config, global_steps=100))
+    dump = TokenDump.of(SimpleNamespace(config=config, global_steps=100), RunConfig.read(config))
     assert [path.name for path in tmp_path.glob("step_*")] == ["step_000001.jsonl"] and dump._bytes == 2

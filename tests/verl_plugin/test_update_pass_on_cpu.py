@@ -7,8 +7,8 @@ import torch
 from tensordict import TensorDict
 
 from gtpo_verl import GTPOConfig, compute_gtpo_outcome_advantage
-from gtpo_verl.advantage import compute_group_advantages
-from gtpo_verl.completions import Completions
+from gtpo_verl.algorithm.advantage import compute_group_advantages
+from gtpo_verl.algorithm.completions import Completions
 from gtpo_verl.verl_plugin import update_pass
 from gtpo_verl.verl_plugin.update_pass import Columns, RowEntropy, apply_entropy
 

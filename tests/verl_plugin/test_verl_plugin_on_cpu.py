@@ -22,7 +22,7 @@ from verl.utils.metric import reduce_metrics
 
 from gtpo_verl import verl_plugin
 from gtpo_verl.cli import main
-from gtpo_verl.verl_plugin import names_and_versions, trainer_hooks
+from gtpo_verl.verl_plugin import hooks, names_and_versions
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_LOADED = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": "", "VERL_PLATFORM": ""}
@@ -44,7 +44,7 @@ losses = [core_algos.get_policy_loss_fn(name) for name in ("gtpo", "gtpo_traject
 assert estimators[0] is estimators[1] and losses[0] is losses[1]
 print(estimators[0].__module__, losses[0].__module__)
 """
-    assert last_line(code) == "gtpo_verl.verl_plugin.trainer_state gtpo_verl.loss"
+    assert last_line(code) == "gtpo_verl.verl_plugin.state gtpo_verl.verl_plugin.loss"
 
 
 def test_the_log_is_shown_once_also_where_the_root_logger_shows_errors_only():
@@ -54,7 +54,7 @@ import logging, sys, verl
 for root in (logging.getLogger(), *logging.getLogger().handlers):
     root.setLevel(int(sys.argv[-1]))
 logging.getLogger("gtpo_verl").info("seen")
-logging.getLogger("gtpo_verl.paper.reward").warning("seen")
+logging.getLogger("gtpo_verl.reward").warning("seen")
 """
     for level in (logging.DEBUG, logging.ERROR):
         assert run_python(code, level).stderr.count("seen") == 2
@@ -71,10 +71,10 @@ from verl.trainer.ppo import core_algos
 @core_algos.register_adv_est("gtpo")
 @core_algos.register_policy_loss("gtpo")
 def group_turn_policy_optimization(**kwargs): ...
-from gtpo_verl.verl_plugin import names_and_versions, trainer_state
+from gtpo_verl.verl_plugin import names_and_versions, state
 assert core_algos.get_adv_estimator_fn("gtpo") is group_turn_policy_optimization
 assert core_algos.get_policy_loss_fn("gtpo") is group_turn_policy_optimization
-assert core_algos.get_adv_estimator_fn("gtpo_trajectory") is trainer_state.estimate_gtpo_advantage
+assert core_algos.get_adv_estimator_fn("gtpo_trajectory") is state.estimate_gtpo_advantage
 print(names_and_versions.load_errors())
 """
     assert last_line(code) == last_line(code, **NOT_LOADED) == "[]"
@@ -192,10 +192,10 @@ def test_a_hook_that_does_not_fit_is_a_load_error_and_the_module_is_imported(no_
     def explode(): ...
 
     explode.__signature__ = "none"
-    hook_into("missing", trainer_hooks.log)
-    hook_into("compute.missing", trainer_hooks.log, compute=compute)
-    module = hook_into("compute", trainer_hooks.v1_compute_advantage, compute=compute)
-    hook_into("explode", trainer_hooks.log, explode=explode)
+    hook_into("missing", hooks.log)
+    hook_into("compute.missing", hooks.log, compute=compute)
+    module = hook_into("compute", hooks.v1_compute_advantage, compute=compute)
+    hook_into("explode", hooks.log, explode=explode)
     missing, method, arguments, broken = names_and_versions.load_errors()
     assert "this plugin does not fit verl.a_module_of_verl" in missing and "missing" in missing and "missing" in method
     assert "compute takes no batch: (data)" in arguments and "TypeError" in broken
@@ -233,7 +233,7 @@ def test_a_function_is_hooked_where_verl_defines_it_and_where_it_is_found(no_loa
 
 @pytest.mark.parametrize(
     ("module", "path"),
-    [hook[1:3] for hook in trainer_hooks.HOOKS if find_spec(hook.module)] + [("transfer_queue", "init")],
+    [hook[1:3] for hook in hooks.HOOKS if find_spec(hook.module)] + [("transfer_queue", "init")],
 )
 def test_a_hooked_function_is_copied_and_pickled_as_a_function_is(module, path):
     """By its name, which gives the hooked function in every process of Ray."""
@@ -269,12 +269,12 @@ def test_a_stub_of_a_trainer_whose_config_is_not_of_omegaconf_is_left_alone(conf
 
     def calls():
         trainer = SimpleNamespace(config=config, global_steps=1)
-        yield trainer_hooks.validate_config(verls, config=config)
-        yield trainer_hooks.fit(verls, trainer)
-        yield trainer_hooks.legacy_compute_old_log_prob(verls, trainer, batch=None)
-        yield trainer_hooks.separate_compute_advantage(verls, trainer)
-        yield trainer_hooks.v1_compute_advantage(verls, trainer, batch=None)
-        yield trainer_hooks.compute_advantage(verls, data=None)
+        yield hooks.validate_config(verls, config=config)
+        yield hooks.fit(verls, trainer)
+        yield hooks.legacy_compute_old_log_prob(verls, trainer, batch=None)
+        yield hooks.separate_compute_advantage(verls, trainer)
+        yield hooks.v1_compute_advantage(verls, trainer, batch=None)
+        yield hooks.compute_advantage(verls, data=None)
 
     assert copy_context().run(lambda: {*calls()}) == {"verl's"}
 
@@ -308,7 +308,7 @@ def test_report_is_one_sentence_and_says_what_is_registered_where_if_asked_for(c
     assert verdict.startswith("GTPO is installed and hooked into verl ") and "To check a command: " in verdict
     assert main(["check", "-v"]) == 0
     out = capsys.readouterr().out
-    assert "advantage estimator gtpo: gtpo_verl.verl_plugin.trainer_state.estimate_gtpo_advantage" in out
+    assert "advantage estimator gtpo: gtpo_verl.verl_plugin.state.estimate_gtpo_advantage" in out
     assert "loaded by verl: yes" in out and "hook on legacy trainer: yes" in out and "hook on V1 trainer: yes" in out
     monkeypatch.setattr(names_and_versions, "_load_errors", ["the sky has fallen"])
     assert main(["check"]) == 1

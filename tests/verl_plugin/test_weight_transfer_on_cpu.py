@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import entry_points
 
 import pytest
 from own_process import run_python
@@ -65,7 +64,7 @@ def exchange():
 
     def run(*raylets, receivers, **environment):
         handle = f"ipc://{folder}/rl-colocate-zmq-01000000-replica-0-rank-0.sock"
-        environment |= {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"}
+        environment |= {"VERL_USE_EXTERNAL_MODULES": "recipes.verl_cpu.plugin", "OMP_NUM_THREADS": "1"}
         said = run_python(TWO_RUNS, handle, json.dumps(raylets), receivers, **environment).stdout
         return json.loads(said.splitlines()[-1])
 
@@ -79,8 +78,7 @@ def test_each_rollout_gets_the_weights_of_its_own_run(exchange):
 
 def test_without_the_plugin_a_rollout_gets_the_other_runs_weights(exchange):
     """The day this fails, verl keeps runs apart by itself."""
-    others = ",".join(plugin.name for plugin in entry_points(group="verl.plugins") if plugin.name != "gtpo")
-    assert exchange("101", "102", receivers=1, VERL_USE_EXTERNAL_PLUGINS=others) == [1.0]
+    assert exchange("101", "102", receivers=1, VERL_USE_EXTERNAL_PLUGINS="none") == [1.0]
 
 
 def test_outside_ray_weights_go_through_the_socket_that_verl_names(exchange):

@@ -1,0 +1,124 @@
+"""The keys of the algorithm, `algorithm.gtpo` in verl, their defaults (the paper's) and their checks."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+LN2 = math.log(2)
+"""Mean entropy (nats per token) of a policy that chooses between two equiprobable tokens at every step."""
+
+_VERLS = ("entropy_from", "dump_dir", "dump_freq")  # the further keys of verl_plugin.config
+
+
+@dataclass(frozen=True)
+class GTPOConfig:
+    """Settings of GTPO (arXiv:2508.03772).
+
+    With `entropy_coeff=0, completion_filter="never", conflict_span="none"` GTPO is GRPO.
+
+    Args:
+        entropy_coeff (float): γ of Eq. 11, the weight of ⟨H⟩_i in the advantage (Sec. 5.2 and 6). At least 0.
+        entropy_threshold (float): drops a completion whose mean entropy exceeds it (Eq. 10), in nats per token. Above
+            0.
+        completion_filter (str): `auto` filters iff the initial entropy is below the threshold (Eq. 10); `always`;
+            `never`.
+        filter_scope (str): `all` completions may be filtered (Eq. 10), or only those with `negative` advantage
+            (OnlyNeg, Fig. 4c).
+        initial_entropy (float | None): ⟨H⟩_ini in nats per token (Sec. 5.2). None: measured on the first rollouts,
+            before any update.
+        conflict_span (str): which conflict tokens are masked (Sec. 5.1). `leading`: the run that starts at the
+            completion's first (last) token. `first`: the first run from each end, wherever it starts. `all`:
+            every conflict token. `none`: no mask.
+        conflict_weight_positive (float): λ of a conflict token where the advantage is positive (Eq. 9). At least 0.
+        conflict_weight_negative (float): λ of a conflict token where the advantage is negative (Eq. 9). At least 0.
+        conflict_masks (str): `both`, or only the `forward` or the `backward` mask, to see what each does.
+
+    Raises:
+        ValueError: a value out of its range; the message names the key, the value and the remedy.
+    """
+
+    section: ClassVar[str] = "algorithm.gtpo"
+    """Where a trainer's config has these keys, for messages."""
+
+    entropy_coeff: float = 0.1
+    entropy_threshold: float = LN2
+    completion_filter: str = "auto"
+    filter_scope: str = "all"
+    initial_entropy: float | None = None
+    conflict_span: str = "leading"
+    conflict_weight_positive: float = 2.0
+    conflict_weight_negative: float = 0.0
+    conflict_masks: str = "both"
+
+    def __post_init__(self) -> None:
+        self._check_choice("completion_filter", "auto", "always", "never")
+        self._check_choice("filter_scope", "all", "negative")
+        self._check_choice("conflict_span", "leading", "first", "all", "none")
+        self._check_choice("conflict_masks", "both", "forward", "backward")
+        for key in ("entropy_coeff", "conflict_weight_positive", "conflict_weight_negative"):
+            self._check_number(key, "a number of at least 0", lambda x: x >= 0)
+        self._check_number(
+            "entropy_threshold", "a number of nats per token above 0 (ln 2 in the paper)", lambda x: x > 0
+        )
+        if self.initial_entropy is not None:
+            remedy = "a number of nats per token of at least 0, or null to measure it on the first rollouts"
+            self._check_number("initial_entropy", remedy, lambda x: x >= 0)
+
+    def _check_choice(self, key: str, *choices: str) -> None:
+        value = getattr(self, key)
+        if value not in choices:
+            raise ValueError(f"{self.section}.{key}={value!r} is not one of {', '.join(choices)}")
+
+    def _check_number(self, key: str, remedy: str, in_range) -> None:
+        value = getattr(self, key)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not (is_number and in_range(value)):
+            raise ValueError(f"{self.section}.{key}={value!r}: must be {remedy}")
+
+    @classmethod
+    def from_config(cls, config: "Self | Mapping[str, Any] | None") -> "Self":
+        """Read the settings from verl's `algorithm` config, from its `gtpo` section alone, or from None (defaults).
+
+        Args:
+            config: such settings, a mapping or OmegaConf config of either kind, or None.
+
+        Raises:
+            ValueError: an unknown key under `algorithm.gtpo`, or a value out of its range.
+        """
+        if isinstance(config, cls):
+            return config
+        section: Any = config or {}
+        if "adv_estimator" in section or "gtpo" in section:
+            section = section.get("gtpo") or {}
+        known = [field.name for field in fields(cls)]
+        for key in section:
+            if key not in known:
+                near = get_close_matches(str(key), known, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}"
+                if key in _VERLS:
+                    hint = "it is one of the plugin for verl: remove it"
+                raise ValueError(f"{cls.section}.{key}={section[key]!r}: there is no such key; {hint}")
+        return cls(**dict(section))
+
+    def filter_is_active(self, initial_entropy: float | None) -> bool:
+        """Whether completions are filtered at all in this run: the ⟨H⟩_ini cases of Eq. 10.
+
+        Args:
+            initial_entropy: ⟨H⟩_ini in nats per token; needed for `completion_filter="auto"` only.
+
+        Raises:
+            ValueError: the filter is `auto` and `initial_entropy` is None.
+        """
+        if self.completion_filter != "auto":
+            return self.completion_filter == "always"
+        if initial_entropy is None:
+            raise ValueError(
+                f"{self.section}.completion_filter='auto' needs the initial entropy, which is None: measure it and set "
+                f"{self.section}.initial_entropy (nats per token), or set completion_filter to always or never"
+            )
+        return initial_entropy < self.entropy_threshold

@@ -1,0 +1,124 @@
+"""Conflict tokens of GTPO and their weights λ (arXiv:2508.03772, Sec. 5.1).
+
+A token v is a conflict token at position p of a group if it is there in a completion with A > 0 and in one with A < 0:
+counted from the first token for the forward mask, from the last token for the backward mask. Positions count a
+completion's own tokens (`response_mask` = 1), so tool output inside a response shifts nothing.
+"""
+
+from collections.abc import Hashable, Iterable
+from typing import NamedTuple
+
+import torch
+
+from gtpo_verl.algorithm.completions import Completions
+from gtpo_verl.algorithm.config import GTPOConfig
+
+_BLOCK = 32  # positions looked at together; later blocks only while a run continues
+
+
+class Conflicts(NamedTuple):
+    """The conflict mask M = forward OR backward of a batch: its tokens are `responses[rows, columns]`."""
+
+    rows: torch.Tensor  # (n,) int64
+    columns: torch.Tensor  # (n,) int64
+    prefix_len: torch.Tensor  # (bs,) int64, tokens on the forward mask
+    suffix_len: torch.Tensor  # (bs,) int64, tokens on the backward mask
+    conflict_len: torch.Tensor  # (bs,) int64, tokens on M
+
+
+def compute_conflict_mask(
+    responses: torch.Tensor,
+    response_mask: torch.Tensor,
+    advantages: torch.Tensor,
+    index: Iterable[Hashable],
+    span: str = "leading",
+    masks: str = "both",
+) -> torch.Tensor:
+    """`find_conflicts` as a (bs, response_length) bool mask; span and masks are keys of `GTPOConfig`."""
+    config = GTPOConfig(conflict_span=span, conflict_masks=masks)
+    conflicts = find_conflicts(responses, Completions(response_mask, index), advantages, config)
+    mask = torch.zeros_like(responses, dtype=torch.bool)
+    mask[conflicts.rows, conflicts.columns] = True
+    return mask
+
+
+def compute_conflict_weights(advantages: torch.Tensor, positive: float = 2.0, negative: float = 0.0) -> torch.Tensor:
+    """λ of each completion's conflict tokens (arXiv:2508.03772, Eq. 9), (bs,) float32; off the conflict mask it is 1.
+
+    `positive` where the (bs,) advantage is above 0, `negative` where it is below: with the paper's 2 and 0, negative
+    updates of conflict tokens are skipped and positive ones doubled. A = 0, which Eq. 9 leaves open, keeps λ = 1.
+    """
+    return torch.where(advantages > 0, positive, torch.where(advantages < 0, negative, 1.0))
+
+
+@torch.no_grad()
+def find_conflicts(
+    responses: torch.Tensor, completions: Completions, advantages: torch.Tensor, config: GTPOConfig
+) -> Conflicts:
+    """The conflict mask M of each completion, forward OR backward (arXiv:2508.03772, Sec. 5.1).
+
+    The forward mask is a run of conflict tokens met from the first token, the backward mask one met from the last;
+    `config.conflict_span` says which run. The partner of opposite sign may differ from token to token. No token is
+    masked in a group without completions of both signs, in particular where all rewards are equal.
+
+    Args:
+        responses (torch.Tensor): (bs, response_length) int64 token ids.
+        completions (Completions): which tokens are their own, and who shares a prompt.
+        advantages (torch.Tensor): (bs,), one per completion, before the entropy term; only the sign is used.
+        config (GTPOConfig): for `conflict_span` and `conflict_masks`.
+    """
+    bs, width = responses.shape
+    if advantages.shape != (bs,):
+        raise ValueError(f"advantages has shape {tuple(advantages.shape)}: give one per completion, {(bs,)}")
+    forward = backward = completions.lengths.new_empty(0)
+    if config.conflict_span != "none" and config.conflict_masks != "backward":
+        forward = _find_runs(responses, completions, advantages, config.conflict_span, from_end=False)
+    if config.conflict_span != "none" and config.conflict_masks != "forward":
+        backward = _find_runs(responses, completions, advantages, config.conflict_span, from_end=True)
+    either = torch.cat([forward, backward]).unique()
+    counts = [(places // width).bincount(minlength=bs) for places in (forward, backward, either)]
+    return Conflicts(either // width, either % width, *counts)
+
+
+def _find_runs(
+    responses: torch.Tensor, completions: Completions, advantages: torch.Tensor, span: str, from_end: bool
+) -> torch.Tensor:
+    """Places of the tokens on the forward mask, or from the end on the backward mask, in the flattened responses.
+
+    The rows of a prompt are left once all their runs have ended: the work grows with the conflicts, not the responses.
+    """
+    rows = _with_both_signs(completions.prompts, advantages).nonzero().flatten()
+    begun = torch.full((len(rows), 1), span != "first", device=rows.device)
+    ended = torch.zeros_like(begun)
+    found, start = [rows.new_empty(0)], 0
+    while len(rows):
+        prompts, lengths = completions.prompts[rows, None], completions.lengths[rows, None]
+        positions = torch.arange(start, start + _BLOCK, device=rows.device)
+        is_token = positions < lengths
+        numbers = torch.where(is_token, lengths - 1 - positions if from_end else positions, 0)
+        places = completions.places(rows[:, None], numbers)
+
+        tokens = responses.take(places)
+        tokens = tokens - tokens.min()
+        keys = (prompts * _BLOCK + positions) * (tokens.max() + 1) + tokens  # (prompt, position, token) as one number
+        conflict = _with_both_signs(torch.where(is_token, keys, -1), advantages[rows]) & is_token
+        if span != "all":  # the last column of the block before tells whether a run has begun or ended
+            begun = begun[:, -1:] | (conflict.cumsum(-1) > 0)
+            ended = ended[:, -1:] | ((begun & ~conflict).cumsum(-1) > 0)
+            conflict &= ~ended
+        found.append(places.masked_select(conflict))
+
+        start += _BLOCK
+        goes_on = ~ended[:, -1:] & (lengths > start)
+        stay = torch.isin(prompts, prompts[goes_on]).squeeze(-1)
+        rows, begun, ended = rows[stay], begun[stay], ended[stay]
+    return torch.cat(found)
+
+
+def _with_both_signs(keys: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+    """Which of the (bs, …) keys occur both in a row with A > 0 and in one with A < 0."""
+    numbers = keys.unique(return_inverse=True)[1]
+    positive, negative = torch.zeros(2, keys.numel(), dtype=torch.bool, device=keys.device)
+    positive[numbers[advantages > 0]] = True
+    negative[numbers[advantages < 0]] = True
+    return (positive & negative).take(numbers)

@@ -1,0 +1,129 @@
+"""The `gtpo/*` metrics of a batch, over real completions only (rows without tokens are padding)."""
+
+import torch
+
+from gtpo_verl.algorithm.advantage import GTPOAdvantage
+from gtpo_verl.algorithm.completions import Completions
+from gtpo_verl.algorithm.config import GTPOConfig
+
+
+@torch.no_grad()
+def compute_gtpo_metrics(
+    result: GTPOAdvantage, config: GTPOConfig, initial_entropy: float | None, truncated: torch.Tensor
+) -> dict[str, float]:
+    """What GTPO (arXiv:2508.03772) did to a batch, as a flat dict of floats for any logger of verl.
+
+    A fraction `*_frac` is of all tokens (conflict, λ), of all completions (filter, sign flip) or of all groups.
+    `signal_residual` tests App. 8.2: (weight added to positive completions − weight taken from negative ones) over
+    their sum, each weight being |A_i| · |λ − 1| · the conflict share of the completion; 0 = total signal preserved.
+    `regularizer/mean` is the mean of γ⟨H⟩_i. Entropies are in nats per token; a mean over no completions is left out.
+
+    Args:
+        result (GTPOAdvantage): of the batch.
+        config (GTPOConfig): the settings it was computed with.
+        initial_entropy (float | None): ⟨H⟩_ini of the run, if it is known.
+        truncated (torch.Tensor): (bs,) bool, completions that reached a limit of length.
+    """
+    metrics = (
+        _conflict_metrics(result)
+        | _lambda_metrics(result)
+        | _entropy_metrics(result, truncated)
+        | _group_metrics(result)
+        | {"entropy/threshold": config.entropy_threshold, "filter/active": config.filter_is_active(initial_entropy)}
+    )
+    if initial_entropy is not None:
+        metrics["entropy/initial"] = initial_entropy
+    return {f"gtpo/{name}": float(value) for name, value in metrics.items() if value is not None}
+
+
+@torch.no_grad()
+def compute_log_prob_metrics(
+    old_log_probs: torch.Tensor, group_advantages: torch.Tensor, completions: Completions
+) -> dict[str, float]:
+    """How likely the completions with A_i > 0, and those with A_i < 0, are under the policy.
+
+    `gtpo/log_prob/positive` and `gtpo/log_prob/negative` are means over completions of the mean log-probability of
+    their own tokens, in nats per token; a mean over no completions is left out. Completions with A_i = 0 count in
+    neither.
+
+    Args:
+        old_log_probs (torch.Tensor): (bs, response_length), of the old-log-prob pass.
+        group_advantages (torch.Tensor): (bs,), A_i.
+        completions (Completions): lengths and own tokens of the rows.
+    """
+    means = completions.mean(old_log_probs)
+    sides = {"positive": group_advantages > 0, "negative": group_advantages < 0}
+    found = {side: _mean(means[chosen & (completions.lengths > 0)]) for side, chosen in sides.items()}
+    return {f"gtpo/log_prob/{side}": value for side, value in found.items() if value is not None}
+
+
+def _mean(values: torch.Tensor) -> float | None:
+    return values.float().mean().item() if values.numel() else None
+
+
+def _max(values: torch.Tensor) -> float | None:
+    return values.max().item() if values.numel() else None
+
+
+def _conflict_metrics(result: GTPOAdvantage) -> dict[str, float | None]:
+    real = result.completions.lengths > 0
+    conflicts = result.conflicts
+    return {
+        "conflict/token_frac": _token_frac(result, conflicts.conflict_len),
+        "conflict/prefix_len/mean": _mean(conflicts.prefix_len[real]),
+        "conflict/prefix_len/max": _max(conflicts.prefix_len[real]),
+        "conflict/suffix_len/mean": _mean(conflicts.suffix_len[real]),
+        "conflict/suffix_len/max": _max(conflicts.suffix_len[real]),
+        "conflict/group_frac": _mean(_groups_with_any(result, conflicts.conflict_len > 0)),
+    }
+
+
+def _lambda_metrics(result: GTPOAdvantage) -> dict[str, float]:
+    advantages, conflict_len = result.group_advantages, result.conflicts.conflict_len
+    share = conflict_len / result.completions.lengths.clamp(min=1)
+    signal = (result.conflict_weights - 1) * share * advantages
+    added, removed = signal[advantages > 0].sum(), signal[advantages < 0].sum()
+    moved = added.abs() + removed.abs()
+    return {
+        "lambda/zeroed_frac": _token_frac(result, conflict_len * (result.conflict_weights == 0)),
+        "lambda/amplified_frac": _token_frac(result, conflict_len * (result.conflict_weights > 1)),
+        "lambda/signal_residual": ((added - removed) / moved).item() if moved > 0 else 0.0,
+    }
+
+
+def _entropy_metrics(result: GTPOAdvantage, truncated: torch.Tensor) -> dict[str, float | None]:
+    real = result.completions.lengths > 0
+    advantages, entropy = result.group_advantages, result.trajectory_entropy
+    flipped = (advantages > 0) & (advantages < result.regularizer)
+    return {
+        "entropy/mean": _mean(entropy[real]),
+        "entropy/max": _max(entropy[real]),
+        "entropy/positive": _mean(entropy[real & (advantages > 0)]),
+        "entropy/negative": _mean(entropy[real & (advantages < 0)]),
+        "entropy/truncated": _mean(entropy[real & truncated]),
+        "filter/dropped_frac": _mean(~result.keep[real]),
+        "regularizer/mean": _mean(result.regularizer[real]),
+        "regularizer/sign_flip_frac": _mean(flipped[real]),
+    }
+
+
+def _group_metrics(result: GTPOAdvantage) -> dict[str, float | None]:
+    sizes = result.completions.groups[result.completions.lengths > 0].unique(return_counts=True)[1]
+    if len(sizes) == 0:
+        return {}
+    return {
+        "filter/dropped_groups": (~_groups_with_any(result, result.keep)).sum().item(),
+        "group/size_min": sizes.min().item(),
+        "group/zero_std_frac": _mean(~_groups_with_any(result, result.group_advantages != 0)),
+    }
+
+
+def _token_frac(result: GTPOAdvantage, tokens: torch.Tensor) -> float:
+    """Share of (bs,) counts of tokens in all tokens."""
+    return (tokens.sum() / result.completions.lengths.sum().clamp(min=1)).item()
+
+
+def _groups_with_any(result: GTPOAdvantage, flags: torch.Tensor) -> torch.Tensor:
+    """(groups,) bool: whether one of the group's (bs,) flags is set."""
+    groups = result.completions.groups
+    return torch.isin(groups[result.completions.lengths > 0].unique(), groups[flags])

@@ -1,1 +1,0 @@
-"""verl without an accelerator: `VERL_PLATFORM=cpu` switches it on, `rollout.name=hf` generates with transformers."""

@@ -1,0 +1,47 @@
+"""Files of completions: the token dump's names, and the lines that verl writes of rollouts and validation."""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+SCHEMA_VERSION, HEADER_NAME, STEP_FILES = 1, "gtpo_dump.json", "step_*.jsonl"
+"""Of a token dump, which `verl_plugin.token_dump` writes and `view.sources` reads without verl."""
+
+
+def read_lines(path: Path, check: Callable[[Any], dict[str, Any]], of: str) -> list[dict[str, Any]]:
+    """What `check` makes of each line of a JSONL file.
+
+    Raises:
+        ValueError: `check` does not take a line, or there is none; the message names the line and what it is to be of.
+    """
+    lines = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                lines.append(check(json.loads(line)))
+            except (KeyError, RecursionError, TypeError, ValueError) as error:
+                said = error if type(error) is ValueError else repr(error)
+                raise ValueError(f"{path}:{number} is not a line of a {of} ({said})") from error
+    if not lines:
+        raise ValueError(f"{path} holds no completion")
+    return lines
+
+
+def last_outputs(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The last output of each session of verl's agent loop, by its group, in the order of the sessions.
+
+    Args:
+        rows: of verl's rollouts or validation. The `uid` of the V1 trainer is `{group}_{session}_{output}`; the legacy
+            trainer writes none, and there each row is a session and rows with one `input` are a group.
+    """
+    groups: dict[str, dict[int, tuple[int, dict[str, Any]]]] = {}
+    for number, row in enumerate(rows):
+        group, session, output = row.get("uid", row["input"]), number, 0
+        if key := re.fullmatch(r"(.+)_(\d+)_(\d+)", row.get("uid", "")):
+            group, session, output = key[1], int(key[2]), int(key[3])
+        sessions = groups.setdefault(group, {})
+        if session not in sessions or output >= sessions[session][0]:
+            sessions[session] = output, row
+    return {group: [row for _, (_, row) in sorted(sessions.items())] for group, sessions in groups.items()}

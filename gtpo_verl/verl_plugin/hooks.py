@@ -1,0 +1,245 @@
+"""What GTPO does at each function of verl that it hooks.
+
+A hook gets `proceed`, which calls verl's function with its arguments; for a method its instance; and by name those
+arguments that the hook reads.
+"""
+
+import logging
+import textwrap
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import verl
+from tensordict import TensorDict
+
+from gtpo_verl.verl_plugin import (
+    batch_fields,
+    collapse_watch,
+    names_and_versions,
+    one_run_per_cluster,
+    preflight,
+    update_pass,
+    weight_transfer,
+)
+from gtpo_verl.verl_plugin.loss import compute_policy_loss_gtpo
+from gtpo_verl.verl_plugin.state import TrainerState, current, estimate_gtpo_advantage
+
+logger = logging.getLogger("gtpo_verl")
+
+
+class Hook(NamedTuple):
+    """A function of verl and what is called in its place.
+
+    Args:
+        subject: what it is for, in the report of `gtpo-verl check`.
+        module: of verl.
+        path: of the function in it.
+        hook: called as this module says.
+    """
+
+    subject: str
+    module: str
+    path: str
+    hook: Callable
+
+
+def validate_config(proceed: Callable, *, config: Any) -> Any:
+    """verl's own trainers call this in their driver, before any worker is up, and some again in their task runner."""
+    _start(config)
+    return proceed()
+
+
+def get_adv_estimator_fn(proceed: Callable, *, name_or_enum: Any) -> Callable:
+    """verl looks an estimator up when a config asks for it; then `gtpo` is this one, if nobody has taken the name."""
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+    if name_or_enum == "gtpo":
+        ADV_ESTIMATOR_REGISTRY.setdefault("gtpo", estimate_gtpo_advantage)
+    return proceed()
+
+
+def get_policy_loss_fn(proceed: Callable, *, name: Any) -> Callable:
+    """As `get_adv_estimator_fn`, in the workers."""
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    if name == "gtpo":
+        POLICY_LOSS_REGISTRY.setdefault("gtpo", compute_policy_loss_gtpo)
+    return proceed()
+
+
+def run_ppo(proceed: Callable, *, config: Any) -> Any:
+    """verl's experimental trainers call this before they start Ray; fully_async calls no other check."""
+    _start(config)
+    return proceed()
+
+
+def _start(config: Any) -> None:
+    from verl.trainer.ppo.utils import need_reference_policy
+
+    if preflight.is_validated(config):
+        return
+    run = preflight.validated(config)
+    serves = run.mode.applies_gtpo
+    found = preflight.departures(config, run.gtpo) if serves else preflight.unclipped_updates(config)
+    if found:
+        table = textwrap.indent(preflight.as_table(found), "GTPO: ")
+        logger.warning("GTPO: with these settings the run is not the paper's:\n%s", table)
+    other = names_and_versions.foreign_estimator(config)
+    if other and not other.startswith("verl."):
+        logger.warning(
+            "algorithm.adv_estimator=%s is %s; for GTPO of arXiv:2508.03772 set it to %s",
+            *(config.algorithm.adv_estimator, other, names_and_versions.ALIAS),
+        )
+    if not serves:
+        return
+    preflight.ask_for_entropy(config, run.mode)
+    for warning in preflight.resume_warnings(config, run):
+        logger.warning("%s", warning)
+    if not need_reference_policy(config):
+        logger.info("GTPO runs without a reference policy: no KL term, no reference worker")
+    if not names_and_versions.is_tested():
+        logger.warning(
+            "GTPO was tested with verl %s to %s; this is %s. Every function that it hooks exists; "
+            "compare the first steps' gtpo/* metrics with what you expect",
+            *(names_and_versions.SUPPORTED_VERL[0], names_and_versions.SUPPORTED_VERL[-1], verl.__version__),
+        )
+
+
+def v1_compute_advantage(proceed: Callable, trainer: Any, *, batch: Any) -> Any:
+    """The V1 trainer's advantages: its rows are in TransferQueue."""
+    state = TrainerState.enter(trainer)
+    if not state.begin_step():
+        return proceed()
+    from verl.trainer.ppo.v1 import trainer_base
+
+    state.batch = batch_fields.from_transfer_queue(trainer_base.tq, batch, state.reads_entropy)
+    try:
+        result = proceed()
+    finally:
+        state.batch = None
+    if state.pending is None:
+        raise RuntimeError(
+            f"verl {verl.__version__} computed the advantages without the function compute_advantage that gtpo_verl "
+            f"hooks: use verl {names_and_versions.SUPPORTED_VERL[-1]}, or trainer.use_v1=False"
+        )
+    if columns := state.pending.columns:
+        fields = TensorDict(columns.fields(), batch_size=len(batch.keys))
+        result = trainer_base.tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+    return result
+
+
+def legacy_compute_old_log_prob(proceed: Callable, trainer: Any, *, batch: Any) -> Any:
+    """The legacy trainer has entropies only here, and may move its rows before it computes advantages."""
+    result = proceed()
+    if TrainerState.enter(trainer).reads_entropy:
+        batch_fields.keep_in_batch(result[0].batch, batch.batch)
+    return result
+
+
+def separate_compute_advantage(proceed: Callable, trainer: Any) -> Any:
+    """fully_async and one_step_off have loops of their own, and under bypass mode no old-log-prob pass."""
+    TrainerState.enter(trainer)
+    return proceed()
+
+
+def compute_advantage(proceed: Callable, *, data: Any) -> Any:
+    """Both trainers call this, with padded rows."""
+    state = current.get()
+    if state is None:
+        return proceed()
+    fields = state.batch
+    if fields is None and state.begin_step():  # the legacy trainer
+        fields = batch_fields.take_from_batch(data.batch, state.reads_entropy)
+    return state.compute_advantage(proceed, fields, data) if fields else proceed()
+
+
+def ppo_loss(proceed: Callable, *, config: Any, model_output: Any, data: Any) -> Any:
+    """The actor's loss, in a worker: of the whole rows of a micro-batch, with their entropy."""
+    columns = update_pass.Columns.of(data)
+    if columns is None:
+        return proceed()
+    before = data["advantages"]
+    data["advantages"], entropies = update_pass.apply_in_actor(config, model_output, data, columns)
+    try:
+        loss, metrics = proceed()
+    finally:
+        data["advantages"] = before  # the next epoch recomputes them
+    return loss, metrics | {update_pass.ENTROPIES: entropies}
+
+
+def reduce_metrics(proceed: Callable, *, metrics: dict[str, Any]) -> dict[str, Any]:
+    """Metrics of every actor and critic update pass through here; those of the step join them."""
+    key = f"actor/{update_pass.ENTROPIES}"
+    entropies = metrics.pop(key) if key in metrics else None
+    reduced, state = proceed(), current.get()
+    if state is None or state.pending is None:
+        return reduced
+    if state.pending.columns:
+        if entropies is None and not any(name.startswith("actor/") for name in reduced):
+            return reduced  # of the critic
+        if entropies is None:
+            raise RuntimeError(
+                "algorithm.gtpo.entropy_from=update, but the actor's loss did not apply the entropy: its worker is not "
+                "verl's own (verl.workers.engine_workers), or has not loaded gtpo_verl; set entropy_from=old_log_prob"
+            )
+        state.complete(state.pending, entropies)
+    pending, state.pending = state.pending, None
+    return reduced | pending.metrics
+
+
+def fit(proceed: Callable, trainer: Any) -> Any:
+    """The watch for collapse lives as long as the trainer's loop."""
+    before, state = current.get(), TrainerState.enter(trainer)
+    if names_and_versions.select(trainer.config, collapse_watch.KEY) is not None:
+        state.watch = collapse_watch.TrainerWatch.of(trainer)
+    try:
+        return proceed()
+    finally:
+        state.watch = None
+        current.set(before)
+
+
+def log(proceed: Callable, tracking: Any, *, data: dict[str, Any]) -> Any:
+    """What the trainer logs, under any estimator."""
+    result = proceed()
+    state = current.get()
+    if state and state.watch:
+        state.watch.logged(data)
+    return result
+
+
+HOOKS = (
+    Hook("settings", "verl.utils.config", "validate_config", validate_config),
+    Hook("settings of experimental trainers", "verl.trainer.main_ppo", "run_ppo", run_ppo),
+    Hook("estimator by its name", "verl.trainer.ppo.core_algos", "get_adv_estimator_fn", get_adv_estimator_fn),
+    Hook("loss by its name", "verl.trainer.ppo.core_algos", "get_policy_loss_fn", get_policy_loss_fn),
+    Hook("V1 trainer", "verl.trainer.ppo.v1.trainer_base", "PPOTrainer._compute_advantage", v1_compute_advantage),
+    Hook("V1 trainer's loop", "verl.trainer.ppo.v1.trainer_base", "PPOTrainer.fit", fit),
+    Hook(
+        "legacy trainer",
+        "verl.trainer.ppo.ray_trainer",
+        "RayPPOTrainer._compute_old_log_prob",
+        legacy_compute_old_log_prob,
+    ),
+    Hook("legacy trainer's loop", "verl.trainer.ppo.ray_trainer", "RayPPOTrainer.fit", fit),
+    Hook(
+        "separate trainers",
+        "verl.experimental.separation.ray_trainer",
+        "SeparateRayPPOTrainer._fit_compute_advantage",
+        separate_compute_advantage,
+    ),
+    # Where verl #7237 moves it, and where it was.
+    Hook("advantages", "verl.trainer.ppo.trainer_utils", "compute_advantage", compute_advantage),
+    Hook("advantages", "verl.trainer.ppo.ray_trainer", "compute_advantage", compute_advantage),
+    Hook("actor's loss", "verl.workers.utils.losses", "ppo_loss", ppo_loss),
+    Hook("update's metrics", "verl.utils.metric", "reduce_metrics", reduce_metrics),
+    Hook("logger", "verl.utils.tracking", "Tracking.log", log),
+)
+
+_TRANSFER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer"
+# Modules that `gtpo-verl check` does not import: their packages import a rollout engine.
+WORKER_HOOKS = (
+    Hook("second run in a Ray cluster", "transfer_queue", "init", one_run_per_cluster.refuse_second_run),
+    Hook("weights sent", _TRANSFER, "BucketedWeightSender.__init__", weight_transfer.use_own_socket),
+    Hook("weights received", _TRANSFER, "BucketedWeightReceiver.__init__", weight_transfer.use_own_socket),
+)

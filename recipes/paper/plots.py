@@ -1,0 +1,246 @@
+"""Figures of training (as in GTPO, arXiv:2508.03772, Fig. 1 to 5) from verl's file logger.
+
+    python3 -m recipes plot 'GRPO=runs/grpo_seed*.jsonl' 'GTPO=runs/gtpo_seed*.jsonl' --out figures
+
+A run is the JSONL of ``trainer.logger=[..., file]``, see ``gtpo_verl.monitor.logs``. Runs with one label are seeds of
+one method: their mean is drawn, over the steps that all of them logged, in a band from the smallest to the largest
+seed. Curves are centred moving averages; the raw mean is drawn faintly behind them. Every figure is written as PNG and
+SVG.
+
+Needs matplotlib and pandas.
+"""
+
+import argparse
+import glob
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from gtpo_verl.algorithm.config import LN2
+from gtpo_verl.monitor.logs import read_metrics
+
+# Okabe and Ito's palette without its yellow, which is lost on white, and its black, which marks ln 2.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+GREY = "#555555"
+STYLE: Any = {
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 8.5,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 9,
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#999999",
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": "#333333",
+    "ytick.color": "#333333",
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "lines.solid_capstyle": "round",
+    "svg.hashsalt": "gtpo",
+}
+
+
+class Curve(NamedTuple):
+    """One metric: the first of ``keys`` that all runs of a label logged, times ``factor``, in ``unit``."""
+
+    name: str
+    unit: str
+    keys: tuple[str, ...]
+    factor: float = 1.0
+    mark_ln2: bool = False
+
+
+# A panel has one or two curves. The second is dashed; if its unit differs, its axis is on the right.
+PANELS: tuple[tuple[Curve, ...], ...] = (
+    (Curve("accuracy reward", "% of its maximum", ("reward/acc/mean",), 100),),
+    (
+        Curve("format reward", "% of its maximum", ("reward/format/mean",), 10),
+        Curve("strict format", "% of its maximum", ("reward/strict/mean",), 100),
+    ),
+    (Curve("entropy ⟨H⟩", "nats per token", ("gtpo/entropy/mean", "actor/entropy"), mark_ln2=True),),
+    (Curve("conflict tokens", "% of tokens", ("gtpo/conflict/token_frac",), 100),),
+    (
+        Curve("length", "tokens", ("response_length/mean", "completion/length/mean")),
+        Curve("ends with EOS", "% of completions", ("completion/eos_rate",), 100),
+    ),
+    (Curve("filtered out, δ = 0", "% of completions", ("gtpo/filter/dropped_frac",), 100),),
+)
+
+
+def read_run(path: str | Path) -> pd.DataFrame:
+    """One run, a row per step and a column per metric; NaN where a step did not log a metric. See `read_metrics`."""
+    return pd.DataFrame.from_dict(read_metrics(Path(path)), orient="index").sort_index()
+
+
+def read_runs(arguments: Iterable[str]) -> dict[str, list[pd.DataFrame]]:
+    """Runs by label, from ``label=path``, ``label=glob`` or a path, whose label is its name without the suffix.
+
+    Raises:
+        ValueError: If nothing matches, or two paths without a label have one name.
+    """
+    runs: dict[str, list[pd.DataFrame]] = {}
+    for argument in arguments:
+        label, equals, pattern = argument.partition("=")
+        if not equals or Path(argument).exists():
+            label, pattern = Path(argument).stem, argument
+            if label in runs:
+                raise ValueError(f"two runs are named {label!r}: write LABEL=PATH")
+        paths = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
+        if not paths:
+            raise ValueError(f"no run matches {pattern!r}")
+        runs.setdefault(label, []).extend(map(read_run, paths))
+    for label, seeds in runs.items():
+        if len(ends := {int(run.index[-1]) for run in seeds}) > 1:
+            print(f"{label}: its seeds end at steps {sorted(ends)}, drawn up to the first of them", file=sys.stderr)
+    return runs
+
+
+def seeds_of(runs: Sequence[pd.DataFrame], curve: Curve) -> pd.DataFrame | None:
+    """A curve over the steps that all runs logged, (steps, runs); None if there are none."""
+    for key in curve.keys:
+        if all(key in run for run in runs):
+            seeds = pd.concat([run[key] for run in runs], axis="columns", join="inner").dropna()
+            if len(seeds):
+                return curve.factor * seeds
+    return None
+
+
+def moving_average(seeds: pd.DataFrame, window: int) -> pd.DataFrame:
+    """Centred mean over `window` steps, in which a step that was not logged counts nowhere."""
+    every_step = seeds.reindex(range(seeds.index[0], seeds.index[-1] + 1))
+    return every_step.rolling(window, center=True, min_periods=1).mean().loc[seeds.index]
+
+
+def training_figure(runs: Mapping[str, Sequence[pd.DataFrame]], window: int | None = None) -> Figure:
+    """Six panels over training steps: accuracy, format and strict format, entropy with ln 2, conflict tokens, length
+    and EOS, filtered completions; one colour per label.
+
+    A metric that no run logged is named in its panel; a label that did not log it is missing there.
+
+    Args:
+        runs: Label to the runs (seeds) under it, at least one.
+        window: Width of the moving average in steps, 1 for none; by default the square root of the longest run.
+
+    Raises:
+        ValueError: If there are more labels than colours.
+    """
+    if len(runs) > len(COLOURS):
+        raise ValueError(f"{len(runs)} labels: at most {len(COLOURS)} can be told apart by colour")
+    if window is None:
+        window = max(1, round(math.sqrt(max(run.index[-1] - run.index[0] for group in runs.values() for run in group))))
+    seeds = max(len(group) for group in runs.values())
+    colours = dict(zip(runs, COLOURS, strict=False))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9, 5.5), layout="constrained")  # 900 pixels of a README
+        axes = figure.subplots(2, 3)
+        for ax, panel in zip(axes.flat, PANELS, strict=True):
+            _draw_panel(ax, panel, runs, colours, window)
+        for ax in axes[-1]:
+            ax.set_xlabel("training step")
+        handles = [
+            Line2D([], [], color=colours[label], lw=2, label=label if seeds == 1 else f"{label} (n = {len(group)})")
+            for label, group in runs.items()
+        ]
+        notes = ["mean of the seeds"] if seeds > 1 else []
+        notes += [f"moving average over {window} steps (faint: unsmoothed)"] if window > 1 else []
+        caption = f"Line: {', '.join(notes) or 'as logged'}."
+        if seeds > 1:
+            caption += " Band: smallest to largest seed."
+        figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 4), frameon=False)
+        figure.supxlabel(caption, fontsize=7.5, color=GREY)
+    return figure
+
+
+def _draw_panel(
+    ax: Axes,
+    panel: tuple[Curve, ...],
+    runs: Mapping[str, Sequence[pd.DataFrame]],
+    colours: Mapping[str, str],
+    window: int,
+) -> None:
+    drawn: list[Curve] = []
+    missing: list[str] = []
+    target = ax
+    for curve in panel:
+        found = {label: seeds for label, group in runs.items() if (seeds := seeds_of(group, curve)) is not None}
+        if not found:
+            missing.append(curve.keys[0])
+            continue
+        if drawn and curve.unit != drawn[0].unit:
+            target = ax.twinx()
+            target.grid(False)
+            target.spines["right"].set_visible(True)
+        target.set_ylabel(curve.unit)
+        for label, seeds in found.items():
+            _draw_curve(target, seeds, window, colours[label], dashed=bool(drawn))
+        drawn.append(curve)
+        if curve.mark_ln2:
+            target.axhline(LN2, color="black", lw=1, ls=":")
+            target.annotate("ln 2", (1, LN2), (-2, 2), ("axes fraction", "data"), "offset points", ha="right")
+        # From zero up, for an axis cut off at the data shouts.
+        high = max(1.1 * target.dataLim.y1, 1.0 if curve.unit.startswith("%") else 1e-3)
+        target.set_ylim(-0.03 * high, high)
+
+    names = [curve.name for curve in drawn or panel]
+    title = f"{names[0]} (solid), {names[1]} (dashed)" if len(drawn) == 2 else " and ".join(names)
+    ax.set_title(title[0].upper() + title[1:])
+    ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    if missing:
+        note = "not logged:\n" + "\n".join(missing)
+        ax.text(0.5, 0.05, note, transform=ax.transAxes, ha="center", color=GREY)
+
+
+def _draw_curve(ax: Axes, seeds: pd.DataFrame, window: int, colour: str, dashed: bool) -> None:
+    smooth = moving_average(seeds, window)
+    if window > 1:
+        ax.plot(seeds.mean(axis=1), color=colour, lw=0.6, alpha=0.25, zorder=1.5)
+    if smooth.shape[1] > 1:
+        ax.fill_between(smooth.index, smooth.min(axis=1), smooth.max(axis=1), color=colour, alpha=0.18, lw=0)
+    style = (0, (3, 1.2)) if dashed else "-"
+    marker = "o" if len(smooth) == 1 else ""
+    ax.plot(smooth.mean(axis=1), color=colour, lw=1.7, ls=style, marker=marker, ms=4, zorder=2.5)
+
+
+def save(figure: Figure, path: str | Path) -> list[Path]:
+    """Write a figure as PNG and SVG beside ``path``, and return both."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(written[0], dpi=200)
+        figure.savefig(written[1], metadata={"Date": None})
+    return written
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``python3 -m recipes plot``."""
+    parser.description = "Draw figures of training from verl's file logger."
+    parser.epilog = "example: python3 -m recipes plot 'GRPO=grpo_seed*.jsonl' 'GTPO=gtpo_seed*.jsonl' --out figures"
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="a JSONL of trainer.logger=file, LABEL=PATH or LABEL=GLOB"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for the PNG and SVG files")
+    parser.add_argument("--window", type=int, help="width of the moving average in steps, 1 for none")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw the figure, and print where it is."""
+    if args.window is not None and args.window < 1:
+        raise ValueError(f"--window must be at least 1, got {args.window}")
+    print(*save(training_figure(read_runs(args.runs), args.window), args.out / "training"), sep="\n")
+    return 0

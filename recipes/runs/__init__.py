@@ -1,0 +1,1 @@
+"""Starting, trying and exporting runs of verl."""

@@ -1,0 +1,307 @@
+"""`python3 -m recipes run`: start one of verl's trainers in a folder of its own, and watch it.
+
+All recipes start through it. It follows verl's file logger, prints a line per step, and at the end a table. The folder
+then has the files that `recipes.runs.run_folder` lists, `training.png` and `.svg`, and `train.log` (all that verl
+printed). If a rollout worker fails, verl can wait for it for ever, or go on without the lost completions. With --stall
+`python3 -m recipes run` ends such a run, prints the error lines of its log, and returns a non-zero status.
+"""
+
+import argparse
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any, TextIO
+
+import psutil
+
+from recipes.runs import run_folder
+
+# Column of the closing table -> metric, in the order in which it is printed; one that a run does not log is left out.
+COLUMNS = {
+    "reward": "reward/score/mean",
+    "format": "reward/format/mean",
+    "accuracy": "reward/acc/mean",
+    "strict": "reward/strict/mean",
+    "eos": "completion/eos_rate",
+    "length": "completion/length/mean",
+    "entropy": "actor/entropy",
+    "conflict": "gtpo/conflict/token_frac",
+    "filtered": "gtpo/filter/dropped_frac",
+    "loss": "train/loss",
+    "val loss": "val/loss",
+    "s/step": "timing_s/step",
+}
+_WINDOW = 5
+_POLL_S = 0.2
+_STEPS = re.compile(r"Total training steps: (\d+)")
+# verl goes on after these, without the completions that failed, or waits for a worker that is gone.
+_FATAL = re.compile(r"Error in _run_prompt|A worker died or was killed while executing a task|EngineDeadError")
+_GRACE_S = 5.0
+# Ray gives its agents 15 s to start, which a busy machine may not (ray-project/ray#65983); no setting changes that.
+_RAY_TOO_SLOW = "The current node timed out during startup"
+_FULL_BYTES = 1 << 30
+# Words of a failure from which verl does not always return.
+_FAILURE = re.compile(r"Traceback \(most recent call last\)|\bERROR\b|RayTaskError|ActorDiedError")
+_WORKER = r"^(\([\w ]+pid=\d+[^)]*\) )?"
+_EXCEPTION = re.compile(_WORKER + r"\s*[\w.]+(Error|Exception)(\(\w+\))?: ")
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
+_SAID_BY_GTPO = re.compile(r"GTPO[: ].*")
+
+
+class StallDetector:
+    """Says whether a run should be ended, and why.
+
+    Args:
+        stall_s (float, optional): seconds without a step after which a run is ended; a quarter of it once its log tells
+            of a failure. Its start, with all imports and the loading of models, may take three times as long. None ends
+            no run.
+    """
+
+    def __init__(self, stall_s: float | None):
+        self._ends, self._stall_s = stall_s is not None, stall_s or float("inf")
+        self._last, self._limit, self._fatal = time.monotonic(), 3 * self._stall_s, ""
+
+    def on_step(self) -> None:
+        """A step was made."""
+        if not self._fatal:
+            self._last, self._limit = time.monotonic(), self._stall_s
+
+    def on_log_line(self, line: str) -> None:
+        """A line of the log."""
+        if _FAILURE.search(line):
+            self._limit = min(self._limit, self._stall_s / 4)
+        if self._fatal or not (found := _FATAL.search(line)):
+            return
+        self._fatal = found[0]
+        if self._ends:
+            # The error that follows has a moment to reach the log.
+            self._last, self._limit = time.monotonic(), _GRACE_S
+        else:
+            print(f"verl says {found[0]!r}: it may hang, or go on with fewer completions", flush=True)
+
+    def failure(self, exited: bool) -> str:
+        """Empty while all is well."""
+        if self._ends and (exited or time.monotonic() - self._last > self._limit):
+            return self._fatal or ("" if exited else f"no step for {self._limit:.0f} s")
+        return ""
+
+
+def _number(record: dict[str, Any], key: str) -> float:
+    return math.nan if record[key] is None else record[key]  # verl's logger has null for NaN
+
+
+def progress_line(records: list[dict[str, Any]], total: str) -> str:
+    """The last step in one line, with the time that the rest takes at the rate of the last few."""
+    record = records[-1]
+    values = [f"{name} {_number(record, key):.3g}" for name, key in COLUMNS.items() if key in record]
+    rates = [x["timing_s/step"] for x in records[-_WINDOW:] if "timing_s/step" in x]
+    if rates and total.isdigit():
+        values.append(f"left {timedelta(seconds=round(median(rates) * (int(total) - record['step'])))}")
+    return f"step {record['step']}/{total}  " + "  ".join(values)
+
+
+def closing_table(records: list[dict[str, Any]]) -> str:
+    """Means over the first and the last steps, as Markdown, without step 0, verl's validation before training.
+
+    A run of no more steps than one such window has one row.
+    """
+    trained = [record for record in records if record["step"] > 0]
+    ends = [trained[:_WINDOW], trained[-_WINDOW:]][: 1 + (len(trained) > _WINDOW)]
+    names = [name for name, key in COLUMNS.items() if all(key in record for end in ends for record in end)]
+    lines = [f"| steps | {' | '.join(names)} |", f"|{'---|' * (len(names) + 1)}"]
+    for end in ends:
+        means = (sum(_number(record, COLUMNS[name]) for record in end) / len(end) for name in names)
+        lines.append(f"| {end[0]['step']} to {end[-1]['step']} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
+    return "\n".join(lines)
+
+
+def failure_lines(log: str, most: int = 30) -> str:
+    """Every error in a log, each once, and the lines before the last one (or before the log's end)."""
+    lines = [_COLOUR.sub("", line)[:300] for line in log.splitlines()]
+    errors = [i for i, line in enumerate(lines) if _EXCEPTION.search(line)]
+    end = errors[-1] + 1 if errors else len(lines)
+    named = dict.fromkeys(re.sub(_WORKER, "", lines[i]).strip() for i in errors)
+    return "\n".join([*lines[max(0, end - most) : end], "", *list(named)[:most]])
+
+
+def end_process(process: subprocess.Popen, grace_s: float = 10.0) -> None:
+    """End the process and every process that it started, Ray's included."""
+    try:
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    family[0].terminate()
+    _, alive = psutil.wait_procs(family, timeout=grace_s)
+    for member in alive:
+        if member.is_running():
+            member.kill()
+
+
+def disk_note(out: Path) -> str:
+    """How little disk is free, which verl's error does not say; empty if there is enough."""
+    free = shutil.disk_usage(out).free
+    return f"; only {free >> 20} MiB of disk are free there" if free < _FULL_BYTES else ""
+
+
+def job_variables() -> dict[str, str]:
+    """Variables of the Ray job that this process belongs to, if it is in one; Ray refuses to be given them again."""
+    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
+    return job.get("runtime_env", {}).get("env_vars", {})
+
+
+def start_trainer(command: list[str], out: Path, log: Path, keep_open: Sequence[int] = ()) -> subprocess.Popen:
+    """Start the command in a session of its own, its loggers writing into `out`, its output added to `log`.
+
+    Args:
+        keep_open: file descriptors to pass to the process.
+    """
+    variables = {"VERL_FILE_LOGGER_PATH": str(verl_metrics(out)), **run_folder.logger_variables(out)}
+    if "verl.trainer.main_ppo" in command:
+        # The trainer runs in a worker of Ray, and a cluster that runs already has an environment of its own.
+        prefix = "++ray_kwargs.ray_init.runtime_env.env_vars."
+        of_job = job_variables()
+        if "VERL_FILE_LOGGER_PATH" in of_job:
+            raise ValueError(
+                "the runtime_env of this Ray job sets VERL_FILE_LOGGER_PATH, which this command reads: remove it"
+            )
+        given = {name: value for name, value in variables.items() if name not in of_job}
+        command = [*command, *(f"{prefix}{name}='{value}'" for name, value in given.items())]
+    environment = {**os.environ, "HYDRA_FULL_ERROR": "1", **variables}
+    with log.open("a") as stream:
+        return subprocess.Popen(
+            command,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+            pass_fds=keep_open,
+        )
+
+
+def verl_metrics(out: Path) -> Path:
+    """The file of verl's file logger, which verl empties at each start."""
+    return out.absolute() / "verl_metrics.jsonl"
+
+
+def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO, starts: int = 3) -> int:
+    """Run a trainer of verl and watch it; returns the exit status.
+
+    Args:
+        command: the trainer and its overrides.
+        out (Path): the run's folder.
+        stall_s (float, optional): see `StallDetector`.
+        lock (TextIO): see `run_folder.lock`; the trainer holds it too, and its number is written there.
+        starts: how often to start at most, if Ray is too slow to start.
+    """
+    log = out / "train.log"
+    said_before = log.stat().st_size if log.exists() else 0
+    tail = run_folder.Tail(log, said_before)
+    metrics = run_folder.MetricsFile(verl_metrics(out), out / "metrics.jsonl")
+    total = run_folder.overrides(command).get("trainer.total_training_steps", "?")
+    process = start_trainer(command, out, log, keep_open=[lock.fileno()])
+    lock.truncate(0)
+    print(process.pid, file=lock, flush=True)
+    print(f"training; everything verl prints is in {log}", flush=True)
+    try:
+        steps, reason = follow(process, tail, metrics, StallDetector(stall_s), total)
+    finally:
+        end_process(process)
+    status = process.wait()
+    if reason or status:
+        with log.open(errors="replace") as file:
+            file.seek(said_before)
+            said = file.read()
+        if starts > 1 and not steps and _RAY_TOO_SLOW in said:
+            print("Ray was too slow to start, as happens on a busy machine: trying again", flush=True)
+            return train(command, out, stall_s, lock, starts - 1)
+        print(f"\n--- from {log}\n{failure_lines(said)}\n---", file=sys.stderr)
+        print(
+            f"the run failed: {reason or f'verl ended with status {status}'}; its log is {log}{disk_note(out)}",
+            file=sys.stderr,
+        )
+        return status if status > 0 else 1
+    if not steps:
+        print(
+            f"verl ran no training step: the run was complete already, or its data is too small; see {log}",
+            file=sys.stderr,
+        )
+        return 0 if metrics.records else 1
+    report(metrics.records, out)
+    return 0
+
+
+def follow(
+    process: subprocess.Popen, log: run_folder.Tail, metrics: run_folder.MetricsFile, watch: StallDetector, total: str
+) -> tuple[int, str]:
+    """Print progress until the process ends or should be ended; returns the steps seen and why it should be ended."""
+    steps = 0
+    while True:
+        exited = process.poll() is not None
+        for _ in metrics.poll():
+            print(progress_line(metrics.records, total), flush=True)
+            steps += 1
+            watch.on_step()
+        finished = bool(steps) and str(metrics.records[-1]["step"]) == total
+        for line in log.lines():
+            if found := _STEPS.search(line):
+                total = found[1]
+            if said := _SAID_BY_GTPO.search(line):
+                print(said[0], flush=True)
+            if not finished:  # what workers say while they are shut down is no failure
+                watch.on_log_line(line)
+        if (reason := watch.failure(exited)) or exited:
+            return steps, reason
+        time.sleep(_POLL_S)
+
+
+def report(records: list[dict[str, Any]], out: Path) -> None:
+    """Print the closing table and draw the figure."""
+    print(f"\n{closing_table(records)}\n")
+    written = [out / "metrics.jsonl"]
+    if "reward/score/mean" in records[-1]:
+        if find_spec("matplotlib"):
+            from recipes.paper.plots import read_run, save, training_figure
+
+            written += save(training_figure({out.name: [read_run(out / "metrics.jsonl")]}), out / "training")
+        else:
+            print("no figure, since matplotlib is not installed: pip install matplotlib, then python3 -m recipes plot")
+    print("written:", *written)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `python3 -m recipes run`."""
+    parser.description = "Start one of verl's trainers in a folder of its own, and watch it."
+    parser.epilog = "example: python3 -m recipes run --out outputs/mine -- python3 -m verl.trainer.main_ppo OVERRIDES"
+    parser.add_argument("--out", type=Path, required=True, help="the run's folder; if it has a run, resume it")
+    parser.add_argument("--stall", type=float, metavar="S", help="end the run if it makes no step for S seconds")
+    parser.add_argument("--extend", action="store_true", help="let a run take more steps than it was started for")
+    parser.add_argument("command", nargs="+", help="after --: the trainer and its overrides")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Hold the folder, note the command, train; returns the exit status.
+
+    Raises:
+        ValueError: a run is active in the folder, or the folder has a checkpoint of other settings or a damaged record.
+    """
+    if args.stall is not None and not args.stall > 0:
+        raise ValueError(f"--stall {args.stall}: must be seconds, above 0")
+    args.out.mkdir(parents=True, exist_ok=True)
+    with run_folder.lock(args.out) as lock:
+        run_folder.hold_settings(args.command, args.out, args.extend)
+        run_folder.write_command(args.command, args.out, ["--stall", str(args.stall)] if args.stall else [])
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                signal.signal(number, lambda number, _: sys.exit(128 + number))
+        return train(args.command, args.out, args.stall, lock)

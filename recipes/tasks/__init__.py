@@ -1,0 +1,1 @@
+"""Models and questions for a CPU."""

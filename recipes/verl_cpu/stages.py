@@ -1,0 +1,214 @@
+"""The advantage stage and the update of verl's trainers, V1 and legacy, on rows that are given.
+
+TransferQueue is a dictionary, and the workers are what they return. Nothing here decides which GTPO is called: it is
+whichever `gtpo` the verl at hand serves.
+"""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tensordict import NonTensorStack, TensorDict
+from transfer_queue import KVBatchMeta
+from verl import DataProto
+from verl.trainer.ppo import ray_trainer
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+from verl.trainer.ppo.v1 import trainer_base
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.metric import reduce_metrics
+from verl.utils.tensordict_utils import get_tensordict
+
+Rows = dict[str, Any]
+"""Fields of the rows of a batch: `uid`, a list, and lists of tensors of unequal length, as TransferQueue holds them."""
+
+
+class InMemoryQueue:
+    """What verl's trainers ask of TransferQueue: fields of rows by key, and tags of keys by partition."""
+
+    def __init__(self, rows: dict[str, dict[str, Any]], tags: dict[str, dict[str, Any]] | None = None):
+        self.rows = {key: dict(fields) for key, fields in rows.items()}
+        self.tags = tags or {}
+
+    @classmethod
+    def of_columns(cls, columns: Rows, keys: Sequence[str]) -> "InMemoryQueue":
+        """The rows of `columns` under their keys."""
+        return cls({key: {name: values[row] for name, values in columns.items()} for row, key in enumerate(keys)})
+
+    def kv_list(self) -> dict[str, dict[str, Any]]:
+        return self.tags
+
+    def kv_clear(self, partition_id: str, keys: Sequence[str]) -> None:
+        for key in keys:
+            self.tags[partition_id].pop(key, None)
+
+    def kv_batch_get(
+        self, keys: Sequence[str], partition_id: str, select_fields: Sequence[str] | None = None
+    ) -> TensorDict:
+        held = set.intersection(*(set(self.rows[key]) for key in keys))
+        columns = {name: [self.rows[key][name] for key in keys] for name in sorted(held & set(select_fields or held))}
+        fields = {
+            name: _nested(values) if torch.is_tensor(values[0]) else NonTensorStack(*values)
+            for name, values in columns.items()
+        }
+        return TensorDict(fields, batch_size=[len(keys)])
+
+    def kv_batch_put(self, keys: Sequence[str], partition_id: str, fields: Any, tags: Any = None) -> KVBatchMeta:
+        for name in fields.keys():
+            values = fields[name]
+            values = values.unbind() if torch.is_tensor(values) else list(values)
+            for key, value in zip(keys, values, strict=True):
+                self.rows.setdefault(key, {})[name] = value
+        return KVBatchMeta(partition_id=partition_id, keys=keys, tags=tags or [{}] * len(keys))
+
+
+def _nested(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
+
+
+def padded(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """(rows, longest), with 0 behind the shorter ones."""
+    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+
+
+class Stage:
+    """A trainer of verl at one step.
+
+    Args:
+        config: verl's.
+        rows (Rows): the batch.
+        global_steps: verl's.
+        keys: of the rows in TransferQueue.
+    """
+
+    def __init__(self, config: Any, rows: Rows, global_steps: int = 1, keys: Sequence[str] | None = None):
+        self.config, self.rows = config, rows
+        self.keys = keys or [f"{uid}_{i}_0" for i, uid in enumerate(rows["uid"])]
+        self.trainer = self.make_trainer()
+        self.trainer.config, self.trainer.global_steps = config, global_steps
+        self.order: list[int] = []
+        self.batch: Any = {}
+
+    def make_trainer(self) -> Any:
+        """verl's trainer, without what it makes of a config."""
+        raise NotImplementedError
+
+    def advantages(self, order: Sequence[int] | None = None) -> torch.Tensor:
+        """(rows, response_length), in the rows' own order, of a batch that has them in another one."""
+        raise NotImplementedError
+
+    def step(self, order: Sequence[int] | None = None) -> tuple[dict[str, float], torch.Tensor]:
+        """What the trainer logs of a step and its update, and the advantages in the rows' own order."""
+        advantages = self.advantages(order)
+        return self.update(), advantages
+
+    def update(self) -> dict[str, float]:
+        """What the trainer logs of its actor's update; `self.used` are then the advantages that it used, in the order
+        of the batch."""
+        from gtpo_verl.verl_plugin.update_pass import ENTROPIES, Columns, RowEntropy, apply_entropy
+
+        metrics: dict[str, Any] = {"actor/pg_loss": [1.0]}
+        if columns := Columns.of(self.batch):
+            entropy, mask = (padded([self.rows[name][i] for i in self.order]) for name in ("entropy", "response_mask"))
+            self.used, means = apply_entropy(self.batch["advantages"], mask, entropy, columns)
+            tokens = [row.tolist() if dumped else None for row, dumped in zip(entropy, columns.dumped, strict=True)]
+            found = [*map(RowEntropy, columns.row.tolist(), means.tolist(), tokens)]
+            metrics[f"actor/{ENTROPIES}"] = found[3:] + found[:3]  # workers return them in an order of their own
+        logged = reduce_metrics(metrics)
+        assert logged.pop("actor/pg_loss") == 1.0
+        return logged
+
+    def in_own_order(self, values: torch.Tensor) -> torch.Tensor:
+        """The batch's values, row by row as they were given."""
+        own = torch.empty_like(values)
+        own[self.order] = values
+        return own
+
+
+class V1Stage(Stage):
+    """The V1 trainer's `_compute_advantage`, on what TransferQueue would hold."""
+
+    def make_trainer(self) -> Any:
+        return PPOTrainerSync.__new__(PPOTrainerSync)
+
+    def advantages(self, order: Sequence[int] | None = None) -> torch.Tensor:
+        self.order = list(range(len(self.keys)) if order is None else order)
+        queue = trainer_base.tq = InMemoryQueue.of_columns(self.rows, self.keys)
+        keys = [self.keys[i] for i in self.order]
+        batch = KVBatchMeta(partition_id="train", keys=keys, tags=[{}] * len(keys))
+        self.trainer._compute_advantage(batch, metrics={})
+        own = set.intersection(*(set(fields) for fields in queue.rows.values())) - {"uid"}
+        self.batch = {name: padded([queue.rows[key][name] for key in keys]) for name in own}
+        return self.in_own_order(self.batch["advantages"])
+
+
+class LegacyStage(Stage):
+    """What the legacy trainer's `fit` calls, on padded rows behind their prompts."""
+
+    keeps_entropy = False
+    """Whether `fit` leaves the entropy in the batch, as that of a patched verl does (patches/)."""
+
+    def make_trainer(self) -> Any:
+        trainer: Any = ray_trainer.RayPPOTrainer.__new__(ray_trainer.RayPPOTrainer)
+        trainer.actor_rollout_wg = SimpleNamespace(compute_log_prob=self.output_of_the_workers)
+        return trainer
+
+    def output_of_the_workers(self, _: Any) -> TensorDict:
+        """An engine returns its value for a token at the position before it."""
+
+        def output(name: str) -> torch.Tensor:
+            values = zip(self.rows[name], self.rows["prompts"], strict=True)
+            rows = [F.pad(value, (len(prompt) - 1, 1)) for value, prompt in values]
+            return _nested([rows[i] for i in self.order])
+
+        return get_tensordict(
+            {"entropy": output("entropy"), "log_probs": output("old_log_probs")}, {"metrics": {"mfu": 0.0}}
+        )
+
+    def data(self, order: Sequence[int] | None = None) -> DataProto:
+        """The rows behind their prompts, padded as the agent loop pads them, after the old-log-prob pass."""
+        self.order = list(range(len(self.keys)) if order is None else order)
+        fields = {name: [self.rows[name][i] for i in self.order] for name in self.rows}
+        prompts = padded([ids.flip(0) for ids in fields["prompts"]]).flip(1)
+        prompt_mask = padded([torch.ones_like(ids) for ids in fields["prompts"]]).flip(1)
+        attention_mask = torch.cat([prompt_mask, padded([torch.ones_like(ids) for ids in fields["responses"]])], dim=1)
+        tensors = {
+            "prompts": prompts,
+            "responses": padded(fields["responses"]),
+            "input_ids": torch.cat([prompts, padded(fields["responses"])], dim=1),
+            "attention_mask": attention_mask,
+            "position_ids": (attention_mask.cumsum(-1) - 1).clamp(min=0),
+            "response_mask": padded(fields["response_mask"]),
+        }
+        if "rollout_log_probs" in self.rows:
+            tensors["rollout_log_probs"] = padded(fields["rollout_log_probs"])
+        return DataProto.from_dict(tensors, non_tensors={"uid": np.array(fields["uid"], dtype=object)})
+
+    def old_log_prob_pass(self, order: Sequence[int] | None = None) -> DataProto:
+        """What `fit` does before it computes advantages, in its order."""
+        data = self.data(order)
+        old_log_prob, _ = self.trainer._compute_old_log_prob(data)
+        entropy = old_log_prob.batch.pop("entropys")
+        data = data.union(old_log_prob)
+        if self.keeps_entropy:
+            data.batch["entropy"] = entropy
+        rewards = padded([self.rows["rm_scores"][i] for i in self.order])
+        data.batch["token_level_rewards"] = data.batch["token_level_scores"] = rewards
+        if "rollout_log_probs" in self.rows:
+            data, _ = compute_rollout_correction_and_add_to_batch(data, self.config.algorithm.rollout_correction)
+        return data
+
+    def compute_advantage(self, data: DataProto) -> DataProto:
+        """verl's function of this name."""
+        algorithm = self.config.algorithm
+        data = ray_trainer.compute_advantage(data, adv_estimator=algorithm.adv_estimator, config=algorithm)
+        self.batch = data.batch
+        return data
+
+    def advantages(self, order: Sequence[int] | None = None) -> torch.Tensor:
+        return self.in_own_order(self.compute_advantage(self.old_log_prob_pass(order)).batch["advantages"])
+
+
+STAGES: dict[str, type[Stage]] = {"v1": V1Stage, "legacy": LegacyStage}

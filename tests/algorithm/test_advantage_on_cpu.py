@@ -1,0 +1,340 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from reference import advantages as slow_advantages
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
+
+from gtpo_verl import (
+    GTPOConfig,
+    compute_completion_filter,
+    compute_gtpo_outcome_advantage,
+    compute_gtpo_token_advantages,
+    compute_trajectory_entropy,
+)
+from gtpo_verl.algorithm.advantage import compute_group_advantages
+from gtpo_verl.algorithm.completions import Completions
+from gtpo_verl.algorithm.metrics import compute_gtpo_metrics
+
+LN2 = math.log(2)
+ALL_OFF = GTPOConfig(entropy_coeff=0, completion_filter="never", conflict_span="none")
+
+
+def at_last_token(rewards, response_mask):
+    """token_level_rewards as verl's reward managers make them: the score stands at the last token."""
+    token_level_rewards = torch.zeros(response_mask.shape)
+    last = (response_mask.cumsum(-1) * response_mask).argmax(-1)
+    token_level_rewards[torch.arange(len(rewards)), last] = torch.tensor(rewards)
+    return token_level_rewards
+
+
+@pytest.fixture
+def two_completions():
+    """One good and one bad completion of four tokens, which share the first and the last one."""
+    response_mask = torch.ones(2, 4, dtype=torch.int64)
+    return {
+        "token_level_rewards": at_last_token([20.0, 10.0], response_mask),
+        "response_mask": response_mask,
+        "index": np.array(["p", "p"], dtype=object),
+        "responses": torch.tensor([[5, 1, 2, 9], [5, 3, 4, 9]]),
+        "entropy": torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.4, 0.4, 0.4, 0.8]]),
+    }
+
+
+def test_equation_11_by_hand(two_completions):
+    # A = ±5 / (7.0711 + 1e-6) = ±0.7071; <H> = 0.25, 0.5; gamma = 0.1.
+    advantages, returns = compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3)
+    good, bad = 0.70710668 - 0.025, -0.70710668 - 0.05
+    expected = torch.tensor([[2 * good, good, good, 2 * good], [0, bad, bad, 0]])
+    torch.testing.assert_close(advantages, expected)
+    assert returns is advantages
+    advantages, _ = compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3, epsilon=1.0)
+    torch.testing.assert_close(advantages[0, 1].item(), 5 / (math.sqrt(50) + 1) - 0.025)
+    completions = Completions(two_completions["response_mask"], two_completions["index"])
+    a = compute_group_advantages(torch.tensor([20e-6, 10e-6]), completions)  # of the size of the default epsilon
+    torch.testing.assert_close(a[0].item(), 5 / (math.sqrt(50) + 1))
+
+
+def test_equation_10_filters_what_exceeds_the_threshold(two_completions):
+    two_completions["entropy"][1] = 0.7
+    advantages, _ = compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3)
+    assert (advantages[1] == 0).all() and (advantages[0] != 0).all()
+    advantages, _ = compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.8)
+    assert (advantages[1, 1:3] != 0).all()
+
+
+def test_the_initial_entropy_of_the_settings_decides_where_none_is_given(two_completions):
+    two_completions["entropy"][1] = 0.7
+    for initial_entropy in (0.3, 0.8):
+        config = GTPOConfig(initial_entropy=initial_entropy)
+        given, _ = compute_gtpo_outcome_advantage(**two_completions, initial_entropy=initial_entropy)
+        assert torch.equal(compute_gtpo_outcome_advantage(**two_completions, config=config)[0], given)
+        assert (given[1] == 0).all() == (initial_entropy == 0.3)
+
+
+def test_entropy_equal_to_the_threshold_is_kept():
+    entropy = torch.tensor([LN2 - 1e-6, LN2, LN2 + 1e-6], dtype=torch.float64)
+    assert compute_completion_filter(entropy, LN2).tolist() == [True, True, False]
+
+
+def test_negative_scope_filters_negative_completions_only():
+    entropy = torch.tensor([2.0, 2.0, 2.0, 0.1])
+    keep = compute_completion_filter(entropy, LN2, advantages=torch.tensor([1.0, 0.0, -1.0, -1.0]))
+    assert keep.tolist() == [True, True, False, True]
+
+
+def test_trajectory_entropy_is_the_mean_over_own_tokens():
+    entropy = torch.tensor([[0.2, 0.4, torch.nan], [1.0, torch.inf, 3.0], [5.0, 5.0, 5.0], [0.7, 5.0, 5.0]])
+    response_mask = torch.tensor([[1, 1, 0], [1, 0, 1], [0, 0, 0], [1, 0, 0]])
+    torch.testing.assert_close(compute_trajectory_entropy(entropy, response_mask), torch.tensor([0.3, 2.0, 0.0, 0.7]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_entropy_of_any_dtype_is_averaged_in_float32(dtype):
+    entropy = torch.full((1, 5000), 0.25, dtype=dtype)
+    assert compute_trajectory_entropy(entropy, torch.ones(1, 5000)).tolist() == [0.25]
+
+
+def test_entropy_term_and_filter_carry_no_gradient(two_completions):
+    two_completions["entropy"].requires_grad_()
+    advantages, _ = compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3)
+    assert not advantages.requires_grad
+
+
+def test_signs_for_lambda_come_from_before_the_entropy_term(two_completions):
+    """A completion whose sign the entropy term flips is still a positive one: λ = 2, not 0."""
+    config = GTPOConfig(entropy_coeff=10.0, completion_filter="never")
+    advantages, _ = compute_gtpo_outcome_advantage(**two_completions, config=config)
+    flipped = 0.70710668 - 2.5
+    torch.testing.assert_close(advantages[0], torch.tensor([2 * flipped, flipped, flipped, 2 * flipped]))
+
+
+def test_equal_rewards_give_exactly_zero_and_no_conflict(two_completions):
+    two_completions["token_level_rewards"][:] = 0.1  # 0.4 each, which no float holds exactly
+    advantages, _ = compute_gtpo_outcome_advantage(**two_completions, config=ALL_OFF)
+    assert (advantages == 0).all()
+    advantages, _ = compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3)
+    torch.testing.assert_close(advantages, -0.1 * torch.tensor([[0.25] * 4, [0.5] * 4]))
+
+
+def test_three_equal_rewards_whose_mean_is_rounded_give_no_sign():
+    """The mean of three float64 0.1 is not 0.1: the residue over a std of 0 must not become an advantage."""
+    batch = {
+        "response_mask": torch.ones(7, 2, dtype=torch.int64),
+        "index": ["p"] * 3 + ["q"] * 4,  # a group of other size, whose rewards differ
+        "responses": torch.tensor([[5, 9]] * 7),
+        "entropy": torch.zeros(7, 2),
+    }
+    rewards = torch.tensor([[0.0, 0.1]] * 3 + [[0.0, 0.05]] + [[0.0, 0.3]] * 3, dtype=torch.float64)
+    assert rewards[:3].sum() / 3 != 0.1
+    for norm in (True, False):
+        advantages, _ = compute_gtpo_outcome_advantage(
+            rewards, **batch, initial_entropy=0.3, norm_adv_by_std_in_grpo=norm
+        )
+        assert (advantages[:3] == 0).all() and (advantages[4:] != 0).all()
+
+
+def test_advantages_of_rewards_in_bfloat16_are_float32(two_completions):
+    two_completions["token_level_rewards"] = two_completions["token_level_rewards"].bfloat16()
+    advantages, _ = compute_gtpo_outcome_advantage(**two_completions, config=ALL_OFF)
+    assert advantages.dtype == torch.float32
+    torch.testing.assert_close(advantages[0, 0].item(), 5 / (math.sqrt(50) + 1e-6))
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e-6, 1e6, 1e20])
+@pytest.mark.parametrize("norm", [True, False])
+def test_rewards_of_any_size_keep_their_signs_and_the_papers_advantage(two_completions, scale, norm):
+    two_completions["token_level_rewards"] *= scale
+    advantages, _ = compute_gtpo_outcome_advantage(
+        **two_completions,
+        config=GTPOConfig(entropy_coeff=0, completion_filter="never"),
+        norm_adv_by_std_in_grpo=norm,
+    )
+    a = 5 * scale / (math.sqrt(50) * scale + 1e-6) if norm else 5 * scale
+    torch.testing.assert_close(advantages, torch.tensor([[2 * a, a, a, 2 * a], [0, -a, -a, 0]]), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("size", [2, 512])
+def test_groups_of_any_size_equal_the_slow_reference(size):
+    generator = torch.Generator().manual_seed(size)
+    rewards = torch.randint(0, 3, (size,), generator=generator).tolist()
+    lengths = torch.randint(0, 5, (size,), generator=generator)
+    batch = {
+        "response_mask": (torch.arange(4) < lengths.unsqueeze(-1)).long(),
+        "index": ["p"] * size,
+        "responses": torch.randint(0, 3, (size, 4), generator=generator),
+        "entropy": torch.rand(size, 4, generator=generator),
+    }
+    rewards = [float(r) if n else 0.0 for r, n in zip(rewards, lengths, strict=True)]
+    token_level_rewards = at_last_token(rewards, batch["response_mask"])
+    fast, _ = compute_gtpo_outcome_advantage(token_level_rewards, **batch, initial_entropy=0.3)
+    columns = (batch["response_mask"].tolist(), batch["index"], batch["responses"].tolist(), batch["entropy"].tolist())
+    slow = slow_advantages(rewards, *columns, GTPOConfig(), 0.3, True, 1e-6)
+    torch.testing.assert_close(fast, torch.tensor(slow), rtol=1e-5, atol=1e-5)
+
+
+def test_responses_of_no_token_one_and_32768_share_a_group():
+    """Two completions of 32,768 equal tokens conflict everywhere, one of a single token on its only one."""
+    long = 32_768
+    response_mask = (torch.arange(long) < torch.tensor([[long], [long], [1], [0]])).long()
+    responses = torch.full((4, long), 7)
+    entropy = torch.full((4, long), 0.25, dtype=torch.bfloat16)
+    rewards = at_last_token([1.0, 0.0, 0.0, 0.0], response_mask)
+    advantages, _ = compute_gtpo_outcome_advantage(
+        rewards, response_mask, ["p"] * 4, responses, entropy, initial_entropy=0.3
+    )
+    a = 2 / 3 / (math.sqrt(1 / 3) + 1e-6)
+    torch.testing.assert_close(advantages[0], torch.full((long,), 2 * (a - 0.025)))
+    assert (advantages[1:] == 0).all()
+    responses[0] += 1
+    advantages, _ = compute_gtpo_outcome_advantage(
+        rewards, response_mask, ["p"] * 4, responses, entropy, initial_entropy=0.3
+    )
+    torch.testing.assert_close(advantages[1], torch.full((long,), -a / 2 - 0.025))
+    torch.testing.assert_close(advantages[2, 0], advantages[1, 0])
+
+
+def test_a_batch_of_which_all_is_filtered_gives_zeros_and_is_counted(two_completions):
+    config = GTPOConfig(completion_filter="always", entropy_threshold=0.01)
+    advantages, _ = compute_gtpo_outcome_advantage(**two_completions, config=config)
+    assert (advantages == 0).all()
+    del two_completions["token_level_rewards"]
+    result = compute_gtpo_token_advantages(torch.tensor([1.0, -1.0]), **two_completions, config=config)
+    metrics = compute_gtpo_metrics(result, config, None, torch.tensor([False, False]))
+    assert metrics["gtpo/filter/dropped_frac"] == metrics["gtpo/filter/dropped_groups"] == 1
+
+
+def test_group_of_one_has_no_relative_advantage(two_completions):
+    two_completions["index"] = np.array(["p", "q"], dtype=object)
+    advantages, _ = compute_gtpo_outcome_advantage(**two_completions, config=ALL_OFF)
+    assert (advantages == 0).all()
+
+
+def test_given_advantages_are_weighed_part_by_part(two_completions):
+    """δ, γ⟨H⟩ and λ on advantages without the standard deviation, as other trainers have them."""
+    del two_completions["token_level_rewards"]
+    result = compute_gtpo_token_advantages(torch.tensor([5.0, -5.0]), **two_completions, initial_entropy=0.3)
+    assert result.keep.tolist() == [True, True]
+    torch.testing.assert_close(result.regularizer, torch.tensor([0.025, 0.05]))
+    assert result.token_weights.tolist() == [[2, 1, 1, 2], [0, 1, 1, 0]]
+    torch.testing.assert_close(result.advantages, torch.tensor([[4.975], [-5.05]]) * result.token_weights)
+
+
+@st.composite
+def batches(draw):
+    rows = draw(st.integers(1, 9))
+    length = draw(st.integers(1, 8))
+    column = st.lists(st.integers(-1, 1), min_size=length, max_size=length)
+    mask = st.lists(st.integers(0, 1), min_size=length, max_size=length)
+    mask |= st.integers(0, length).map(lambda tokens: [1] * tokens + [0] * (length - tokens))
+    seed = draw(st.integers(0, 2**31))
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "rewards": draw(st.lists(st.sampled_from([0.0, 1.0, 10.0, 11.0, 20.0]), min_size=rows, max_size=rows)),
+        "response_mask": [draw(mask) for _ in range(rows)],
+        "index": draw(st.lists(st.sampled_from("ab"), min_size=rows, max_size=rows)),
+        "responses": [draw(column) for _ in range(rows)],
+        "entropy": (torch.rand(rows, length, generator=generator) * 1.5).tolist(),
+    }
+
+
+def run(batch, **kwargs):
+    response_mask = torch.tensor(batch["response_mask"])
+    # A row without tokens has a reward of 0, as verl's padding rows.
+    rewards = [r if any(m) else 0.0 for r, m in zip(batch["rewards"], batch["response_mask"], strict=True)]
+    return compute_gtpo_outcome_advantage(
+        at_last_token(rewards, response_mask),
+        response_mask,
+        np.array(batch["index"], dtype=object),
+        torch.tensor(batch["responses"]),
+        torch.tensor(batch["entropy"]),
+        **kwargs,
+    )[0]
+
+
+configs = st.builds(
+    GTPOConfig,
+    entropy_coeff=st.sampled_from([0.0, 0.1, 1.0]),
+    entropy_threshold=st.sampled_from([LN2, 1.05]),
+    completion_filter=st.sampled_from(["auto", "always", "never"]),
+    filter_scope=st.sampled_from(["all", "negative"]),
+    conflict_span=st.sampled_from(["leading", "first", "all", "none"]),
+    conflict_masks=st.sampled_from(["both", "forward", "backward"]),
+    conflict_weight_positive=st.sampled_from([1.0, 2.0]),
+    conflict_weight_negative=st.sampled_from([0.0, 0.5]),
+)
+
+
+@given(batch=batches(), config=configs, initial_entropy=st.sampled_from([0.2, 0.9]), norm=st.booleans())
+def test_advantages_equal_the_slow_reference(batch, config, initial_entropy, norm):
+    fast = run(batch, config=config, initial_entropy=initial_entropy, norm_adv_by_std_in_grpo=norm)
+    slow = slow_advantages(
+        batch["rewards"],
+        batch["response_mask"],
+        batch["index"],
+        batch["responses"],
+        batch["entropy"],
+        config,
+        initial_entropy,
+        norm,
+        1e-6,
+    )
+    torch.testing.assert_close(fast, torch.tensor(slow), rtol=1e-5, atol=1e-5)
+
+
+@given(batch=batches(), norm=st.booleans())
+def test_all_components_off_is_verls_grpo(batch, norm):
+    """But for groups of one, to which verl gives their raw reward, and the rounding residue of equal rewards."""
+    response_mask = torch.tensor(batch["response_mask"])
+    real = response_mask.any(-1)
+    index = np.array([u if r else f"pad{i}" for i, (u, r) in enumerate(zip(batch["index"], real, strict=True))])
+    rewards = at_last_token([r * x for r, x in zip(batch["rewards"], real.tolist(), strict=True)], response_mask)
+    grpo, _ = compute_grpo_outcome_advantage(rewards.clone(), response_mask, index, norm_adv_by_std_in_grpo=norm)
+    alone = torch.tensor([(index == uid).sum() == 1 for uid in index])
+    gtpo = run(batch, config=ALL_OFF, norm_adv_by_std_in_grpo=norm)
+    torch.testing.assert_close(gtpo[~alone], grpo[~alone], rtol=1e-5, atol=1e-5)
+    assert (gtpo[alone] == 0).all()
+
+
+def test_auto_filter_without_initial_entropy_says_what_to_do(two_completions):
+    with pytest.raises(ValueError, match=r"algorithm\.gtpo\.initial_entropy.*measure it|measure it.*initial_entropy"):
+        compute_gtpo_outcome_advantage(**two_completions)
+
+
+def test_settings_may_come_as_verls_algorithm_config(two_completions):
+    algorithm = {
+        "adv_estimator": "gtpo",
+        "gtpo": {"entropy_coeff": 0, "completion_filter": "never", "conflict_span": "none"},
+    }
+    advantages, _ = compute_gtpo_outcome_advantage(**two_completions, config=algorithm)
+    assert torch.equal(advantages, compute_gtpo_outcome_advantage(**two_completions, config=ALL_OFF)[0])
+
+
+def test_values_that_are_not_finite_are_an_error(two_completions):
+    two_completions["entropy"][1, 2] = torch.nan
+    with pytest.raises(ValueError, match=r"entropy of row 1 \(uid p\) is nan"):
+        compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3)
+    two_completions["entropy"][1, 2] = 0.1
+    two_completions["token_level_rewards"][0, 3] = torch.inf
+    with pytest.raises(ValueError, match=r"reward of row 0 \(uid p\) is inf"):
+        compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3)
+    del two_completions["token_level_rewards"]
+    with pytest.raises(ValueError, match=r"advantage of row 1 \(uid p\) is nan"):
+        compute_gtpo_token_advantages(torch.tensor([1.0, torch.nan]), **two_completions, initial_entropy=0.3)
+
+
+def test_shapes_that_do_not_fit_are_an_error(two_completions):
+    two_completions["entropy"] = two_completions["entropy"][:, :3]
+    with pytest.raises(ValueError, match=r"^entropy has shape \(2, 3\), not \(bs, response_length\) = \(2, 4\)$"):
+        compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3)
+    with pytest.raises(ValueError, match=r"^response_mask has shape \(2, 4\), not .* = \(2, 3\)$"):
+        short = two_completions["token_level_rewards"][:, :3]
+        compute_gtpo_outcome_advantage(**two_completions | {"token_level_rewards": short}, initial_entropy=0.3)
+    two_completions["entropy"] = torch.zeros(2, 4)
+    del two_completions["token_level_rewards"]
+    two_completions["responses"] = two_completions["responses"][:, :3]
+    with pytest.raises(ValueError, match=r"^responses has shape \(2, 3\), not .* = \(2, 4\)$"):
+        compute_gtpo_token_advantages(torch.tensor([1.0, -1.0]), **two_completions, initial_entropy=0.3)

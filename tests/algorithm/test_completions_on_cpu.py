@@ -1,0 +1,66 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gtpo_verl import compute_gtpo_outcome_advantage
+from gtpo_verl.algorithm.completions import Completions
+
+
+@pytest.mark.parametrize("has_holes", [False, True])
+def test_the_width_of_the_padding_changes_no_bit(has_holes):
+    """Nine rows of eight tokens, and the same among 9,000 columns."""
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.arange(8) < torch.randint(1, 9, (9, 1), generator=generator)
+    if has_holes:
+        mask &= torch.rand(9, 8, generator=generator) < 0.7
+    narrow = {
+        "token_level_rewards": torch.rand(9, 8, generator=generator),
+        "response_mask": mask.long(),
+        "responses": torch.randint(0, 3, (9, 8), generator=generator),
+        "entropy": torch.rand(9, 8, generator=generator) / 2,
+    }
+    wide = {name: torch.nn.functional.pad(values, (0, 8_992), value=0) for name, values in narrow.items()}
+    small, large = (
+        compute_gtpo_outcome_advantage(**x, index="aaabbbccc", initial_entropy=0.3)[0] for x in (narrow, wide)
+    )
+    assert torch.equal(large[:, :8], small)
+    assert (large[:, 8:] == 0).all() and (small != 0).any()
+
+
+def test_groups_are_numbered_by_their_first_rows_and_a_row_without_tokens_is_alone():
+    mask = torch.tensor([[1], [1], [0], [1], [1], [1], [0]])
+    completions = Completions(mask, "aabacbb", [1, 2, 2, 1, 1, 1, 1])
+    assert completions.groups.tolist() == [0, 0, 1, 0, 2, 3, 4]
+    assert completions.prompts.tolist() == [0, 1, 2, 0, 0, 0, 3]
+    assert Completions(mask, "aabacbb").prompts.tolist() == completions.groups.tolist()
+    with pytest.raises(ValueError, match="^index has 3 uids for 2 rows: give one uid per row$"):
+        Completions(torch.ones(2, 1), "aaa")
+
+
+@given(
+    st.integers(0, 200),
+    st.lists(st.integers(0, 199), max_size=6),
+    st.integers(0, 200),
+    st.sampled_from([torch.bool, torch.int64, torch.float32]),
+)
+def test_own_tokens_are_where_the_mask_is_one(length, holes, padding, dtype):
+    """A row of `length` ones and then zeros, with further zeros at `holes`, below a row without any."""
+    mask = torch.zeros(2, length + padding, dtype=dtype)
+    mask[:, :length] = 1
+    mask[1, [hole for hole in holes if hole < length]] = 0
+    ones = mask[1].nonzero().flatten()
+    completions = Completions(mask, "ab")
+    assert completions.lengths.tolist() == [length, len(ones)]
+    rows = torch.ones(len(ones), dtype=torch.int64)
+    assert torch.equal(completions.places(rows, torch.arange(len(ones))), mask.shape[1] + ones)
+    values = torch.where(mask.bool(), torch.arange(mask.shape[1]).float(), torch.nan)
+    assert completions.mean(values)[1] == (ones.double().mean().float() if len(ones) else 0)
+    assert torch.equal(completions.spread(torch.tensor([2.0, 3.0])), mask.float() * torch.tensor([[2.0], [3.0]]))
+
+
+@pytest.mark.parametrize("index", [np.array(["a", "b"]), torch.tensor([0, 1]), ("a", "b")])
+def test_uids_are_plain_values_of_whatever_holds_them(index):
+    uids = Completions(torch.ones(2, 3), index).uids
+    assert len(set(uids)) == 2 and all(type(uid) in (str, int) for uid in uids)

@@ -1,0 +1,192 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from reference import conflict_mask as slow_conflict_mask
+
+from gtpo_verl import GTPOConfig, compute_conflict_mask, compute_conflict_weights
+from gtpo_verl.algorithm.completions import Completions
+from gtpo_verl.algorithm.conflict import find_conflicts
+
+PAD = 0  # also a token that completions may contain, as where pad = eos
+
+
+def masks_of(completions, advantages, index, span="leading"):
+    """Conflict masks of unpadded completions, as strings of 0 and 1."""
+    length = max(len(c) for c in completions)
+    responses = torch.tensor([c + [PAD] * (length - len(c)) for c in completions])
+    response_mask = torch.tensor([[1] * len(c) + [0] * (length - len(c)) for c in completions])
+    mask = compute_conflict_mask(responses, response_mask, torch.tensor(advantages), index, span)
+    assert mask.dtype == torch.bool and not mask[response_mask == 0].any()
+    return ["".join(str(int(x)) for x in row[: len(c)]) for row, c in zip(mask, completions, strict=True)]
+
+
+def test_shared_beginning_and_end_are_masked_by_hand():
+    completions = [[7, 8, 1, 1, 9], [7, 8, 2, 9], [7, 5, 3, 3, 3, 9]]
+    # Forward: 7 in all, 8 in the first two. Backward: 9 in all; then 1, 2, 3 differ.
+    assert masks_of(completions, [1.0, -1.0, 0.0], "aaa") == ["11001", "1101", "100001"]
+
+
+def test_one_mask_may_be_left_out():
+    responses = torch.tensor([[7, 1, 9], [7, 2, 9]])
+    arguments = responses, torch.ones(2, 3), torch.tensor([1.0, -1.0]), "aa", "leading"
+    assert compute_conflict_mask(*arguments, "forward").tolist() == [[True, False, False]] * 2
+    assert compute_conflict_mask(*arguments, "backward").tolist() == [[False, False, True]] * 2
+
+
+def test_partner_may_differ_from_token_to_token():
+    completions = [[1, 2, 5], [1, 9, 6], [8, 2, 7]]
+    assert masks_of(completions, [1.0, -1.0, -1.0], "aaa") == ["110", "100", "000"]
+
+
+def test_no_conflict_without_both_signs():
+    assert masks_of([[1, 2], [1, 2], [1, 2]], [1.0, 1.0, 0.0], "aaa") == ["00", "00", "00"]
+
+
+def test_completion_of_zero_advantage_is_no_partner():
+    assert masks_of([[1, 2], [1, 2]], [1.0, 0.0], "aa") == ["00", "00"]
+
+
+def test_groups_do_not_mix():
+    assert masks_of([[1, 2], [1, 2]], [1.0, -1.0], "ab") == ["00", "00"]
+
+
+def test_spans_differ_in_where_a_run_may_begin():
+    completions = [[1, 7, 7, 2, 7, 3, 4], [5, 7, 7, 6, 7, 8, 9]]
+    assert masks_of(completions, [1.0, -1.0], "aa", "leading") == ["0000000"] * 2
+    assert masks_of(completions, [1.0, -1.0], "aa", "first") == ["0110100"] * 2
+    assert masks_of(completions, [1.0, -1.0], "aa", "all") == ["0110100"] * 2
+    assert masks_of(completions, [1.0, -1.0], "aa", "none") == ["0000000"] * 2
+    completions = [[7, 1, 7, 2, 7, 3, 7], [7, 4, 7, 5, 7, 6, 7]]
+    assert masks_of(completions, [1.0, -1.0], "aa", "leading") == ["1000001"] * 2
+    assert masks_of(completions, [1.0, -1.0], "aa", "all") == ["1010101"] * 2
+
+
+def test_identical_completions_of_opposite_sign_are_masked_whole_over_many_blocks():
+    completion = list(range(1, 200))
+    assert masks_of([completion, completion], [1.0, -1.0], "aa") == ["1" * 199] * 2
+
+
+@pytest.mark.parametrize("at", [1, 5, 30, 31, 32, 63, 64, 90])
+def test_a_run_begins_and_ends_at_any_place_of_a_block(at):
+    """Equal but for one token: the runs end there. Different but for two: the first run is one token."""
+    advantages, response_mask = torch.tensor([1.0, -1.0]), torch.ones(2, 100)
+    equal = torch.arange(100).repeat(2, 1)
+    equal[1, at] = -7
+    found = find_conflicts(equal, Completions(response_mask, "aa"), advantages, GTPOConfig())
+    assert (found.prefix_len.tolist(), found.suffix_len.tolist()) == ([at] * 2, [99 - at] * 2)
+    different = torch.stack([torch.arange(100), torch.arange(100, 200)])
+    different[:, [at, at + 2]] = 7
+    found = find_conflicts(different, Completions(response_mask, "aa"), advantages, GTPOConfig(conflict_span="first"))
+    assert (found.prefix_len.tolist(), found.suffix_len.tolist()) == ([1, 1], [1, 1])
+
+
+def test_a_token_of_any_id_is_a_token_and_no_padding():
+    """The second completion has ended where the first has its last token."""
+    for token in (-1, PAD, 2**40):
+        assert masks_of([[7, token], [7]], [1.0, -1.0], "aa") == ["10", "1"]
+        assert masks_of([[7, token], [7, token]], [1.0, -1.0], "aa") == ["11", "11"]
+
+
+def test_tool_output_inside_a_response_shifts_nothing():
+    responses = torch.tensor([[7, 8, 50, 51, 9, 3], [7, 8, 9, 4, 0, 0]])
+    response_mask = torch.tensor([[1, 1, 0, 0, 1, 1], [1, 1, 1, 1, 0, 0]])
+    mask = compute_conflict_mask(responses, response_mask, torch.tensor([1.0, -1.0]), ["a", "a"])
+    assert mask.int().tolist() == [[1, 1, 0, 0, 1, 0], [1, 1, 1, 0, 0, 0]]
+
+
+def test_positions_are_compared_between_equal_prompts_only():
+    """Rows of one token and of none among them: the second is no completion."""
+    responses, response_mask = torch.tensor([[7], [7], [7], [7], [7]]), torch.tensor([[1], [1], [1], [1], [0]])
+    completions = Completions(response_mask, ["a"] * 5, prompts=["p", "q", "q", "r", "r"])
+    found = find_conflicts(responses, completions, torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0]), GTPOConfig())
+    assert found.rows.tolist() == [1, 2]
+
+
+@st.composite
+def batches(draw):
+    """Groups of any sizes in any row order, few token ids so that conflicts are common, rows of any length, holes."""
+    rows = draw(st.integers(1, 10))
+    length = draw(st.integers(1, 70) if draw(st.booleans()) else st.integers(1, 6))
+    index = draw(st.lists(st.sampled_from(["a", "b", 3]), min_size=rows, max_size=rows))
+    advantages = draw(st.lists(st.sampled_from([-1.5, -0.1, 0.0, 0.2, 2.0]), min_size=rows, max_size=rows))
+    row = draw(st.lists(st.integers(-1, 1), min_size=length, max_size=length))
+    responses, response_mask = [], []
+    for _ in range(rows):
+        own = list(row)  # mostly shared, so that runs get long
+        for _ in range(draw(st.integers(0, 3))):
+            own[draw(st.integers(0, length - 1))] = draw(st.integers(-1, 1))
+        tokens = draw(st.integers(0, length))
+        mask = [1] * tokens + [0] * (length - tokens)
+        for _ in range(draw(st.integers(0, 2))):
+            mask[draw(st.integers(0, length - 1))] = 0
+        responses.append(own)
+        response_mask.append(mask)
+    return responses, response_mask, advantages, index
+
+
+@given(
+    batch=batches(),
+    span=st.sampled_from(["leading", "first", "all", "none"]),
+    masks=st.sampled_from(["both", "forward", "backward"]),
+)
+def test_masks_equal_the_slow_reference(batch, span, masks):
+    responses, response_mask, advantages, index = batch
+    fast = compute_conflict_mask(
+        torch.tensor(responses), torch.tensor(response_mask), torch.tensor(advantages), index, span, masks
+    )
+    assert fast.tolist() == slow_conflict_mask(responses, response_mask, advantages, index, span, masks)
+
+
+@given(batch=batches(), span=st.sampled_from(["leading", "first", "all"]))
+def test_run_lengths_count_what_the_mask_marks(batch, span):
+    responses, response_mask, advantages = (torch.tensor(x) for x in batch[:3])
+    index = batch[3]
+    found = find_conflicts(responses, Completions(response_mask, index), advantages, GTPOConfig(conflict_span=span))
+    mask = compute_conflict_mask(responses, response_mask, advantages, index, span)
+    assert found.conflict_len.tolist() == mask.sum(-1).tolist()
+    assert (found.prefix_len + found.suffix_len >= found.conflict_len).all()
+    assert (torch.maximum(found.prefix_len, found.suffix_len) <= found.conflict_len).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.float32])
+def test_mask_may_have_any_dtype(dtype):
+    responses = torch.tensor([[7, 8, 0], [7, 9, 9]])
+    response_mask = torch.tensor([[1, 1, 0], [1, 1, 1]]).to(dtype)
+    mask = compute_conflict_mask(responses, response_mask, torch.tensor([1.0, -1.0]), ["a", "a"])
+    assert mask.tolist() == [[True, False, False], [True, False, False]]
+
+
+def test_non_contiguous_responses_are_read_right():
+    wide = torch.tensor([[5, 7, 8, 1], [5, 7, 8, 2]])
+    mask = compute_conflict_mask(wide[:, 1:], torch.ones(2, 3), torch.tensor([1.0, -1.0]), ["a", "a"])
+    assert mask.tolist() == [[True, True, False]] * 2
+
+
+def test_conflict_weights_by_hand():
+    advantages = torch.tensor([0.5, -0.5, 0.0])
+    assert compute_conflict_weights(advantages).tolist() == [2.0, 0.0, 1.0]
+    assert compute_conflict_weights(advantages, positive=3.0, negative=0.25).tolist() == [3.0, 0.25, 1.0]
+
+
+def test_long_responses_of_large_groups_fit_in_memory():
+    """64 completions of 32,768 tokens, alike but for one token: a mask of vocabulary or group squared would not fit."""
+    responses = torch.randint(0, 151_936, (1, 32_768)).repeat(64, 1)
+    responses[:, 100] = torch.arange(64)
+    advantages = torch.where(torch.arange(64) % 2 == 0, 1.0, -1.0)
+    mask = compute_conflict_mask(responses, torch.ones_like(responses), advantages, [0] * 64)
+    expected = torch.ones_like(mask)
+    expected[:, 100] = False
+    assert torch.equal(mask, expected)
+
+
+def test_unknown_span_and_wrong_sizes_are_errors():
+    tokens, mask = torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3)
+    with pytest.raises(ValueError, match=r"conflict_span='trailing' is not one of leading, first, all, none$"):
+        compute_conflict_mask(tokens, mask, torch.tensor([1.0, -1.0]), "aa", "trailing")
+    with pytest.raises(ValueError, match=r"conflict_masks='upward' is not one of both, forward, backward$"):
+        compute_conflict_mask(tokens, mask, torch.tensor([1.0, -1.0]), "aa", "leading", "upward")
+    with pytest.raises(ValueError, match="one uid per row"):
+        compute_conflict_mask(tokens, mask, torch.tensor([1.0, -1.0]), "a")
+    with pytest.raises(ValueError, match=r"give one per completion, \(2,\)$"):
+        compute_conflict_mask(tokens, mask, torch.ones(2, 3), "aa")

@@ -1,0 +1,198 @@
+"""OpenRLHF's command line with `gtpo`, on a parser with its options; OpenRLHF itself is not needed."""
+
+import argparse
+
+import pytest
+import wrapt
+
+from gtpo_verl import GTPOConfig
+from gtpo_verl.initial_entropy import InitialEntropy
+from gtpo_verl.openrlhf import command, hooks, options
+
+ESTIMATORS = ["gae", "group_norm", "dr_grpo"]
+# As of OpenRLHF 0.11.2, with its defaults.
+DEFAULTS = {
+    "actor.entropy_coef": None,
+    "actor.loss_agg_mode": "token-mean",
+    "algo.advantage.no_std_norm": False,
+    "algo.dynamic_filtering_enable": False,
+    "algo.kl.init_coef": 0.01,
+    "ckpt.load_enable": False,
+    "ckpt.path": "./ckpt/checkpoints_ppo_ray",
+    "rollout.batch_size": 1024,
+    "rollout.n_samples_per_prompt": 1,
+    "rollout.temperature": 1.0,
+    "rollout.top_p": 1.0,
+    "train.async_enable": False,
+    "train.batch_size": 128,
+    "train.max_epochs": 1,
+}
+PAPER = {
+    "actor.loss_agg_mode": "seq-mean-token-mean",
+    "algo.kl.init_coef": 0,
+    "rollout.batch_size": 1,
+    "rollout.n_samples_per_prompt": 12,
+    "train.batch_size": 12,
+}
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    """A version of OpenRLHF."""
+    monkeypatch.setattr(options, "version", lambda name: "0.11.2")
+
+
+def make_parser():
+    parser = argparse.ArgumentParser()
+    parser.add_argument(f"--{options.ESTIMATOR}", choices=ESTIMATORS, default="gae")
+    for name, default in DEFAULTS.items():
+        kind = {"action": "store_true"} if default is False else {"type": type(default or 0.0), "default": default}
+        parser.add_argument(f"--{name}", **kind)
+    return parser
+
+
+def parse(estimator="gtpo", **changes):
+    """Parse as OpenRLHF does; `changes` have `__` for a dot."""
+    parser = make_parser()
+    parser.parse_args = wrapt.FunctionWrapper(parser.parse_args, options.parse_args)
+    words = [f"--{options.ESTIMATOR}", estimator]
+    for name, value in (PAPER | {name.replace("__", "."): value for name, value in changes.items()}).items():
+        words += [f"--{name}", *([] if value is True else [str(value)])]
+    return parser.parse_args(words)
+
+
+def refusal(capsys, **changes):
+    with pytest.raises(SystemExit) as exit:
+        parse(**changes)
+    assert exit.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("gtpo-verl openrlhf: ")
+    return line
+
+
+def test_settings_travel_in_openrlhfs_arguments():
+    args = parse(algo__gtpo='{"entropy_coeff": 0.5}')
+    assert getattr(args, options.ESTIMATOR) == "gtpo"
+    assert getattr(args, options.SETTINGS) == options.OpenRLHFGTPOConfig(entropy_coeff=0.5)
+
+
+def test_defaults_are_the_papers_and_nothing_is_to_be_said(caplog):
+    assert getattr(parse(), options.SETTINGS) == options.OpenRLHFGTPOConfig()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_other_estimators_are_left_alone(estimator):
+    plain = make_parser().parse_args([f"--{options.ESTIMATOR}", estimator, "--algo.kl.init_coef", "0.3"])
+    parsed = parse(estimator, algo__kl__init_coef=0.3)
+    changed = vars(plain) | {name: getattr(parsed, name) for name in PAPER if name != "algo.kl.init_coef"}
+    assert vars(parsed) == changed
+
+
+@pytest.mark.parametrize("estimator", ["gtpo", "group_norm"])
+def test_the_hooks_are_for_gtpo_alone(estimator, monkeypatch):
+    installed = []
+    monkeypatch.setattr(hooks, "install", lambda: installed.append(True))
+    words = [f"--{options.ESTIMATOR}", estimator, "--algo.kl.init_coef", "0", "--rollout.n_samples_per_prompt", "8"]
+    parser = make_parser()
+    command._parse_args(parser.parse_args, parser, (words,), {})
+    assert bool(installed) == (estimator == "gtpo")
+
+
+@pytest.mark.parametrize(
+    "option, choices", [("model", None), (options.ESTIMATOR, [*ESTIMATORS, "gtpo"])], ids=["other", "own gtpo"]
+)
+def test_another_parser_and_one_with_gtpo_of_openrlhfs_own_are_left_alone(option, choices):
+    parser = argparse.ArgumentParser()
+    parser.add_argument(f"--{option}", choices=choices)
+    parse_args = wrapt.FunctionWrapper(parser.parse_args, options.parse_args)
+    assert vars(parse_args([f"--{option}", "gtpo"])) == {option: "gtpo"}
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"algo__kl__init_coef": 0.01}, "--algo.kl.init_coef 0.01: GTPO has no KL term"),
+        ({"rollout__n_samples_per_prompt": 1}, "--rollout.n_samples_per_prompt 1: GTPO compares"),
+        ({"algo__gtpo": "entropy_coeff=1"}, "--algo.gtpo entropy_coeff=1: not JSON"),
+        ({"algo__gtpo": "[1]"}, "--algo.gtpo [1]: must be a JSON object"),
+        ({"algo__gtpo": '{"entropy_coef": 1}'}, "algo.gtpo.entropy_coef=1: there is no such key; did you mean"),
+        ({"algo__gtpo": '{"entropy_coeff": -1}'}, "algo.gtpo.entropy_coeff=-1: must be a number of at least 0"),
+        ({"algo__gtpo": '{"dump_dir": "x"}'}, "algo.gtpo.dump_dir='x': there is no such key; it is one of"),
+        ({"algo__gtpo": '{"entropy_from": "update"}'}, "algo.gtpo.entropy_from='update': there is no such"),
+    ],
+)
+def test_wrong_setting_is_one_line_with_its_remedy(changes, said, capsys):
+    line = refusal(capsys, **changes)
+    assert said in line and "algorithm." not in line
+
+
+def test_a_temperature_is_refused_where_its_entropy_would_be_wrong(monkeypatch, capsys):
+    parse(rollout__temperature=0.6)
+    monkeypatch.setattr(options, "version", lambda name: "0.11.0")
+    parse()
+    assert "--rollout.temperature 0.6: OpenRLHF 0.11.0 gives the" in refusal(capsys, rollout__temperature=0.6)
+
+
+def test_an_older_openrlhf_is_refused_before_it_is_imported(monkeypatch):
+    monkeypatch.setattr(command, "find_spec", lambda name: object())
+    monkeypatch.setattr(command, "version", lambda name: "0.10.3")
+    with pytest.raises(SystemExit, match="needs OpenRLHF 0.10.4 or later; this is 0.10.3: upgrade openrlhf$"):
+        command.main()
+
+
+def test_a_newer_openrlhf_is_named(monkeypatch, caplog):
+    monkeypatch.setattr(options, "version", lambda name: "0.12.0")
+    parse()
+    assert "this is 0.12.0" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"train__batch_size": 6}, "--train.batch_size 6: in the paper 12"),
+        ({"train__max_epochs": 2}, "--train.max_epochs 2: in the paper 1: one update per rollout"),
+        ({"train__async_enable": True}, "--train.async_enable True"),
+        ({"actor__loss_agg_mode": "token-mean"}, "--actor.loss_agg_mode token-mean: in the paper seq-mean-token-mean"),
+        ({"actor__entropy_coef": 0.1}, "--actor.entropy_coef 0.1"),
+        ({"algo__dynamic_filtering_enable": True}, "--algo.dynamic_filtering_enable True"),
+        ({"algo__advantage__no_std_norm": True}, "--algo.advantage.no_std_norm True"),
+        ({"rollout__temperature": 0.9}, "--rollout.temperature 0.9: in the paper 1.0"),
+        ({"rollout__top_p": 0.9}, "--rollout.top_p 0.9: in the paper 1.0"),
+    ],
+)
+def test_departure_from_the_paper_is_told(changes, said, caplog):
+    parse(**changes)
+    (record,) = caplog.records
+    assert said in record.getMessage()
+
+
+def test_a_loss_of_another_mean_is_told_where_there_is_no_option_for_it(caplog, monkeypatch):
+    monkeypatch.delitem(DEFAULTS, "actor.loss_agg_mode")
+    monkeypatch.delitem(PAPER, "actor.loss_agg_mode")
+    parse()
+    assert "for Eq. 11 upgrade openrlhf to 0.11.2" in caplog.text
+
+
+def resume(folder, **changes):
+    (folder / "_actor").mkdir(exist_ok=True)
+    return parse(ckpt__load_enable=True, ckpt__path=folder, **changes)
+
+
+def test_resumed_run_needs_its_initial_entropy(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        resume(tmp_path)
+    assert "set algo.gtpo.initial_entropy (nats per token)" in capsys.readouterr().err
+    resume(tmp_path, algo__gtpo='{"initial_entropy": 0.5}')
+    InitialEntropy(0.5).save(tmp_path, GTPOConfig())
+    resume(tmp_path)
+
+
+def test_resumed_run_with_other_settings_is_told(tmp_path, caplog):
+    InitialEntropy(0.5).save(tmp_path, GTPOConfig())
+    resume(tmp_path, algo__gtpo='{"entropy_coeff": 0.2}')
+    assert "algo.gtpo.entropy_coeff=0.2, was 0.1" in caplog.text
+
+
+def test_run_without_a_checkpoint_is_a_new_one(tmp_path):
+    parse(ckpt__load_enable=True, ckpt__path=tmp_path)

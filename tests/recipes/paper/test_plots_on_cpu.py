@@ -1,0 +1,196 @@
+"""The figures: what they read, what they average, what they say on their axes."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.text import Text
+from verl.utils.tracking import FileLogger
+
+from gtpo_verl.algorithm.config import LN2
+from recipes.__main__ import main
+from recipes.paper.plots import PANELS, moving_average, read_run, read_runs, training_figure
+
+MEAN = 1.7
+"""Width of the line of a mean."""
+
+
+def metrics(step: int, seed: int = 0) -> dict[str, float]:
+    return {
+        "reward/acc/mean": 0.01 * step,
+        "reward/format/mean": 9.0 + 0.01 * step,
+        "reward/strict/mean": 0.9,
+        "completion/eos_rate": 0.95,
+        "actor/entropy": 0.1 + 0.01 * seed,
+        "gtpo/conflict/token_frac": 0.4,
+        "gtpo/filter/dropped_frac": 0.0,
+        "response_length/mean": 30.0,
+    }
+
+
+def a_run(steps=40, seed=0, drop=()) -> pd.DataFrame:
+    return pd.DataFrame([metrics(step, seed) for step in range(1, steps + 1)], index=range(1, steps + 1)).drop(
+        columns=list(drop)
+    )
+
+
+def write_run(path, **kwargs) -> str:
+    rows = a_run(**kwargs).to_dict("index")
+    path.write_text("".join(json.dumps({"step": step, "data": data}) + "\n" for step, data in rows.items()))
+    return str(path)
+
+
+def means(ax):
+    return [line for line in ax.get_lines() if line.get_linewidth() == MEAN]
+
+
+def texts(figure) -> str:
+    return "\n".join(text.get_text() for text in figure.findobj(Text))
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_written_by_verls_own_file_logger_is_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "run.jsonl"))
+    logger = FileLogger("project", "experiment")
+    logger.log({"reward/acc/mean": np.float64(0.25), "actor/entropy": float("nan")}, step=1)
+    logger.log({"reward/acc/mean": 0.5, "actor/entropy": 0.1}, step=2)
+    logger.finish()
+    run = read_run(tmp_path / "run.jsonl")
+    assert run["reward/acc/mean"].tolist() == [0.25, 0.5]
+    assert np.isnan(run["actor/entropy"][1])
+
+
+def test_a_repeated_step_of_a_flattened_log_keeps_its_last_value_and_merges_its_keys(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_text(
+        '{"step": 2, "data": {"a": 2}}\n{"step": 1, "a": 1}\n\n{"step": 1, "a": 3, "b": null}\n'
+        '{"step": 2, "c": 4, "note": "text"}\n'
+    )
+    expected = pd.DataFrame({"a": [3.0, 2.0], "c": [np.nan, 4.0]}, index=[1, 2])
+    pd.testing.assert_frame_equal(read_run(path), expected)
+
+
+def test_a_last_line_in_the_making_is_left_out_and_said(tmp_path, capsys):
+    path = tmp_path / "run.jsonl"
+    path.write_text('{"step": 1, "data": {"a": 1}}\n{"step": 2, "da')
+    assert read_run(path).index.tolist() == [1]
+    assert "run.jsonl:2 is unfinished and left out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ('{"step": 1, "data": {}}\n', "holds no steps"),
+        ('{"step": 1, "da\n{"step": 2, "data": {"a": 1}}\n', ":1 is not JSON"),
+        ('{"input": "p", "output": "o"}\n', ':1 has no integer "step"'),
+        ("[1]\n", ':1 has no integer "step"'),
+    ],
+)
+def test_a_file_that_is_no_run_is_refused(tmp_path, text, message):
+    path = tmp_path / "run.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_run(path)
+
+
+def test_a_label_gathers_seeds_by_glob_and_by_repetition_and_says_if_they_differ_in_length(tmp_path, capsys):
+    for seed in range(3):
+        write_run(tmp_path / f"gtpo_{seed}.jsonl", steps=20 + 5 * seed)
+    runs = read_runs([f"GTPO={tmp_path}/gtpo_[01].jsonl", f"GTPO={tmp_path}/gtpo_2.jsonl", f"{tmp_path}/gtpo_0.jsonl"])
+    assert {label: len(group) for label, group in runs.items()} == {"GTPO": 3, "gtpo_0": 1}
+    assert "GTPO: its seeds end at steps [20, 25, 30]" in capsys.readouterr().err
+
+
+def test_a_pattern_without_runs_and_a_name_used_twice_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="no run matches"):
+        read_runs([f"GTPO={tmp_path}/*.jsonl"])
+    (tmp_path / "b").mkdir()
+    with pytest.raises(ValueError, match="two runs are named 'run': write LABEL=PATH"):
+        read_runs([write_run(tmp_path / "run.jsonl"), write_run(tmp_path / "b" / "run.jsonl")])
+
+
+# --- averages --------------------------------------------------------------------------------------------------------
+
+
+def test_the_moving_average_is_over_steps_however_many_of_them_were_logged():
+    seeds = pd.DataFrame({"a": [1.0, 2.0, 4.0, 8.0]}, index=[1, 2, 4, 9])
+    assert moving_average(seeds, 3)["a"].tolist() == [1.5, 1.5, 4.0, 8.0]
+
+
+def test_seeds_are_averaged_over_the_steps_that_all_of_them_reached():
+    entropy = training_figure({"GTPO": [a_run(steps=n, seed=n) for n in (20, 30, 40)]}, window=1).axes[2]
+    (mean,) = means(entropy)
+    assert list(mean.get_xdata()) == list(range(1, 21))
+    np.testing.assert_allclose(mean.get_ydata(), 0.1 + 0.01 * 30)
+    (band,) = entropy.collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == pytest.approx((0.1 + 0.01 * 20, 0.1 + 0.01 * 40))
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_figure_names_its_metrics_units_and_seeds():
+    grpo, gtpo = a_run(drop=["gtpo/conflict/token_frac"]), [a_run(seed=seed) for seed in range(3)]
+    figure = training_figure({"GRPO": [grpo], "GTPO": gtpo}, window=9)
+    said = texts(figure)
+    for words in ("GRPO (n = 1)", "GTPO (n = 3)", "nats per token", "ln 2", "average over 9 steps"):
+        assert words in said
+    assert "not logged" not in said
+    accuracy, form, entropy, conflicts, *_ = figure.axes
+    assert (len(means(accuracy)), len(means(form)), len(means(conflicts))) == (2, 4, 1)
+    assert any(np.allclose(line.get_ydata(), LN2) for line in entropy.get_lines())
+    assert entropy.get_ylim()[0] <= 0 < LN2 < entropy.get_ylim()[1]
+
+
+def test_rewards_and_rates_are_percentages_of_their_maximum():
+    accuracy, form, *_ = training_figure({"GTPO": [a_run()]}, window=1).axes
+    np.testing.assert_allclose(means(accuracy)[0].get_ydata(), range(1, 41))
+    solid, dashed = means(form)
+    np.testing.assert_allclose(solid.get_ydata(), [90 + 0.1 * step for step in range(1, 41)])
+    np.testing.assert_allclose(dashed.get_ydata(), 90)
+    assert (solid.get_linestyle(), dashed.get_linestyle()) == ("-", "--")
+
+
+def test_a_metric_that_was_not_logged_is_named_in_its_panel():
+    drop = ["reward/acc/mean", "reward/strict/mean", "response_length/mean", "actor/entropy"]
+    figure = training_figure({"GTPO": [a_run(drop=drop)]})
+    named = [[text.get_text() for text in ax.texts] for ax in figure.axes[: len(PANELS)]]
+    keys = [drop[0]], [drop[1]], ["gtpo/entropy/mean"], [], [drop[2]], []
+    assert named == [[f"not logged:\n{key}" for key in missing] for missing in keys]
+
+
+def test_gtpos_own_entropy_is_drawn_and_a_run_of_one_step_is_a_visible_point():
+    run = pd.DataFrame({"gtpo/entropy/mean": 0.25, "actor/entropy": 0.5}, index=[1])
+    (line,) = means(training_figure({"GTPO": [run]}).axes[2])
+    assert (list(line.get_ydata()), line.get_marker()) == ([0.25], "o")
+
+
+def test_more_labels_than_colours_are_refused():
+    with pytest.raises(ValueError, match="7 labels: at most 6"):
+        training_figure({str(i): [] for i in range(7)})
+
+
+# --- command line ----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_the_figure(tmp_path, capsys):
+    for seed in range(2):
+        write_run(tmp_path / f"run{seed}.jsonl", seed=seed)
+    assert main(["plot", f"GTPO={tmp_path}/run*.jsonl", "--out", str(tmp_path / "figures")]) == 0
+    written = sorted((tmp_path / "figures").iterdir())
+    assert [path.name for path in written] == ["training.png", "training.svg"]
+    assert capsys.readouterr().out.split() == [str(path) for path in written]
+    assert written[0].read_bytes()[:4] == b"\x89PNG" and "<svg" in written[1].read_text(encoding="utf-8")[:1000]
+
+
+@pytest.mark.parametrize(
+    "arguments, message", [(["missing.jsonl"], "no run matches"), (["x.jsonl", "--window", "0"], "--window must be")]
+)
+def test_the_command_ends_with_status_two_and_a_reason(tmp_path, arguments, message, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["plot", *arguments, "--out", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err

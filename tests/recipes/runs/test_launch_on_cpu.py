@@ -1,0 +1,252 @@
+import json
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from recipes.__main__ import main
+from recipes.runs import launch, run_folder
+
+TRAINER = """
+import json, os, sys, time
+file = open(os.environ['VERL_FILE_LOGGER_PATH'], 'w', buffering=1)
+def step(n, **data):
+    data = data or {'reward/score/mean': 10.0 + n, 'timing_s/step': 2.0}
+    file.write(json.dumps({'step': n, 'data': data}) + '\\n')
+def wait_for(name, content=''):
+    path = os.path.join(os.path.dirname(file.name), name)
+    for _ in range(6000):
+        if os.path.exists(path) and content in open(path).read():
+            return
+        time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """`python3 -m recipes run` with a script of ours in verl's place, which logs steps as verl's file logger does."""
+    monkeypatch.setattr(launch, "find_spec", lambda name: None)  # a figure takes longer than the run
+
+    def arguments(script, *options, overrides=("trainer.total_training_steps=3",)):
+        path = tmp_path / "trainer.py"
+        path.write_text(TRAINER + script)
+        return ["run", "--out", str(trained.out), *options, "--", sys.executable, str(path), *overrides]
+
+    def trained(*args, **kwargs):
+        return main(arguments(*args, **kwargs))
+
+    trained.start = lambda script: subprocess.Popen(
+        [sys.executable, "-m", "recipes", *arguments(script)],
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # which the tests' own nohup ignores
+    )
+    trained.out = tmp_path / "out"
+    trained.records = lambda: [json.loads(line) for line in (trained.out / "metrics.jsonl").read_text().splitlines()]
+    return trained
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 900  # of a hang: a busy machine takes long
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_metrics_are_flat_and_a_step_is_a_line_that_ends_with_the_time_that_is_left(run, capsys):
+    assert run("for n in (1, 2, 3): step(n)", overrides=["trainer.total_training_steps=5000"]) == 0
+    assert [record["step"] for record in run.records()] == [1, 2, 3]
+    assert run.records()[0] == {"step": 1, "reward/score/mean": 11.0, "timing_s/step": 2.0}
+    out = capsys.readouterr().out
+    assert "step 3/5000  reward 13  s/step 2  left 2:46:34\n" in out and "| 1 to 3 | 12.000 | 2.000 |" in out
+
+
+def test_the_time_that_is_left_is_not_that_of_a_slow_first_step():
+    records = [{"step": step, "timing_s/step": 300.0 if step == 1 else 60.0} for step in range(1, 5)]
+    assert launch.progress_line(records, "10").endswith("left 0:06:00")
+    assert "left" not in launch.progress_line(records, "?")
+
+
+def test_a_run_leaves_its_figure(run, monkeypatch, capsys):
+    monkeypatch.setattr(launch, "find_spec", find_spec)
+    assert run("step(1); step(2)") == 0
+    assert (run.out / "training.png").stat().st_size > 10_000
+    assert str(run.out / "training.png") in capsys.readouterr().out
+
+
+def test_a_step_that_verl_logs_in_two_parts_is_one_record(run):
+    run("step(1)\nstep(2, **{'train/loss': 2.0})\nstep(2, **{'val/loss': 3.0})\nstep(3)")
+    assert [record["step"] for record in run.records()] == [1, 2, 3]
+    assert run.records()[1] == {"step": 2, "train/loss": 2.0, "val/loss": 3.0}
+
+
+def test_a_resumed_run_keeps_what_a_killed_one_has_written_whole(run):
+    run("step(1); step(2)")
+    metrics = run.out / "metrics.jsonl"
+    metrics.write_text(metrics.read_text() + '{"step": 3, "rewa')
+    run("step(3); step(4)")
+    assert [record["step"] for record in run.records()] == [1, 2, 3, 4]
+    assert not list(run.out.glob("*.partial"))
+
+
+def test_a_validation_before_a_resumed_run_leaves_the_step_that_it_goes_on_from(run):
+    run("step(1); step(2); step(3)")
+    run("step(2, **{'val-core/acc': 0.5}); step(3)")
+    assert [record["step"] for record in run.records()] == [1, 2, 3]
+    assert run.records()[1]["reward/score/mean"] == 12 and run.records()[1]["val-core/acc"] == 0.5
+    assert run("step(3, **{'val-core/acc': 0.7})") == 0  # a run that was complete
+    assert [record["step"] for record in run.records()] == [1, 2, 3]
+    assert run.records()[2]["reward/score/mean"] == 13 and run.records()[2]["val-core/acc"] == 0.7
+
+
+def test_a_metric_that_is_nan_is_shown_as_such(run, capsys):
+    """verl's logger writes null for it."""
+    assert run("step(1, **{'train/loss': 1.0}); step(2, **{'train/loss': None}); step(3, **{'train/loss': 1.0})") == 0
+    assert "step 2/3  loss nan" in (out := capsys.readouterr().out) and "| 1 to 3 | nan |" in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
+def test_a_launcher_that_is_killed_loses_no_step_and_its_trainer_holds_the_folder(run, capsys, monkeypatch, number):
+    process = run.start("step(1)\nwait_for('killed')\nstep(2)\nwait_for('never')")
+    metrics = run.out / "verl_metrics.jsonl"
+    wait_until(lambda: (run.out / "metrics.jsonl").exists())
+    trainer = psutil.Process(int((run.out / "lock").read_text()))
+    process.send_signal(number)
+    process.wait(900)
+    (run.out / "killed").touch()
+    if number == signal.SIGKILL:
+        wait_until(lambda: len(metrics.read_text().splitlines()) == 2)
+        with monkeypatch.context() as patched:
+            patched.setattr(run_folder, "_DYING_S", 0.1)
+            assert run("step(3)") == 2
+        assert f"another run is active in {run.out} (process {trainer.pid})" in capsys.readouterr().err
+        trainer.kill()
+        assert run("step(3)") == 0
+        assert [record["step"] for record in run.records()] == [1, 2, 3]
+    else:
+        assert process.returncode == 128 + number and not trainer.is_running()
+
+
+@pytest.mark.parametrize("line", ["[1]", '{"step": "one"}', "\0", "[" * 100_000])
+def test_a_log_that_is_none_is_named_and_kept(run, capsys, line):
+    run("step(1)")
+    metrics = run.out / "metrics.jsonl"
+    metrics.write_text(line + "\n")
+    assert run("step(2)") == 2
+    assert f"{metrics} has a line that is not a step of a run" in capsys.readouterr().err
+    assert metrics.read_text() == line + "\n"
+
+
+RAY_IS_SLOW = """
+starts = int(open("starts").read()) + 1 if os.path.exists("starts") else 1
+open("starts", "w").write(str(starts))
+if starts < {needed}:
+    raise Exception("The current node timed out during startup. This could happen because ...")
+step(1)
+"""
+
+
+@pytest.mark.parametrize(("needed", "status", "starts"), [(1, 0, 1), (3, 0, 3), (9, 1, 3)])
+def test_a_run_for_which_ray_comes_up_too_late_is_started_again(
+    run, capsys, tmp_path, monkeypatch, needed, status, starts
+):
+    monkeypatch.chdir(tmp_path)
+    assert run(RAY_IS_SLOW.format(needed=needed)) == status
+    assert int((tmp_path / "starts").read_text()) == starts
+    said = capsys.readouterr()
+    assert said.out.count("Ray was too slow to start") == starts - 1
+    assert ("timed out during startup" in said.err) is (status == 1)
+
+
+def test_a_run_that_fails_on_a_full_disk_says_so(run, capsys, monkeypatch):
+    monkeypatch.setattr(launch.shutil, "disk_usage", lambda path: SimpleNamespace(free=5 << 20))
+    assert run("step(1)\nraise RuntimeError('unexpected pos')") == 1
+    assert "train.log; only 5 MiB of disk are free there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stall", ["-1", "nan"])
+def test_a_stall_of_no_time_is_an_error(run, capsys, stall):
+    assert run("step(1)", "--stall", stall) == 2
+    assert f"--stall {float(stall)}: must be seconds, above 0" in capsys.readouterr().err
+
+
+def test_trainer_that_makes_no_step_is_ended(run, capsys, monkeypatch):
+    clock, on_step = SimpleNamespace(now=0.0), launch.StallDetector.on_step
+
+    def on_step_after_which_nothing_comes(watch):
+        on_step(watch)
+        clock.now += 601
+
+    monkeypatch.setattr(launch.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(launch.StallDetector, "on_step", on_step_after_which_nothing_comes)
+    assert run("step(1)\nwait_for('never')", "--stall", "600") == 1
+    assert "no step for 600 s" in capsys.readouterr().err
+
+
+LOST = "step(1)\nprint('ERROR: Error in _run_prompt for uid=7\\nKeyError: gone', flush=True)\n"
+
+
+def test_lost_completion_ends_a_run_that_would_go_on_without_it(run, capsys, monkeypatch):
+    monkeypatch.setattr(launch, "_GRACE_S", 0.5)
+    assert run(LOST + "wait_for('never')", "--stall", "600") == 1
+    err = capsys.readouterr().err
+    assert "the run failed: Error in _run_prompt" in err and "KeyError: gone" in err
+
+
+def test_without_the_watch_the_run_goes_on_and_the_failure_is_told(run, capsys):
+    assert run(LOST + "step(2)") == 0
+    assert "verl says 'Error in _run_prompt'" in capsys.readouterr().out
+
+
+def test_what_workers_say_after_the_last_step_is_no_failure(run):
+    script = "for n in (1, 2, 3): step(n)\nwait_for('metrics.jsonl', '\"step\": 3')\n"
+    assert run(script + "print('A worker died or was killed while executing a task')", "--stall", "600") == 0
+
+
+def test_the_log_of_an_earlier_start_is_kept_and_its_failure_is_not_told_again(run, capsys):
+    assert run("step(1)\nraise ValueError('the disk is full')") == 1
+    assert run("raise ValueError('the disk is gone')") == 1
+    err = capsys.readouterr().err
+    assert "ValueError: the disk is gone" in err and "of disk are free" not in err
+    assert err.count("ValueError: the disk is full") == 2  # its last lines, and among the errors, of the first start
+    assert "the disk is full" in (run.out / "train.log").read_text()
+
+
+def test_loggers_write_into_the_folder_and_go_on_with_one_run(run, monkeypatch):
+    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
+    names = ("TENSORBOARD_DIR", "WANDB_DIR", "WANDB_RESUME", "WANDB_RUN_ID", "SWANLAB_RUN_ID", "SWANLAB_RESUME")
+    script = f"step(1)\nprint('seen', [os.environ[name] for name in {names}])"
+    run(script)
+    run(script)
+    first, second = [x for x in (run.out / "train.log").read_text().splitlines() if x.startswith("seen")]
+    assert first == second and str(run.out / "tensorboard") in first and "'allow'" in first
+
+
+def test_rays_workers_get_the_loggers_variables_but_those_of_their_ray_job(tmp_path, monkeypatch):
+    from ray.runtime_env.runtime_env import _merge_runtime_env
+
+    started = {}
+    monkeypatch.setattr(launch.subprocess, "Popen", lambda command, **kwargs: started.update(command=command))
+    start = ["python3", "-m", "verl.trainer.main_ppo"], tmp_path, tmp_path / "train.log"
+    prefix = "ray_kwargs.ray_init.runtime_env.env_vars."
+    launch.start_trainer(*start)
+    assert f"++{prefix}VERL_FILE_LOGGER_PATH='{tmp_path}/verl_metrics.jsonl'" in started["command"]
+    job = {"env_vars": {"WANDB_DIR": "/shared", "NCCL_SOCKET_IFNAME": "eth0"}}
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"runtime_env": job}))
+    launch.start_trainer(*start)
+    given = {key.removeprefix(prefix): value for key, value in run_folder.overrides(started["command"]).items()}
+    assert "WANDB_RUN_ID" in given and _merge_runtime_env(job, {"env_vars": given}) is not None
+    job["env_vars"]["VERL_FILE_LOGGER_PATH"] = "/shared/log"
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"runtime_env": job}))
+    with pytest.raises(ValueError, match="sets VERL_FILE_LOGGER_PATH"):
+        launch.start_trainer(*start)
+
+
+@pytest.mark.parametrize(("steps", "rows"), [(5, ["| 1 to 5 |"]), (6, ["| 1 to 5 |", "| 2 to 6 |"])])
+def test_a_short_run_has_one_row_of_the_closing_table_and_step_0_none(steps, rows):
+    trained = [{"step": step, "timing_s/step": 1.0} for step in range(1, steps + 1)]
+    table = launch.closing_table([{"step": 0, "val-core/acc": 0.5}, *trained])  # which verl validates before
+    assert [line[: len("| 1 to 5 |")] for line in table.splitlines()[2:]] == rows

@@ -1,0 +1,133 @@
+import subprocess
+import sys
+
+import pytest
+
+from recipes.runs import run_folder
+from recipes.runs.run_folder import hold_settings, overrides, write_command
+
+COMMAND = ["python3", "-m", "verl.trainer.main_ppo", "--config-name", "gtpo", "seed=1", "trainer.n_gpus_per_node=2"]
+
+
+@pytest.fixture
+def save(tmp_path):
+    """Note a complete checkpoint, as verl does."""
+
+    def saved():
+        (tmp_path / "checkpoints/global_step_20").mkdir(parents=True)
+        (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("20")
+
+    return saved
+
+
+def test_the_last_value_of_a_key_counts_however_it_is_given():
+    command = ["python3", "-m", "x", "--config-name", "gtpo", "+a.b=1", "++a.b=2", "c='d=e'"]
+    assert overrides(command) == {"a.b": "2", "c": "'d=e'"}
+
+
+def test_a_retry_with_other_settings_is_welcome_until_there_is_a_checkpoint(tmp_path, save):
+    hold_settings([*COMMAND, "algorithm.gtop=1"], tmp_path)
+    hold_settings(COMMAND, tmp_path)
+    save()
+    hold_settings(COMMAND, tmp_path)
+    with pytest.raises(ValueError, match=r"\(seed=2, was 1\): give another folder .* or remove .*settings.json"):
+        hold_settings([*COMMAND, "seed=2"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=5500",
+        "actor_rollout_ref.actor.fsdp_config.param_offload=True",
+        "+actor_rollout_ref.actor.megatron.override_transformer_config.recompute_granularity=full",
+        "trainer.logger=[file,wandb]",
+        "+ray_kwargs.ray_init.num_cpus=16",
+        "+algorithm.gtpo.dump_dir=dump",
+    ],
+)
+def test_memory_speed_and_reports_may_change(tmp_path, save, change):
+    hold_settings(COMMAND, tmp_path)
+    save()
+    hold_settings([*COMMAND, change], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "trainer.n_gpus_per_node=4",
+        "trainer.total_epochs=2",
+        "trainer.total_training_steps=9",
+        "actor_rollout_ref.actor.optim.lr=1e-5",
+        "algorithm.gtpo.entropy_coeff=0",
+    ],
+)
+def test_what_is_learned_and_the_number_of_gpus_may_not(tmp_path, save, change):
+    hold_settings(COMMAND, tmp_path)
+    save()
+    with pytest.raises(ValueError, match=change.split("=")[0]):
+        hold_settings([*COMMAND, change], tmp_path)
+
+
+def test_a_run_may_be_extended_by_steps_and_by_nothing_else(tmp_path, save):
+    hold_settings(COMMAND, tmp_path)
+    save()
+    longer = [*COMMAND, "trainer.total_training_steps=9", "trainer.total_epochs=2"]
+    with pytest.raises(ValueError, match="to train it for longer --extend"):
+        hold_settings(longer, tmp_path)
+    with pytest.raises(ValueError, match=r"\(seed=2, was 1\): give another folder"):
+        hold_settings([*longer, "seed=2"], tmp_path, extend=True)
+    hold_settings(longer, tmp_path, extend=True)
+    hold_settings(longer, tmp_path)
+
+
+def test_the_checkpoints_are_sought_where_verl_writes_them(tmp_path):
+    command = [*COMMAND, f"trainer.default_local_dir={tmp_path / 'elsewhere'}"]
+    assert not run_folder.has_checkpoint(command, tmp_path)
+    (tmp_path / "elsewhere/global_step_3").mkdir(parents=True)
+    (tmp_path / "elsewhere/latest_checkpointed_iteration.txt").write_text("3")
+    assert run_folder.has_checkpoint(command, tmp_path)
+
+
+@pytest.mark.parametrize("tracker", ["40", ""])
+def test_a_checkpoint_that_is_gone_is_named(tmp_path, save, tracker):
+    save()
+    (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text(tracker)
+    with pytest.raises(
+        ValueError, match=rf"names step '{tracker}', whose checkpoint is missing \(there is: global_step_20\)"
+    ):
+        hold_settings(COMMAND, tmp_path)
+    hold_settings([*COMMAND, "trainer.resume_mode=disable"], tmp_path)
+
+
+def test_a_run_begun_anew_beside_a_checkpoint_of_other_settings_is_refused(tmp_path, save):
+    """It could die before it saves, and the next start would go on from the other run's checkpoint."""
+    hold_settings(COMMAND, tmp_path)
+    save()
+    hold_settings([*COMMAND, "trainer.resume_mode=disable"], tmp_path)
+    with pytest.raises(ValueError, match=r"\(seed=2, was 1\): give another folder"):
+        hold_settings([*COMMAND, "seed=2", "trainer.resume_mode=disable"], tmp_path)
+
+
+def test_the_written_command_runs_again_with_the_variables_it_needs_and_no_secret(tmp_path, monkeypatch):
+    monkeypatch.setenv("VERL_PLATFORM", "a b")
+    monkeypatch.setenv("WANDB_API_KEY", "hidden")
+    monkeypatch.setenv("HF_TOKEN", "hidden")
+    script = "import os, sys; print(os.environ['VERL_PLATFORM'], sys.argv[1:])"
+    out = tmp_path / "out"
+    out.mkdir()
+    write_command([sys.executable, "-c", script, "x='y z'", "trainer.logger=[file]"], out, ["--stall", "60"])
+    text = (out / "command.sh").read_text()
+    assert "hidden" not in text and "HF_TOKEN" not in text
+    monkeypatch.setenv("VERL_PLATFORM", "another")
+    subprocess.run(["bash", str(out / "command.sh")], capture_output=True, timeout=900)
+    assert "a b [\"x='y z'\", 'trainer.logger=[file]']" in (out / "train.log").read_text()
+
+
+def test_a_shell_that_runs_the_command_does_not_go_on_with_the_one_that_replaces_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    write_command([sys.executable, "-c", "pass"], tmp_path, [])
+    with (tmp_path / "command.sh").open() as shell:
+        first = shell.read()
+        monkeypatch.setenv("VERL_PLATFORM", "cpu")
+        write_command([sys.executable, "-c", "pass"], tmp_path, [])
+        assert shell.read() == "" and len((tmp_path / "command.sh").read_text()) > len(first)

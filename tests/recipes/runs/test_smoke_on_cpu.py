@@ -1,0 +1,95 @@
+import json
+import subprocess
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recipes.__main__ import main
+from recipes.runs import smoke
+
+# A recipe in which verl is a few lines of shell: each start adds the steps up to the last one, and saves it.
+RECIPE = """
+last=${1#trainer.total_training_steps=}
+mkdir -p "$OUT/checkpoints/global_step_$last"
+for step in $(seq $((last == 4 ? 4 : 1)) "$last"); do
+    printf '{"step": %s, "reward/score/mean": 1, "timing_s/step": %s, ' "$step" "$((step % 3 == 1 ? 99 : 7))"
+    printf '"training/%s": %s}\\n' "${LOGGED:-rollout_probs_diff_mean}" "${DIFF:-0.001}"
+done >>"$OUT/metrics.jsonl"
+echo "$last" >"$OUT/checkpoints/latest_checkpointed_iteration.txt"
+printf '{"data.train_files": "%s/train.parquet", "data.train_batch_size": "2", "trainer.total_epochs": "3"}' \\
+    "$DATA_DIR" >"$OUT/settings.json"
+exit "${STATUS:-0}"
+"""
+
+
+@pytest.fixture
+def started(monkeypatch, tmp_path):
+    """A smoke run of the recipe above, with evaluation and export that always work; its status, its commands."""
+    recipe = tmp_path / "recipe.sh"
+    recipe.write_text(RECIPE)
+    pq.write_table(pa.table({"prompt": ["a"] * 1000}), tmp_path / "train.parquet")
+    monkeypatch.setenv("SMOKE_MODEL", "small")
+    monkeypatch.setenv("DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("OUT", str(tmp_path / "out"))
+    monkeypatch.setattr(smoke, "end_process", lambda process: None)
+    commands, popen = [], subprocess.Popen
+
+    def start(command, **kwargs):
+        commands.append(command)
+        return popen(command if command[1] == str(recipe) else ["true"], **kwargs)
+
+    monkeypatch.setattr(smoke.subprocess, "Popen", start)
+    return lambda: (main(["smoke", str(recipe)]), commands)
+
+
+def test_everything_is_tried_and_the_whole_run_is_reckoned(started, capsys):
+    status, commands = started()
+    out = capsys.readouterr().out
+    assert status == 0 and out.count("| ok |") == 6
+    assert [command[1] for command in commands[2:]] == ["recipes/evaluate.sh", "-m"]
+    # 500 batches of 2 rows, three times, at 7 s a step; the first step of each start takes 99
+    assert "the whole run of 1500 steps takes 2.9 hours" in out
+
+
+def test_what_fails_is_named_and_the_rest_is_not_tried(started, capsys, monkeypatch):
+    monkeypatch.setenv("DIFF", "0.4")
+    status, commands = started()
+    out = capsys.readouterr().out
+    assert status == 1 and len(commands) == 1
+    assert "| three steps of training | ok |" in out
+    assert "| the rollout has the trained weights: training/rollout_probs_diff_mean below 0.02 | **failed** |" in out
+    assert out.count("not tried") == 4
+
+
+def test_what_verl_did_not_measure_is_said_and_nothing_stops_for_it(started, capsys, monkeypatch):
+    monkeypatch.setenv("LOGGED", "other")  # as in bypass mode
+    status, _ = started()
+    out = capsys.readouterr().out
+    assert status == 0 and out.count("| ok |") == 5 and "| not measured, as under bypass_mode |" in out
+
+
+def test_a_recipe_that_dies_fails_the_smoke_run(started, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("STATUS", "3")
+    assert started()[0] == 1
+    assert f"all that verl printed is in {tmp_path / 'out_smoke/train.log'}" in capsys.readouterr().out
+
+
+def test_only_its_own_folder_is_begun_anew(started, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/metrics.jsonl").write_text("a real run")
+    started()
+    assert (tmp_path / "out/metrics.jsonl").read_text() == "a real run"
+    assert json.loads((tmp_path / "out_smoke/metrics.jsonl").read_text().splitlines()[-1])["step"] == 4
+
+
+def test_without_a_gpu_it_asks_for_vllms_cpu_build_and_short_completions(tmp_path, monkeypatch):
+    for name in ("VERL_PLATFORM", "INFER_BACKEND", "MAX_RESPONSE_LENGTH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SMOKE_MODEL", "small")
+    monkeypatch.setenv("SMOKE", "1")
+    on_cpu = smoke.environment_of(tmp_path, has_gpu=False)
+    on_gpu = smoke.environment_of(tmp_path, has_gpu=True)
+    assert (on_cpu["VERL_PLATFORM"], on_cpu["INFER_BACKEND"], on_cpu["MAX_RESPONSE_LENGTH"]) == ("cpu", "vllm", "64")
+    assert not {"VERL_PLATFORM", "INFER_BACKEND", "MAX_RESPONSE_LENGTH", "SMOKE"} & set(on_gpu)
+    assert on_gpu["MODEL_PATH"] == "small" and on_gpu["OUT"] == str(tmp_path)

@@ -1,0 +1,298 @@
+"""The recipes run here against a python3 that only notes its arguments; `recipes.txt` has what they are to be."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+from verl.trainer.ppo.utils import need_reference_policy
+from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+from gtpo_verl.verl_plugin import preflight
+from gtpo_verl.verl_plugin.config import VerlGTPOConfig
+from recipes.paper.evaluation import parse_dump_argument
+from recipes.runs.run_folder import overrides
+
+ROOT = Path(__file__).resolve().parents[2]
+
+FAKE_PYTHON = f"""#!{sys.executable} -IS
+import json, os, pathlib, sys
+if sys.argv[1] == "-c":  # GPUs of this machine, attention that is installed
+    print(os.environ.get("FAKE_MACHINE", "2 flash_attention_2"))
+    sys.exit()
+with open(os.environ["CALLS"], "a") as file:
+    file.write(json.dumps(sys.argv[1:]) + chr(10))
+if "initial-entropy" in sys.argv:
+    print("initial_entropy=0.412300")
+if "export" in sys.argv:
+    adapter = pathlib.Path(sys.argv[-1])
+    adapter.mkdir(exist_ok=True)
+    config = {{"base_model_name_or_path": "the/base", "bias": "none", "r": 16, "lora_alpha": 32}}
+    (adapter / "adapter_config.json").write_text(json.dumps(config, indent=1))
+"""
+
+
+@pytest.fixture
+def call(tmp_path):
+    """Run a recipe with these variables and arguments; the arguments of every python3 it started."""
+    bin_dir = tmp_path / "bin"
+    bin_dir.mkdir()
+    (bin_dir / "python3").write_text(FAKE_PYTHON)
+    (bin_dir / "python3").chmod(0o755)
+
+    def run(script: str, *args: str, **variables: str) -> list[list[str]]:
+        calls = tmp_path / "calls"
+        calls.unlink(missing_ok=True)
+        inherited = {key: os.environ[key] for key in ("HOME", "LANG") if key in os.environ}
+        env = {
+            **inherited,
+            "PATH": f"{bin_dir}:{os.environ['PATH']}",
+            "CALLS": str(calls),
+            "OUT": str(tmp_path / "out"),
+            **variables,
+        }
+        command = ["bash", str(ROOT / "recipes" / f"{script}.sh"), *args]
+        finished = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=900)
+        assert finished.returncode == 0, finished.stderr[-2000:]
+        return [json.loads(line) for line in calls.read_text().splitlines()]
+
+    return run
+
+
+def compose_call(arguments: list[str]) -> DictConfig:
+    folder, name = (arguments[arguments.index(option) + 1] for option in ("--config-path", "--config-name"))
+    with initialize_config_dir(folder, version_base=None):
+        return compose(name, overrides=arguments[arguments.index("--config-name") + 2 :])
+
+
+def check_against_verl(config: DictConfig) -> None:
+    OmegaConf.resolve(config)
+    config.actor_rollout_ref.rollout.name = "hf"  # with LoRA, verl asks an installed vLLM for its largest rank
+    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=False)
+    for section in ("actor", "rollout"):
+        omega_conf_to_dataclass(config.actor_rollout_ref[section])
+
+
+# ---------------------------------------------------------------- what the recipes give to verl
+
+
+def read_golden() -> dict[str, dict[str, str]]:
+    """Command -> key, with Hydra's plus signs -> value."""
+    commands: dict[str, dict[str, str]] = {}
+    for line in (Path(__file__).parent / "recipes.txt").read_text().splitlines():
+        if line.startswith("== "):
+            command, _, other = line.removeprefix("== ").partition(" < ")
+            commands[command] = settings = dict(commands[other]) if other else {}
+        elif line.startswith("-") and "=" not in line:
+            del settings[line[1:]]
+        elif line and not line.startswith("#"):
+            key, _, value = line.partition("=")
+            settings[key] = value
+    return commands
+
+
+GOLDEN = read_golden()
+
+
+def given_settings(arguments: list[str], out: Path) -> dict[str, str]:
+    if "--config-name" in arguments:
+        words = arguments[arguments.index("--config-name") + 2 :]
+    else:  # OpenRLHF's options, some of which have no value
+        words = re.sub(r" (?!--)", "=", " ".join(arguments[3:])).split(" ")
+    pairs = (word.replace(str(out), "$OUT").replace(str(ROOT), "$ROOT").partition("=") for word in words)
+    return {key: value for key, _, value in pairs}
+
+
+@pytest.mark.parametrize("command", GOLDEN)
+def test_a_recipe_gives_the_settings_on_record_and_they_fit_verl(call, tmp_path, command):
+    words = shlex.split(command)
+    variables = dict(word.split("=", 1) for word in words if "=" in word)
+    script, *args = [word for word in words if "=" not in word]
+    (arguments,) = [
+        x
+        for x in call(script.removesuffix(".sh"), *args, **variables)[1:]
+        if {"check", "evaluate"}.isdisjoint(x) and ("--config-name" in x or "openrlhf" in x)
+    ]
+    assert given_settings(arguments, tmp_path / "out") == GOLDEN[command]
+    if "--config-name" not in arguments:
+        return
+    config = compose_call(arguments)
+    if script == "run_sft.sh":
+        for section in ("optim", "engine", "checkpoint"):
+            omega_conf_to_dataclass(config[section])
+        return
+    run = preflight.validated(config)
+    if config.algorithm.adv_estimator == "gtpo":
+        # One prompt a step measures ⟨H⟩_ini on few completions; without an old-log-prob pass the ratio is unbounded.
+        known = {"algorithm.gtpo.initial_entropy", "algorithm.rollout_correction.bypass_mode"}
+        if script == "run_gtpo_qwen3.sh":  # which changes the advantages alone, at the settings of TRL #6407
+            known |= {f"actor_rollout_ref.actor.{key}" for key in ("policy_loss.loss_mode", "loss_agg_mode")}
+        assert {departure.setting for departure in preflight.departures(config, run.gtpo)} <= known
+    check_against_verl(config)
+
+
+def ablations() -> list[str]:
+    listed = subprocess.run(["bash", str(ROOT / "recipes/ablations.sh")], capture_output=True, text=True, check=True)
+    return [line.split()[0] for line in listed.stdout.splitlines()[1:]]
+
+
+def test_every_recipe_and_ablation_is_on_record_and_every_ablation_in_the_table_of_experiments():
+    recipes = {path.name for path in (ROOT / "recipes").glob("*.sh")} - {"common.sh", "export.sh", "run_gtpo_cpu.sh"}
+    words = {word for command in GOLDEN for word in command.split()}
+    assert recipes | set(ablations()) <= words
+    named = set(re.findall(r"[`\s]([a-z][a-z_]*(?:_[0-9.e-]+)?)`", (ROOT / "docs/reproduce.md").read_text()))
+    assert set(ablations()) <= named
+
+
+def test_the_settings_that_all_recipes_share_are_the_papers():
+    with initialize_config_dir(str(ROOT / "recipes/config"), version_base=None):
+        config, sft = compose("gtpo"), omega_conf_to_dataclass(compose("sft").optim)
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    assert (actor.loss_agg_mode, actor.ppo_epochs, actor.entropy_coeff) == ("seq-mean-token-mean", 1, 0)
+    assert not config.algorithm.use_kl_in_reward and config.algorithm.norm_adv_by_std_in_grpo
+    for optim in (actor.optim, sft):
+        papers = (1e-6, 0.005, 0.1, 0.1)
+        assert (optim.lr, optim.lr_warmup_steps_ratio, optim.weight_decay, optim.clip_grad) == papers
+    assert (sft.lr_scheduler_type, list(sft.betas)) == ("cosine", [0.9, 0.95])
+    assert (rollout.temperature, rollout.top_p, rollout.top_k) == (1.0, 1.0, -1)
+    assert {config.seed, config.data.seed, actor.data_loader_seed, rollout.seed} == {3407}
+    assert config.reward.custom_reward_function.path == "pkg://gtpo_verl.reward"
+    assert VerlGTPOConfig(**config.algorithm.gtpo) == VerlGTPOConfig()
+
+
+# ---------------------------------------------------------------- what else the recipes do
+
+
+def test_missing_data_is_made_and_present_data_is_not(call, tmp_path):
+    _, made, _ = call("run_gtpo_qwen", DATASET="math", DATA_DIR=str(tmp_path / "data"))
+    assert made == ["-m", "recipes", "data", "--dataset", "math", "--out", str(tmp_path / "data")]
+    (tmp_path / "data").mkdir()
+    for name in ("train.parquet", "test.parquet"):
+        (tmp_path / "data" / name).touch()
+    _, seen, _ = call("run_gtpo_qwen", DATASET="math", DATA_DIR=str(tmp_path / "data"))
+    files = [str(tmp_path / "data" / name) for name in ("train.parquet", "test.parquet")]
+    assert seen == ["-m", "recipes", "data", "--dataset", "math", "--holds", *files]
+    _, made, _ = call("run_sft", DATA_DIR="/nowhere/gsm8k")
+    assert made[-5:] == ["--dataset", "gsm8k", "--out", "/nowhere/gsm8k", "--sft"]
+
+
+@pytest.mark.parametrize("script", ["run_gtpo_qwen", "run_sft"])
+def test_a_recipe_checks_the_machine_first_and_trains_through_the_launcher_last(call, tmp_path, script):
+    check, *_, launched = call(script)
+    assert launched[:6] == ["-m", "recipes", "run", "--out", str(tmp_path / "out"), "--"]
+    assert check == ["-m", "gtpo_verl", "check", *launched[5:]]
+
+
+@pytest.mark.parametrize(("batch", "rollout_n", "gpus"), [("1", "8", "2"), ("1", "9", "1"), ("4", "9", "6")])
+def test_a_recipe_takes_the_most_gpus_over_which_its_completions_split_evenly(call, batch, rollout_n, gpus):
+    machine = {"TRAIN_BATCH_SIZE": batch, "ROLLOUT_N": rollout_n, "FAKE_MACHINE": "7 flash_attention_2"}
+    assert overrides(call("run_gtpo_qwen", **machine)[-1])["trainer.n_gpus_per_node"] == gpus
+    assert overrides(call("run_gtpo_qwen", **machine, NGPUS_PER_NODE="1")[-1])["trainer.n_gpus_per_node"] == "1"
+
+
+OF_A_CLUSTER = {"RAY_ADDRESS": "head:6379", "FAKE_MACHINE": "1 flash_attention_2"}  # 1, of a machine without a GPU too
+
+
+def test_the_gpus_of_a_ray_cluster_are_those_that_are_given(call):
+    assert overrides(call("run_gtpo_qwen", **OF_A_CLUSTER, NGPUS_PER_NODE="2")[-1])["trainer.n_gpus_per_node"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("command", "variables", "message"),
+    [
+        ("run_gtpo_qwen", {"ALGO": "ppo"}, "ALGO=ppo: must be gtpo or grpo"),
+        ("run_gtpo_qwen", {"KL_LOSS_COEF": "0.04"}, "KL_LOSS_COEF=0.04: GTPO has no KL term"),
+        ("run_gtpo_qwen", {"FINETUNE": "some"}, "FINETUNE=some: must be lora or full"),
+        ("run_gtpo_qwen", {"BETAS": "0.9"}, "BETAS=0.9: must be default or paper"),
+        ("run_gtpo_qwen", {"ENTROPY_FROM": "rollout"}, "ENTROPY_FROM=rollout: must be old_log_prob or update"),
+        ("run_gtpo_qwen", OF_A_CLUSTER, "RAY_ADDRESS=head:6379: set NGPUS_PER_NODE"),
+        ("ablations gama_0.1", {}, "gama_0.1: there is no such ablation"),
+        ("evaluate the/model", {"LABEL": "Qwen/GTPO"}, "LABEL=Qwen/GTPO: write METHOD"),
+        ("evaluate the/model", {"LABEL": "Qwen/GSM8K/GRPO b=4"}, "LABEL=Qwen/GSM8K/GRPO b=4: write METHOD"),
+        ("evaluate the/model", {"LABEL": "a//c"}, "LABEL=a//c: write METHOD"),
+    ],
+)
+def test_a_wrong_variable_is_named_before_anything_starts(call, tmp_path, command, variables, message):
+    with pytest.raises(AssertionError, match=message):
+        call(*command.split(), **variables)
+    assert not (tmp_path / "calls").exists()
+
+
+# ---------------------------------------------------------------- the initial entropy
+
+
+def test_the_initial_entropy_is_measured_with_the_runs_own_settings(call):
+    changes = (
+        "actor_rollout_ref.model.path=my/model",
+        "data.train_files=/mine",
+        "data.max_response_length=7",
+        "seed=5",
+        "+data.apply_chat_template_kwargs.enable_thinking=False",
+    )
+    *_, measured, trained = call("run_gtpo_qwen", *changes, STRICT_INITIAL_ENTROPY="1")
+    assert measured[:3] == ["-m", "gtpo_verl", "initial-entropy"] and measured[-2:] == ["--", changes[-1]]
+    options = "--model my/model --data /mine --samples 100 --seed 5 --max-response-length 7".split()
+    pairs = zip(measured[3:-2:2], measured[4:-2:2], strict=True)
+    assert sorted(pairs) == sorted(zip(options[::2], options[1::2], strict=True))
+    assert compose_call(trained).algorithm.gtpo.initial_entropy == 0.4123
+
+
+def test_a_run_that_is_started_again_does_not_measure_its_initial_entropy_again(call):
+    *_, measured, first = call("run_gtpo_llama")
+    *_, before, second = call("run_gtpo_llama")
+    assert "initial-entropy" in measured and "initial-entropy" not in before
+    assert first == second
+    *_, measured, _ = call("run_gtpo_llama", MODEL_PATH="another/model")
+    assert "another/model" in measured
+
+
+@pytest.mark.parametrize("variables", [{"ENTROPY_FROM": "update"}, {"STRICT_INITIAL_ENTROPY": "1"}])
+@pytest.mark.parametrize(
+    ("override", "algo"),
+    [
+        ("algorithm.gtpo.initial_entropy=0.2", "gtpo"),
+        ("algorithm.gtpo.completion_filter=never", "gtpo"),
+        ("seed=1", "grpo"),
+    ],
+)
+def test_the_initial_entropy_is_not_measured_where_it_is_given_or_not_needed(call, variables, override, algo):
+    *_, before, trained = call("run_gtpo_qwen", override, ALGO=algo, **variables)
+    assert "initial-entropy" not in before
+    preflight.validated(compose_call(trained))
+
+
+def test_a_config_whose_initial_entropy_is_yet_to_be_measured_passes_the_check(call):
+    check, *_ = call("run_gtpo_qwen", ENTROPY_FROM="update")
+    preflight.validated(compose_call(check[4:]))
+
+
+# ---------------------------------------------------------------- evaluation
+
+
+def test_evaluation_checks_first_and_reads_what_verl_has_sampled(call, tmp_path):
+    *made, checked, sampled, evaluated = call("evaluate", "a/model", DATA_ROOT=str(tmp_path), LABEL="Qwen/GSM8K/GTPO")
+    names = ["gsm8k", "math", "aime2024", "aime2025", "amc2023"]
+    assert [arguments[arguments.index("--dataset") + 1] for arguments in made] == names
+    assert checked == ["-m", "gtpo_verl", "check", "--", "python3", *sampled]
+    config = compose_call(sampled)
+    samples = config.actor_rollout_ref.rollout.val_kwargs.n
+    assert config.data.val_batch_size * samples <= config.transfer_queue.backend.SimpleStorage.total_storage_size
+    assert evaluated[1:3] == ["recipes", "evaluate"] and evaluated[evaluated.index("--samples") + 1] == str(samples)
+    label, _, dump = parse_dump_argument(evaluated[3])
+    assert (label.method, dump.parent) == ("GTPO", Path(config.trainer.validation_data_dir))
+
+
+def test_a_checkpoint_of_verl_is_exported_and_its_adapter_sampled_on_its_base(call, tmp_path):
+    (tmp_path / "global_step_5/actor").mkdir(parents=True)
+    variables = {"DATASETS": "gsm8k", "DATA_ROOT": str(tmp_path)}
+    _, exported, _, sampled, _ = call("evaluate", str(tmp_path / "global_step_5"), **variables)
+    out = tmp_path / "global_step_5/exported"
+    assert exported == ["-m", "recipes", "export", str(tmp_path / "global_step_5"), str(out)]
+    model = compose_call(sampled).actor_rollout_ref.model
+    assert (model.path, Path(model.lora_adapter_path), model.lora_rank) == ("the/base", out, 16)

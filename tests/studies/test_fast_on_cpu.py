@@ -1,0 +1,194 @@
+"""The study's fast loop: its models, its sampling and its controls. Its step: tests/e2e/test_fast_study_on_cpu.py."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
+
+from recipes.tasks import tiny
+from studies import fast
+from studies.model import Rollout, Shape, fuse, hidden, log_probs, logits_of, sample
+from studies.plan import METHODS
+
+EOS = 1
+PROMPT = torch.tensor([2, 9, 8, 7, 3])
+PROMPTS = [PROMPT, torch.tensor([2, 9, 4]), torch.tensor([2, 5, 5, 5, 8, 6, 3])]
+
+
+def weights_of(model):
+    return {name: values.detach().unsqueeze(0) for name, values in model.named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def models():
+    """Three models of random weights that differ."""
+    tokenizer = tiny.build_tokenizer()
+    torch.manual_seed(0)
+    return [tiny.build_model(tokenizer).eval() for _ in range(3)]
+
+
+@pytest.fixture(scope="module")
+def shape(models):
+    return Shape.of(models[0].config)
+
+
+@pytest.fixture(scope="module")
+def weights(models):
+    return [weights_of(model) for model in models]
+
+
+@pytest.fixture(scope="module")
+def llama():
+    """As SmolLM2: three queries to a key, tied embeddings, no bias."""
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=71,
+        hidden_size=96,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e5},
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def draw(shape, weights, seeds, n=8, limit=12, prompts=(PROMPT,)):
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    return sample(shape, weights, prompts, n, limit, 1.0, EOS, generators)
+
+
+def test_log_probs_entropy_and_gradient_are_those_of_transformers_for_prompts_of_several_lengths(models, llama):
+    for model in (models[0], llama):
+        shape = Shape.of(model.config)
+        weights = {name: values.clone().requires_grad_() for name, values in weights_of(model).items()}
+        (rollouts,) = draw(shape, [weights], [0], n=4, limit=9, prompts=PROMPTS)
+        log_prob, entropy = log_probs(shape, weights, rollouts, 1.3, torch.float32, rows_at_once=5)
+        model.zero_grad()
+        expected = torch.zeros(log_prob.shape)
+        rows = [(r.prompt, *row) for r in rollouts for row in zip(r.responses, r.response_mask.bool(), strict=True)]
+        for row, (prompt, ids, mask) in enumerate(rows):
+            logits = model(torch.cat([prompt, ids[mask]]).unsqueeze(0)).logits[0, len(prompt) - 1 : -1]
+            distribution = (logits / 1.3).log_softmax(-1)
+            own = distribution.gather(-1, ids[mask].unsqueeze(-1)).squeeze(-1)
+            expected[row, : len(own)] = own
+            torch.testing.assert_close(entropy[row, : len(own)], -(distribution.exp() * distribution).sum(-1))
+        torch.testing.assert_close(log_prob, expected)
+        log_prob.sin().sum().backward()
+        expected.sin().sum().backward()
+        # transformers trains no embedding of the padding token, which random models write; trained ones do not.
+        weights["model.embed_tokens.weight"].grad[0, 0] = model.model.embed_tokens.weight.grad[0] = 0
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(weights[name].grad[0], parameter.grad, rtol=1e-4, atol=2e-5)
+
+
+def test_sampling_draws_from_the_model(shape, weights):
+    ((_, rollout, _),) = draw(shape, weights[:1], [0], n=8_000, limit=2, prompts=PROMPTS)
+    fused = fuse(shape, weights[0])
+
+    def following(*ids):
+        ids = torch.cat([rollout.prompt, torch.tensor(ids, dtype=torch.long)])
+        return logits_of(fused, hidden(fused, ids.view(1, 1, -1)))[0, 0, -1].softmax(-1)
+
+    shares = torch.bincount(rollout.responses[:, 0], minlength=71) / 8_000
+    assert (shares - following()).abs().max() < 0.03
+    first = int(following()[2:].argmax()) + 2
+    followed = rollout.responses[rollout.responses[:, 0] == first, 1]
+    shares = torch.bincount(followed, minlength=71) / len(followed)
+    assert (shares - following(first)).abs().max() < 0.08
+
+
+def test_a_run_draws_the_same_whatever_runs_are_beside_it(shape, weights):
+    together = draw(shape, weights, [0, 1, 2], limit=40, prompts=PROMPTS)
+    for run in range(3):
+        (alone,) = draw(shape, weights[run : run + 1], [run], limit=40, prompts=PROMPTS)
+        for one, other in zip(alone, together[run], strict=True):
+            assert torch.equal(one.responses, other.responses)
+            assert torch.equal(one.response_mask, other.response_mask)
+
+
+def test_nothing_stands_behind_the_end_of_a_completion(shape, weights):
+    for (rollout,) in draw(shape, weights, [0, 1, 2], n=200, limit=40):
+        ended = rollout.response_mask == 0
+        assert ended.any() and (rollout.responses[ended] == EOS).all()
+        before_last = rollout.response_mask.cumsum(-1) < rollout.response_mask.sum(-1, keepdim=True)
+        assert (rollout.responses[before_last] != EOS).all()
+
+
+def batch_of_four():
+    """Four completions: two tokens shared by all at the start, three at the end, the second and the fourth bad."""
+    rows = [[5, 6, 7, 8, 9, EOS], [5, 6, 3, 4, 8, 9, EOS], [5, 6, 2, 2, 2, 8, 9, EOS], [5, 6, 8, 9, EOS]]
+    mask = torch.tensor([[1] * len(row) + [0] * (8 - len(row)) for row in rows])
+    responses = torch.tensor([row + [EOS] * (8 - len(row)) for row in rows])
+    rewards = torch.zeros(4, 8)
+    rewards[:, 0] = torch.tensor([20.0, 10.0, 20.0, 0.0])
+    advantages, index = compute_grpo_outcome_advantage(rewards, mask, [0] * 4)[0], torch.zeros(4).numpy()
+    old_log_prob = -torch.arange(32.0).view(4, 8)
+    tensors = responses, mask, old_log_prob, torch.zeros(4, 8), index, advantages[:, 0]
+    return fast.Batch([Rollout(PROMPT, responses, mask)], *tensors), advantages
+
+
+def test_controls_take_away_negative_updates_and_nothing_else():
+    batch, advantages = batch_of_four()
+    generator = torch.Generator().manual_seed(0)
+    only_positive = fast.drop_negative(advantages, batch, generator)
+    assert torch.equal(only_positive, torch.where(advantages > 0, advantages, 0))
+    positive = advantages[:, 0] > 0
+    for control in (fast.skip_at_random, fast.skip_confident):
+        skipped = control(advantages, batch, generator)
+        assert torch.equal(skipped[positive], advantages[positive])
+        # Of the second completion two tokens are on the forward and three on the backward mask, of the fourth all.
+        zeroed = (skipped == 0) & (batch.response_mask == 1)
+        assert zeroed.sum(-1).tolist() == [0, 5, 0, 5]
+    assert zeroed[1, :5].all()  # the most probable ones
+
+
+def test_the_tokens_of_the_format_are_those_that_write_the_tags_and_the_end():
+    tokenizer = tiny.build_tokenizer()
+    text = "<reasoning>1+2</reasoning>a<answer>3</answer>"
+    ids = [*tokenizer.encode(text), tokenizer.eos_token_id, tokenizer.eos_token_id]
+    mask = torch.ones(1, len(ids))
+    (marked,) = fast.template_mask([Rollout(PROMPT, torch.tensor([ids]), mask)], tokenizer)
+    assert tokenizer.decode(torch.tensor(ids)[marked == 0]) == "1+2a3"
+
+
+@pytest.mark.parametrize("method", ["grpo_kl", "gtpo", "grpo_betas", "dr_grpo"])
+def test_a_config_holds_what_its_method_says(method):
+    config = fast.build_config(METHODS[method])
+    assert config.algorithm.adv_estimator == ("gtpo" if method == "gtpo" else "grpo")
+    assert config.algorithm.norm_adv_by_std_in_grpo == (method != "dr_grpo")
+    assert config.actor_rollout_ref.actor.use_kl_loss == (method == "grpo_kl")
+    assert list(config.actor_rollout_ref.actor.optim.betas) == ([0.999999] * 2 if "betas" in method else [0.9, 0.95])
+
+
+def test_several_updates_per_rollout_keep_the_first_probabilities_and_clip(shape, weights):
+    (rollouts,) = draw(shape, weights[:1], [0], n=4, limit=9, prompts=PROMPTS[:2])
+    scores = [20.0, 10.0, 0.0, 0.0, 10.0, 20.0, 0.0, 10.0]
+    # Adam divides by the gradient's size: where that is near 0, another processor's order of sums would decide.
+    large_eps = "++actor_rollout_ref.actor.optim.override_optimizer_config.eps=1e-3"
+    settings = [*METHODS["grpo"], "actor_rollout_ref.actor.optim.lr=0.05", large_eps]
+    after = {}
+    for size, updates in ((2, 1), (1, 2)):
+        config = fast.build_config([*settings, f"actor_rollout_ref.actor.ppo_mini_batch_size={size}"])
+        learner = fast.Learner(shape, weights[0], config)
+        made = []
+        learner.optimizer.register_step_post_hook(lambda *_, made=made: made.append(1))
+        learner.step(rollouts, scores)
+        assert len(made) == updates
+        after[size] = learner.weights["lm_head.weight"].detach()
+    assert (after[1] - after[2]).abs().max() > 1e-3
+    # The second update by itself: its ratios are to the probabilities from before the first.
+    learner = fast.Learner(shape, weights[0], fast.build_config(settings))
+    first = learner.log_probs(learner.weights, rollouts)[0].detach()
+    learner.step(rollouts[:1], scores[:4])
+    log_prob, entropy = learner.log_probs(learner.weights, rollouts[1:])
+    index = torch.zeros(4).numpy()
+    own = rollouts[1]
+    of_completions = learner.group_advantages(torch.tensor(scores[4:]), own.response_mask, index)
+    inputs = own.responses, own.response_mask, first[4:, : log_prob.shape[1]], entropy, index, of_completions
+    batch = fast.Batch([own], *inputs)
+    advantages, _ = learner.advantages(batch)
+    learner.update(batch, log_prob, advantages, slice(0, 4))
+    torch.testing.assert_close(learner.weights["lm_head.weight"].detach(), after[1])
