@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from gtpo_verl.algorithm.conflict import compute_conflict_weights as compute_conflict_weights
     from gtpo_verl.verl_plugin.loss import compute_policy_loss_gtpo as compute_policy_loss_gtpo
 
-DOCS = "https://github.com/gtpo-verl/gtpo-verl/blob/main/docs"
-"""Of this version's documentation, for messages."""
-
 _MODULES = {
     "GTPOAdvantage": "algorithm.advantage",
     "GTPOConfig": "algorithm.config",

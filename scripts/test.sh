@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Linters and tests, on a machine without an accelerator. Makes the environment .venv if there is none.
 #
-#   bash scripts/test.sh core     linters, and the tests of the algorithm
+#   bash scripts/test.sh core     linters, and the tests of the algorithm and of the wall
 #   bash scripts/test.sh          linters, and all tests but those marked nightly
 #   bash scripts/test.sh --all    everything: all tests, GTPO in TRL and in OpenRLHF, and the patches for verl
 #
@@ -15,8 +15,8 @@ case ${1:-} in
     core)
         shift
         selected=(
-            tests/algorithm tests/test_initial_entropy_on_cpu.py
-            tests/verl_plugin/test_{collapse_watch,loss,trainers,legacy_trainer,v1_trainer}_on_cpu.py
+            tests/algorithm tests/test_{initial_entropy,wall}_on_cpu.py
+            tests/verl_plugin/test_{batch_fields,collapse_watch,estimator,loss,state}_on_cpu.py
         )
         extras=()
         ;;
@@ -31,6 +31,7 @@ source .venv/bin/activate
 
 ruff check .
 ruff format --check .
+lint-imports --no-logo >/dev/null || lint-imports --no-logo
 git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck
 mypy &
 # One worker takes the end-to-end tests, the other the rest: see tests/conftest.py.

@@ -8,6 +8,7 @@ import pytest
 
 from gtpo_verl import cli
 from gtpo_verl.verl_plugin.names_and_versions import SUPPORTED_VERL
+from recipes import __main__ as clones
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("patches/*/*.md")])
@@ -26,22 +27,52 @@ def test_every_link_leads_to_a_file(document):
     assert [link for link in links if "://" not in link and not (document.parent / link).exists()] == []
 
 
+def expanded(name):
+    """`a/{b,c}.py` as a shell has it."""
+    head, brace, rest = name.partition("{")
+    choices, _, tail = rest.partition("}")
+    return [made for choice in choices.split(",") for made in expanded(head + choice + tail)] if brace else [name]
+
+
+FOLDERS = "docs|examples|gtpo_verl|patches|recipes|scripts|studies|tests"
+
+
 @each_document
 def test_every_file_that_is_named_exists(document):
-    named = re.findall(r"\b(?:docs|gtpo_verl|patches|recipes|scripts|tests)/[\w/.-]+\.\w+\b", document.read_text())
-    verls_own = "patches" in document.relative_to(ROOT).parts
-    assert verls_own or [path for path in named if not (ROOT / path).exists()] == []
+    named = re.findall(rf"(?<![\w/])(?:{FOLDERS})/[\w/.{{}},-]*(?:\.\w+|/)(?![\w{{]|/\w)", document.read_text())
+    verls_own = "patches" in document.relative_to(ROOT).parts or document.name == "CHANGELOG.md"
+    files = [path for name in named for path in expanded(name) if not path.startswith("tests/AIME")]
+    assert verls_own or [path for path in files if not (ROOT / path).exists()] == []
 
 
 @each_document
-def test_every_command_has_the_options_that_are_given(document, capsys):
-    for line in "\n".join(blocks(document)).replace("\\\n", " ").splitlines():
-        words = shlex.split(line, comments=True)
-        if words[:1] == ["gtpo-verl"]:
-            with pytest.raises(SystemExit):
-                cli.main([words[1], "--help"])
-            usage = capsys.readouterr().out
-            assert usage and [word for word in words if word.startswith("--") and word not in usage] == [], line
+def test_every_test_that_is_named_exists(document):
+    named = re.findall(r"`((?:tests/[\w/]+\.py::)?test_\w+)`", document.read_text())
+    tests = "".join(path.read_text() for path in ROOT.glob("tests/**/*.py"))
+    verls_own = "patches" in document.relative_to(ROOT).parts
+    assert verls_own or [name for name in named if f"def {name.rpartition('::')[2]}(" not in tests] == []
+
+
+PROGRAMS = {"gtpo-verl": cli, "python3 -m recipes": clones}
+
+
+@each_document
+def test_every_command_exists_and_has_the_options_that_are_given(document, capsys):
+    lines = "\n".join(blocks(document)).replace("\\\n", " ").splitlines()
+    inline = re.findall(r"`((?:gtpo-verl|python3 -m recipes) [^`\n]+)`", document.read_text())
+    for line in [*lines, *inline]:
+        line = re.sub(r"^(?:[A-Z_]+=\S+ )*", "", line)
+        prog = next((name for name in PROGRAMS if line.startswith(f"{name} ")), None)
+        if prog is None or document.name == "CHANGELOG.md":
+            continue
+        words = shlex.split(line.removeprefix(prog), comments=True)
+        if words[0].startswith("-"):
+            continue
+        with pytest.raises(SystemExit):
+            PROGRAMS[prog].main([words[0], "--help"])
+        usage, own = capsys.readouterr().out, words[: words.index("--") if "--" in words else None]
+        openrlhfs = words[0] == "openrlhf"
+        assert usage and (openrlhfs or [x for x in own if x.startswith("--") and x not in usage] == []), line
 
 
 def test_every_supported_verl_has_a_row():

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gtpo_verl import DOCS
+from gtpo_verl.links import DOCS
 from gtpo_verl.monitor.frameworks import FRAMEWORKS, translate
 from gtpo_verl.monitor.logs import read_metrics
 from gtpo_verl.monitor.signs import NUMBERS, SIGNS, Sign, Watch, label, outcomes, window

@@ -10,9 +10,9 @@ from typing import Any
 
 from packaging.version import Version
 
-from gtpo_verl import DOCS
 from gtpo_verl.algorithm.config import GTPOConfig
 from gtpo_verl.initial_entropy import InitialEntropy, changed_settings
+from gtpo_verl.links import DOCS
 
 SUPPORTED_OPENRLHF = ("0.10.4", "0.11.2")
 

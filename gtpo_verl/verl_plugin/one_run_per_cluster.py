@@ -8,7 +8,7 @@ from collections.abc import Callable
 from textwrap import shorten
 from typing import Any
 
-from gtpo_verl import DOCS
+from gtpo_verl.links import DOCS
 from gtpo_verl.verl_plugin.names_and_versions import select
 
 CONTROLLER, NAMESPACE = "TransferQueueController", "transfer_queue"

@@ -2,10 +2,14 @@ import json
 from pathlib import Path
 
 import pytest
+import verl
 from own_process import run_python
+from verl.trainer.ppo import core_algos
+from verl.utils import config as verl_config
 
-from gtpo_verl import check
+from gtpo_verl import check, verl_plugin
 from gtpo_verl.cli import main
+from gtpo_verl.verl_plugin import names_and_versions
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINER = ["python3", "-m", "verl.trainer.main_ppo"]
@@ -138,7 +142,76 @@ def test_a_model_that_is_not_there_is_a_problem(capsys, tmp_path):
 
 
 def test_without_verl_or_torch_there_is_a_sentence_and_no_traceback():
-    code = "import sys; sys.modules.update(torch=None, verl=None)\nfrom gtpo_verl.cli import main\nsys.exit(main(['check']))"
+    absent = "import sys; sys.modules.update(torch=None, verl=None)\n"
+    code = absent + "from gtpo_verl.cli import main; exit(main(['check']))"
     finished = run_python(code, status=1)
     assert "no torch and no verl" in finished.stdout
     assert "Traceback" not in finished.stderr
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+NOT_LOADED = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": "", "VERL_PLATFORM": ""}
+
+
+def last_line(code, **environment):
+    return run_python(code, **environment).stdout.strip().splitlines()[-1]
+
+
+def validate(config):
+    verl_config.validate_config(config=config, use_reference_policy=False, use_critic=False)
+
+
+def group_turn_policy_optimization(**kwargs): ...
+
+
+KNOWN = "algorithm.gtpo.initial_entropy=0.2"
+
+
+@pytest.fixture
+def no_load_errors(monkeypatch):
+    monkeypatch.setattr(names_and_versions, "_load_errors", [])
+
+
+@pytest.fixture
+def install_in(monkeypatch, no_load_errors):
+    def install(version):
+        monkeypatch.setattr(verl, "__version__", version)
+        monkeypatch.setattr(verl_plugin.wrapt, "register_post_import_hook", lambda *args: None)
+        verl_plugin._install()
+
+    return install
+
+
+NOT_TESTED = ["0.9.1.dev", "0.9.1+fork", "0.10.0.dev", "1.0", "main"]
+
+
+def test_report_is_one_sentence_and_says_what_is_registered_where_if_asked_for(capsys, monkeypatch):
+    assert main(["check"]) == 0
+    (verdict,) = capsys.readouterr().out.splitlines()
+    assert verdict.startswith("GTPO is installed and hooked into verl ") and "To check a command: " in verdict
+    assert main(["check", "-v"]) == 0
+    out = capsys.readouterr().out
+    assert "advantage estimator gtpo: gtpo_verl.verl_plugin.state.estimate_gtpo_advantage" in out
+    assert "loaded by verl: yes" in out and "hook on legacy trainer: yes" in out and "hook on V1 trainer: yes" in out
+    monkeypatch.setattr(names_and_versions, "_load_errors", ["the sky has fallen"])
+    assert main(["check"]) == 1
+    assert "the sky has fallen" in capsys.readouterr().out
+
+
+def test_report_says_what_is_not_hooked(capsys, monkeypatch):
+    monkeypatch.setattr(core_algos, "get_policy_loss_fn", core_algos.get_policy_loss_fn.__wrapped__)
+    assert main(["check"]) == 1
+    assert "verl.trainer.ppo.core_algos.get_policy_loss_fn is not hooked" in capsys.readouterr().out
+
+
+def test_report_says_that_verl_did_not_load_the_plugin():
+    code = """
+import contextlib, io
+from gtpo_verl.cli import main
+with contextlib.redirect_stdout(io.StringIO()) as said:
+    assert main(["check"]) == 1
+print(said.getvalue().replace(chr(10), " "))
+"""
+    assert "none leaves gtpo out: unset it" in last_line(code, **NOT_LOADED)

@@ -1,19 +1,13 @@
 """What `gtpo-verl view` reads, and that it cannot break out of the page."""
 
 import json
-import re
 import shutil
 
 import pytest
-from own_process import run_python
-from token_dump import BAD, END, GOOD, HOSTILE, STEPS, save_tokenizer, write_dump, write_rollouts
-from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerFast
+from token_dump import BAD, END, GOOD, STEPS, save_tokenizer, write_dump, write_rollouts
 
-from gtpo_verl import cli, view
-from gtpo_verl.view.page import render, summarize
+from gtpo_verl import cli
 from gtpo_verl.view.sources import find_source, read_step
-from gtpo_verl.view.tokens import load_tokenizer, token_pieces
 
 
 @pytest.fixture(scope="module")
@@ -24,23 +18,6 @@ def tokenizer(tmp_path_factory):
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory, tokenizer):
     return write_dump(tmp_path_factory.mktemp("run") / "dump", tokenizer, STEPS)
-
-
-def test_pieces_keep_every_byte(tokenizer):
-    loaded = load_tokenizer(tokenizer)
-    data = "é☃🙂 a\n\x00".encode() + bytes(range(256))
-    pieces = token_pieces(loaded, {*data, END, 9999})
-    assert b"".join(p.encode() if isinstance(p := pieces[b], str) else bytes(p) for b in data) == data
-    assert pieces[END] == "<|im_end|>" and pieces[9999] == "<9999>"
-    assert pieces[0xE2] == [0xE2] and pieces[ord("a")] == "a"
-
-
-def test_pieces_of_a_vocabulary_with_byte_tokens():
-    vocabulary = {"▁sum": 0, "<0xE2>": 1, "<0x41>": 2, "s": 3, "<unk>": 4}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    pieces = token_pieces(PreTrainedTokenizerFast(tokenizer_object=tokenizer), range(4))
-    assert pieces == {0: " sum", 1: [0xE2], 2: "A", 3: "s"}
 
 
 def test_a_dump_is_found_by_folder_by_run_and_by_file(dump):
@@ -97,33 +74,6 @@ def test_a_step_file_that_is_none_is_named(dump, tmp_path, capsys, text):
     assert "step_000001.jsonl" in refusal(capsys, tmp_path)
 
 
-def test_steps_are_thinned_out_evenly_to_a_size(tmp_path):
-    paths = [tmp_path / str(i) for i in range(9)]
-    for path in paths:
-        path.write_bytes(b"x" * 10)
-    assert view.thin_out(paths, 90) == paths
-    assert view.thin_out(paths, 50) == paths[::2]
-    assert view.thin_out(paths, 1) == [paths[-1]]
-
-
-def test_the_page_holds_no_markup_of_the_run_and_asks_for_nothing(tmp_path, tokenizer):
-    source = find_source(write_dump(tmp_path, tokenizer, {1: (HOSTILE, [1.0, 0.0, 0.5], 0.2)}, prompt="</script><b>"))
-    steps = map(source.read, source.paths)
-    page = render(source.header, steps, source.tokenizer, source="</title><script>x</script>")
-    assert page.count("</script>") == 3 and "<img" not in page and page.count("</title>") == 1
-    assert "default-src 'none'" in page
-    assert not re.search(r"<[^>]+(src|href)=|https?://(?!www.w3.org/2000/svg)|@\w+@", page)
-
-
-def test_summary_counts_each_trained_token_once():
-    base = {"step": 3, "reward": 2.0, "keep": True, "loss_mask": [1, 1, 0, 1], "lambda": [0.0, 2.0, 2.0, 1.0]}
-    summary = summarize([base, base | {"keep": False, "reward": 4.0}])
-    assert summary == {"step": 3, "tokens": 6, "protected": 1, "doubled": 1, "filtered": 3, "reward": 3.0}
-
-
-# ---------------------------------------------------------------- verl's rollout files
-
-
 def read_rollouts(path, tokenizer):
     source = find_source(path, tokenizer)
     return [completion for file in source.paths for completion in source.read(file)]
@@ -177,19 +127,3 @@ def test_a_file_that_verl_is_still_writing_is_left_out(tmp_path, tokenizer):
 def test_a_file_that_is_no_rollout_is_named(tmp_path, tokenizer, capsys, line, message):
     (tmp_path / "1.jsonl").write_text('{"input": "q", "output": "o", "score": 1}\n' + line + "\n")
     assert message in refusal(capsys, tmp_path, "--tokenizer", tokenizer)
-
-
-# ---------------------------------------------------------------- the demo
-
-
-def test_the_demo_needs_no_run_and_no_verl(tmp_path):
-    code = "import sys; sys.modules['verl'] = None\nfrom gtpo_verl.cli import main; sys.exit(main())"
-    assert "steps 11" in run_python(code, "view", "--demo", "-o", tmp_path / "view.html").stdout
-    assert (tmp_path / "view.html").stat().st_size < 1_000_000
-    assert sum(path.stat().st_size for path in view.DEMO.iterdir()) < 200_000
-
-
-@pytest.mark.parametrize("arguments", [[], ["--demo", "dump"]])
-def test_what_cannot_be_meant_is_refused(arguments, capsys):
-    assert cli.main(["view", *arguments]) == 2
-    assert "--demo" in capsys.readouterr().err

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rollout_batch import make_rows, padded
+from rollout_batch import expected, make_rows, padded
+from verl import DataProto
 from verl.trainer.ppo.v1 import utils
 
 from gtpo_verl import GTPOConfig, compute_gtpo_outcome_advantage
@@ -102,3 +103,40 @@ def test_a_verl_that_computes_advantages_elsewhere_is_an_error_at_the_first_step
     monkeypatch.setattr(utils, "compute_advantage", utils.compute_advantage.__wrapped__)
     with pytest.raises(RuntimeError, match="without token ids|without the function compute_advantage"):
         v1().step()
+
+
+KNOWN = "algorithm.gtpo.initial_entropy=0.3"
+
+
+@pytest.fixture
+def legacy(make_stage):
+    return lambda *overrides: make_stage("legacy", *overrides)
+
+
+def test_rows_without_entropy_are_an_error(legacy):
+    stage = legacy(KNOWN)
+    data = stage.compute_advantage(stage.old_log_prob_pass())
+    with pytest.raises(RuntimeError, match="without token ids and entropy"):  # it served once
+        stage.compute_advantage(data)
+
+
+def test_entropy_moves_with_the_rows(legacy, rows):
+    """A trainer may reorder, drop and join rows between its old-log-prob pass and the estimator, as DAPO's does."""
+    stage = legacy(KNOWN)
+    data = stage.old_log_prob_pass()
+    whole = expected(rows, initial_entropy=0.3)
+    reordered = data[[5, 1, 2, 3, 4, 0]]
+    joined = DataProto.concat([data[[1, 0, 3]], data[[5, 2, 4]]])
+    for changed, order in ((reordered, [5, 1, 2, 3, 4, 0]), (joined, [1, 0, 3, 5, 2, 4]), (data[[5, 2]], [5, 2])):
+        stage.compute_advantage(changed)
+        torch.testing.assert_close(changed.batch["advantages"], whole[order])
+
+
+def test_a_group_that_lost_its_positives_has_no_conflicts_and_keeps_the_entropy_term(legacy, rows):
+    """What is left of a group after rollouts that failed is a group of its own."""
+    stage = legacy("algorithm.gtpo.initial_entropy=0.9")
+    left = stage.compute_advantage(stage.old_log_prob_pass()[[1, 3]])  # the third, row 0, had the higher reward
+    regularizer = torch.stack([0.1 * rows["entropy"][row].mean() for row in (1, 3)]).unsqueeze(-1)
+    torch.testing.assert_close(left.batch["advantages"], -regularizer * left.batch["response_mask"])
+    metrics = stage.update()
+    assert metrics["gtpo/conflict/token_frac"] == 0 and metrics["gtpo/group/zero_std_frac"] == 1

@@ -1,17 +1,16 @@
 """What holds in both trainers of verl, V1 and legacy, from the rows to the loss and the log."""
 
-import numpy as np
 import pytest
 import torch
-from rollout_batch import UIDS, expected, padded, real_mean_entropy
-from verl.trainer.ppo import core_algos
+from rollout_batch import expected, padded, real_mean_entropy
 from verl.utils.metric import reduce_metrics
 
 from gtpo_verl import GTPOConfig
 from gtpo_verl.initial_entropy import InitialEntropy
-from gtpo_verl.verl_plugin.update_pass import Columns
 
 KNOWN = "algorithm.gtpo.initial_entropy=0.3"
+
+
 ORDER = [4, 2, 0, 5, 1, 3]
 
 
@@ -109,58 +108,3 @@ def test_prompts_that_differ_within_a_group_share_no_positions(stage, rows):
     plain = expected(rows, config=GTPOConfig(conflict_span="none"), initial_entropy=0.3)
     torch.testing.assert_close(advantages[[2, 5]], plain[[2, 5]])
     assert (advantages[[2, 5]] != alike[[2, 5]]).any() and metrics["gtpo/group/size_min"] == 2
-
-
-def test_with_the_entropy_from_the_update_metrics_and_advantages_are_the_same(stage, rows, tmp_path):
-    """The trainer's rows have λA and ⟨H⟩ is asked of the update, whose metrics then bring what is logged otherwise."""
-    gtpo = ["algorithm.gtpo.completion_filter=always", "+algorithm.gtpo.entropy_threshold=0.5"]
-    before, whole = stage(*gtpo).step(ORDER)
-    record = InitialEntropy.path(tmp_path / "checkpoints")
-    value = InitialEntropy.load(record.parent).value
-    record.unlink()
-
-    from_update = stage(*gtpo, "algorithm.gtpo.entropy_from=update")
-    metrics, advantages = from_update.step(ORDER)
-    assert (advantages != whole).any()
-    torch.testing.assert_close(from_update.in_own_order(from_update.used), whole)
-    assert metrics.pop("timing_s/gtpo") > 0 and before.pop("timing_s/gtpo") > 0
-    assert metrics == pytest.approx(before)
-    assert InitialEntropy.load(record.parent).value == pytest.approx(value)
-
-
-@pytest.mark.parametrize("entropy_from", ["old_log_prob", "update"])
-def test_a_step_that_no_update_followed_is_an_error_at_the_next(stage, entropy_from):
-    gtpo = stage(KNOWN, f"algorithm.gtpo.entropy_from={entropy_from}")
-    gtpo.advantages()
-    gtpo.trainer.global_steps = 2
-    with pytest.raises(RuntimeError, match="advantages of step 1 were not followed by an update"):
-        gtpo.advantages()
-
-
-def test_a_critic_may_be_warmed_up_first(stage):
-    gtpo = stage(KNOWN, "algorithm.gtpo.entropy_from=update", "trainer.critic_warmup=3")
-    for step in (1, 2):
-        gtpo.trainer.global_steps = step
-        gtpo.advantages()
-        assert reduce_metrics({"critic/vf_loss": [1.0]}) == {"critic/vf_loss": 1.0}
-    gtpo.trainer.global_steps = 3
-    assert "gtpo/entropy/mean" in gtpo.step()[0]
-
-
-def test_an_actor_whose_loss_did_not_apply_the_entropy_is_an_error(stage):
-    gtpo = stage(KNOWN, "algorithm.gtpo.entropy_from=update")
-    gtpo.advantages()
-    assert Columns.of(gtpo.batch) is not None
-    with pytest.raises(RuntimeError, match="the actor's loss did not apply the entropy"):
-        reduce_metrics({"actor/my_loss": [1.0]})
-
-
-def test_grpo_in_the_same_process_is_verls(stage, rows):
-    stage(KNOWN).step()
-    grpo = stage("algorithm.adv_estimator=grpo")
-    metrics, advantages = grpo.step()
-    verls, _ = core_algos.compute_grpo_outcome_advantage(
-        padded(rows, "rm_scores"), padded(rows, "response_mask"), np.array(UIDS)
-    )
-    assert torch.equal(advantages, verls) and metrics == {}
-    assert not any("gtpo" in name for name in grpo.batch.keys())

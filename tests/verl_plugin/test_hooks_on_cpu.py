@@ -1,0 +1,169 @@
+"""How functions of verl are hooked, and what passes through a hook."""
+
+import copy
+import pickle
+import sys
+from contextvars import copy_context
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from operator import attrgetter
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import ray.cloudpickle
+import verl
+from own_process import run_python
+from verl.utils import config as verl_config
+from verl.utils.metric import reduce_metrics
+
+from gtpo_verl import verl_plugin
+from gtpo_verl.verl_plugin import hooks, names_and_versions
+
+ROOT = Path(__file__).resolve().parents[2]
+NOT_LOADED = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": "", "VERL_PLATFORM": ""}
+
+
+def last_line(code, **environment):
+    return run_python(code, **environment).stdout.strip().splitlines()[-1]
+
+
+def validate(config):
+    verl_config.validate_config(config=config, use_reference_policy=False, use_critic=False)
+
+
+def group_turn_policy_optimization(**kwargs): ...
+
+
+KNOWN = "algorithm.gtpo.initial_entropy=0.2"
+
+
+@pytest.fixture
+def no_load_errors(monkeypatch):
+    monkeypatch.setattr(names_and_versions, "_load_errors", [])
+
+
+@pytest.fixture
+def install_in(monkeypatch, no_load_errors):
+    def install(version):
+        monkeypatch.setattr(verl, "__version__", version)
+        monkeypatch.setattr(verl_plugin.wrapt, "register_post_import_hook", lambda *args: None)
+        verl_plugin._install()
+
+    return install
+
+
+NOT_TESTED = ["0.9.1.dev", "0.9.1+fork", "0.10.0.dev", "1.0", "main"]
+
+
+def hook_into(path, hook, **functions):
+    """A module of verl with these functions, hooked when it is imported."""
+    name = "verl.a_module_of_verl"
+    module = ModuleType(name)
+    for key, function in functions.items():
+        function.__module__, function.__qualname__ = name, key
+        setattr(module, key, function)
+    sys.modules[name] = module
+    try:
+        verl_plugin._when_imported(name, partial(verl_plugin._hook_into, path, hook))
+    finally:
+        del sys.modules[name]
+    return module
+
+
+def test_a_hook_that_does_not_fit_is_a_load_error_and_the_module_is_imported(no_load_errors):
+    def compute(data): ...
+
+    def explode(): ...
+
+    explode.__signature__ = "none"
+    hook_into("missing", hooks.log)
+    hook_into("compute.missing", hooks.log, compute=compute)
+    module = hook_into("compute", hooks.v1_compute_advantage, compute=compute)
+    hook_into("explode", hooks.log, explode=explode)
+    missing, method, arguments, broken = names_and_versions.load_errors()
+    assert "this plugin does not fit verl.a_module_of_verl" in missing and "missing" in missing and "missing" in method
+    assert "compute takes no batch: (data)" in arguments and "TypeError" in broken
+    assert module.compute is compute
+
+
+def test_a_call_passes_through_with_its_arguments_and_what_verl_raises(no_load_errors):
+    def compute(data, adv_estimator, extra=None, *, later=0):
+        return data, adv_estimator, extra, later
+
+    class Trainer:
+        def fit(self, data): ...
+
+    read = []
+
+    def hook(proceed, *, data, extra):
+        read.append((data, extra))
+        return proceed()
+
+    module = hook_into("compute", hook, compute=compute)
+    assert module.compute(1, "gtpo", later=3) == (1, "gtpo", None, 3)
+    assert module.compute(data=1, adv_estimator="gtpo", extra=2) == (1, "gtpo", 2, 0)
+    assert read == [(1, None), (1, 2)] and names_and_versions.load_errors() == []
+    with pytest.raises(TypeError, match="unknown"):
+        module.compute(1, "gtpo", unknown=1)
+    trainer = hook_into("Trainer.fit", lambda proceed, trainer, *, data: (trainer, data), Trainer=Trainer).Trainer()
+    assert trainer.fit(1) == Trainer.fit(self=trainer, data=1) == (trainer, 1)
+
+
+def test_a_function_is_hooked_where_verl_defines_it_and_where_it_is_found(no_load_errors):
+    from verl.utils.metric import reduce_metrics, utils
+
+    assert reduce_metrics is utils.reduce_metrics and reduce_metrics.hooked_by_gtpo
+
+
+@pytest.mark.parametrize(
+    ("module", "path"),
+    [hook[1:3] for hook in hooks.HOOKS if find_spec(hook.module)] + [("transfer_queue", "init")],
+)
+def test_a_hooked_function_is_copied_and_pickled_as_a_function_is(module, path):
+    """By its name, which gives the hooked function in every process of Ray."""
+    hooked = attrgetter(path)(import_module(module))
+    assert hooked.hooked_by_gtpo and hooked is not hooked.__wrapped__
+    for copied in (
+        copy.deepcopy(hooked),
+        pickle.loads(pickle.dumps(hooked)),
+        ray.cloudpickle.loads(ray.cloudpickle.dumps(hooked)),
+        copy.deepcopy(partial(hooked, 1)).func,
+        ray.cloudpickle.loads(ray.cloudpickle.dumps(partial(hooked, 1))).func,
+    ):
+        assert copied is hooked
+
+
+def test_metrics_that_are_no_dictionary_are_reduced_as_by_verl():
+    class Metrics(dict):
+        pop = None  # which verl's function does not call
+
+    assert reduce_metrics(Metrics(loss=[1.0, 3.0])) == {"loss": 2.0}
+
+
+@pytest.mark.parametrize("config", [{"algorithm": {"adv_estimator": "gtpo"}}, SimpleNamespace()])
+def test_a_stub_of_a_trainer_whose_config_is_not_of_omegaconf_is_left_alone(config):
+    def verls():
+        return "verl's"
+
+    def calls():
+        trainer = SimpleNamespace(config=config, global_steps=1)
+        yield hooks.validate_config(verls, config=config)
+        yield hooks.fit(verls, trainer)
+        yield hooks.legacy_compute_old_log_prob(verls, trainer, batch=None)
+        yield hooks.separate_compute_advantage(verls, trainer)
+        yield hooks.v1_compute_advantage(verls, trainer, batch=None)
+        yield hooks.compute_advantage(verls, data=None)
+
+    assert copy_context().run(lambda: {*calls()}) == {"verl's"}
+
+
+def test_a_trainer_that_validates_nothing_is_checked_before_ray(compose_config):
+    """verl's fully_async, which ships bypass_mode=True, goes through `run_ppo` only."""
+    from verl.trainer.main_ppo import run_ppo
+
+    config = compose_config("algorithm.rollout_correction.bypass_mode=true")
+    with pytest.raises(ValueError, match=r"bypass_mode=True.*fully_async"):
+        run_ppo(config, task_runner_class=None)
+    assert not ray.is_initialized()

@@ -1,0 +1,49 @@
+"""What tokens spell."""
+
+import pytest
+from token_dump import END, STEPS, save_tokenizer, write_dump
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from gtpo_verl import cli
+from gtpo_verl.view.sources import find_source
+from gtpo_verl.view.tokens import load_tokenizer, token_pieces
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return save_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory, tokenizer):
+    return write_dump(tmp_path_factory.mktemp("run") / "dump", tokenizer, STEPS)
+
+
+def refusal(capsys, folder, *options):
+    assert cli.main(["view", str(folder), *map(str, options), "--out", str(folder / "view.html")]) == 2
+    assert not (folder / "view.html").exists()
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def read_rollouts(path, tokenizer):
+    source = find_source(path, tokenizer)
+    return [completion for file in source.paths for completion in source.read(file)]
+
+
+def test_pieces_keep_every_byte(tokenizer):
+    loaded = load_tokenizer(tokenizer)
+    data = "é☃🙂 a\n\x00".encode() + bytes(range(256))
+    pieces = token_pieces(loaded, {*data, END, 9999})
+    assert b"".join(p.encode() if isinstance(p := pieces[b], str) else bytes(p) for b in data) == data
+    assert pieces[END] == "<|im_end|>" and pieces[9999] == "<9999>"
+    assert pieces[0xE2] == [0xE2] and pieces[ord("a")] == "a"
+
+
+def test_pieces_of_a_vocabulary_with_byte_tokens():
+    vocabulary = {"▁sum": 0, "<0xE2>": 1, "<0x41>": 2, "s": 3, "<unk>": 4}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    pieces = token_pieces(PreTrainedTokenizerFast(tokenizer_object=tokenizer), range(4))
+    assert pieces == {0: " sum", 1: [0xE2], 2: "A", 3: "s"}
