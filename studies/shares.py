@@ -55,7 +55,7 @@ def kept() -> dict[str, int]:
     """How many runs kept their clean endings at half of a rate at which their twins lost them, of the tiny model and of
     the real one, and how many with a reward that sees them."""
     tiny = at_half({(run.cell, run.seed): not lost(run) for run in runs_of(TABLES["main"])})
-    real_runs = complete(run for run in planned() if run[0].start.is_real)
+    real_runs = complete(run for run in planned() if run[0].start.is_real and run[0].start.evaluated)
     real = at_half({(cell, seed): load(cell, seed)["clean"] >= LOST for cell, seed in real_runs})
     strict = [run for run in runs_of(TABLES["controls"]) if run.cell.method == "grpo_strict"]
     return {

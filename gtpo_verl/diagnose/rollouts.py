@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from gtpo_verl.diagnose import EVIDENCE
+from gtpo_verl.diagnose.evidence import EVIDENCE
 from gtpo_verl.monitor.completions import group_shares, repetition
 from gtpo_verl.view import thin_out
 from gtpo_verl.view.sources import Source, find_source

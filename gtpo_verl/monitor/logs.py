@@ -1,41 +1,269 @@
-"""What trainers logged, from their files."""
+"""What trainers logged, from the files that people have: console logs, JSON lines, printed dicts, CSV, TensorBoard."""
 
+import ast
+import csv
 import gzip
+import io
 import json
+import math
+import re
 import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from gtpo_verl.monitor.frameworks import framework_of, is_metric, names_a_metric
+
+FORMS = (
+    "verl's console log or trainer.logger=file; what TRL or ms-swift prints, trainer_state.json or logging.jsonl; "
+    "a CSV of W&B; a TensorBoard folder"
+)
+Steps = dict[int, dict[str, float]]
+
+_COLOUR = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
+_VERL = re.compile(r"\bstep:(\d+) - (.*)")
+_WRAPPED = re.compile(r"(?:np\.\w+|tensor)\(([^()]*)\)")
+_BARE = re.compile(r"(?<=[:\s])(-?(?:nan|inf))\b")
+_BAR = re.compile(r"^\s*\d+%\|[^|]*\| *(\d+)/(\d+) \[")
+_OF_TOTAL = "global_step/max_steps"
+_CONFIG = {  # as verl prints it at its start, or in the command above it
+    "limit": r"max_response_length'?\s*[:=]\s*(\d+)",
+    "prompts": r"train_batch_size'?\s*[:=]\s*(\d+)",
+    "n": r"(?:'rollout':.*?'n':|rollout\.n=)\s*(\d+)",
+}
+_CONFIG_CHARACTERS = 1 << 18
+_LARGE = 20 << 20
 
 
-def read_metrics(path: Path) -> dict[int, dict[str, float]]:
-    """The numbers of each step in verl's file log, which may be compressed: `{"step": n, "data": {key: value}}` a line,
-    or the same flattened.
+class Log(NamedTuple):
+    """What a trainer logged.
 
-    Lines of one step are merged, the later value winning, so a resumed run may be appended. A last line that the writer
-    has not finished is left out.
+    Args:
+        name (str): of its file.
+        framework (str): one of `frameworks.FRAMEWORKS`.
+        steps (dict): its metrics at each step, by the framework's names; NaN where the framework wrote one.
+        config (dict): what verl's console says of the run: `limit`, `prompts` of a step, and `n` completions of each.
+        notes (list): what a reader of the report should know of the file.
+    """
+
+    name: str
+    framework: str
+    steps: Steps
+    config: dict[str, int]
+    notes: list[str]
+
+
+Keep = Callable[[str], bool]
+"""Whether a metric of this name is kept."""
+
+
+def read_log(path: Path, keep: Keep = is_metric) -> Log:
+    """The log at a path, in a folder, or on the standard input, `-`.
 
     Raises:
-        ValueError: another line is not JSON or has no `step`, or there is no step with a number in it.
+        ValueError: there is no log, or more than one; the message names the forms that are read.
     """
-    steps: dict[int, dict[str, float]] = {}
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                entry = json.loads(line)
-            except json.JSONDecodeError as error:
-                if not line.endswith("\n"):
-                    print(f"{path}:{number} is unfinished and left out: is the run still going?", file=sys.stderr)
-                    break
-                raise ValueError(f"{path}:{number} is not JSON ({error}): is this verl's file logger?") from error
-            if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
-                raise ValueError(f'{path}:{number} has no integer "step": is this verl\'s file logger?')
-            data = entry.get("data", entry)
-            if not isinstance(data, dict):
-                raise ValueError(f'{path}:{number}: "data" holds no metrics: is this verl\'s file logger?')
-            found = {k: float(v) for k, v in data.items() if k != "step" and isinstance(v, int | float)}
-            if found:
-                steps.setdefault(entry["step"], {}).update(found)
+    if str(path) != "-" and not path.exists():
+        raise ValueError(f"{path} does not exist: name a log, {FORMS}")
+    if str(path) != "-" and path.is_dir():
+        path = _find_log(path)
+    if "tfevents" in path.name:
+        return _log(path.name, _read_events(path, keep))
+    try:
+        with open_text(path) as lines:
+            first = next((line for line in lines if line.strip()), "")
+            if first.strip() == "{" or path.suffix == ".json":
+                return _log(str(path), _read_history(str(path), first + lines.read(), keep))
+            if re.match(r'"?(_step|step|global_step)"?,', first, re.IGNORECASE):
+                return _log(str(path), _read_csv(str(path), first, lines, keep))
+            return _read_lines(str(path), first, lines, keep)
+    except (csv.Error, EOFError, gzip.BadGzipFile, RecursionError, UnicodeError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): give {FORMS}") from error
+
+
+def read_metrics(path: Path) -> Steps:
+    """All metrics of each step of a log."""
+    return read_log(path, lambda name: True).steps
+
+
+def _find_log(folder: Path) -> Path:
+    def number(path: Path) -> int:
+        return int(re.sub(r"\D", "", path.parent.name) or 0)
+
+    patterns = ("metrics.jsonl", "trainer_state.json", "checkpoint-*/trainer_state.json", "logging.jsonl", "output.log")
+    for pattern in (*patterns, "*.jsonl", "*.jsonl.gz", "*.log", "*.csv", "*tfevents*"):
+        found = sorted(folder.glob(pattern), key=lambda path: (number(path), path.name))
+        if len(found) == 1 or (found and pattern.startswith("checkpoint")):
+            return found[-1]  # the newest checkpoint has the whole history
+        if found:
+            names = ", ".join([*(file.name for file in found[:3]), *["…"] * (len(found) > 3)])
+            raise ValueError(f"{folder} has {len(found)} logs ({names}): name the file of one run")
+    raise ValueError(f"{folder} has no log: name one, {FORMS}")
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[TextIO]:
+    """A text file that may be compressed or, as PowerShell writes them, in UTF-16; `-` is the standard input."""
+    opened: Any = sys.stdin.buffer if str(path) == "-" else path.open("rb")
+    with opened as raw:
+        start = raw.peek(2)[:2]
+        if start == b"\x1f\x8b":
+            raw = io.BufferedReader(gzip.open(raw))
+            start = raw.peek(2)[:2]
+        encoding = "utf-16" if start in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+        yield io.TextIOWrapper(raw, encoding=encoding, errors="replace")
+
+
+def _log(name: str, steps: Steps, config: Mapping[str, int] | None = None, notes: Iterable[str] = ()) -> Log:
     if not steps:
-        raise ValueError(f"{path} holds no steps: did the run log any metrics?")
+        raise ValueError(f"{name} has no metrics of a run: give {FORMS}")
+    swift = any([metrics.pop(_OF_TOTAL, None) is not None for metrics in steps.values()])
+    names = set[str]().union(*steps.values())
+    return Log(name, "ms-swift" if swift else framework_of(names), steps, dict(config or {}), list(notes))
+
+
+# ---------------------------------------------------------------- lines
+
+
+def _read_lines(name: str, first: str, lines: TextIO, keep: Keep) -> Log:
+    """Of several runs in one file the last: a step that comes again begins what follows it anew."""
+    steps: Steps = {}
+    config, before, last, starts, unfinished = dict[str, int](), "", -1, 1, False
+    bars: dict[int, int] = {}
+    for line in _with_progress(first, lines):
+        unfinished = not line.endswith("\n")
+        if "%|" in line and (bar := _BAR.match(_COLOUR.sub("", line))):
+            bars[int(bar[2])] = int(bar[1])
+        entry = _entry(line, keep)
+        if entry is None:
+            if not steps and len(before) < _CONFIG_CHARACTERS:
+                before += _COLOUR.sub("", line)
+            continue
+        step, metrics = entry
+        if step is None:
+            step = bars[max(bars)] if bars else last + 1 if last > 0 else 1
+        if step < last:
+            steps, starts = {known: values for known, values in steps.items() if known < step}, starts + 1
+        steps.setdefault(step, {}).update(metrics)
+        last = step
+        unfinished = False
+    for key, pattern in _CONFIG.items():
+        if found := re.findall(pattern, before, re.DOTALL):
+            config[key] = int(found[-1])
+    notes = [f"the last of {starts} starts in this file"] * (starts > 1)
+    notes += ["its last line is not finished: is the run still going?"] * (unfinished and bool(steps))
+    return _log(name, steps, config, notes)
+
+
+def _with_progress(first: str, lines: TextIO) -> Iterator[str]:
+    """The lines, with a word now and then on a terminal if there are many."""
+    yield first
+    read = 0
+    for number, line in enumerate(lines):
+        yield line
+        read += len(line)
+        if number % 10_000 == 0 and read > _LARGE and sys.stderr.isatty():
+            print(f"\rread {read >> 20} MB", end="", file=sys.stderr, flush=True)
+    if read > _LARGE and sys.stderr.isatty():
+        print("\r", end="", file=sys.stderr)
+
+
+def _entry(line: str, keep: Keep) -> tuple[int | None, dict[str, float]] | None:
+    """The step, if the line says it, and its metrics; None of a line that has none."""
+    if "step:" in line and (found := _VERL.search(_COLOUR.sub("", line))):
+        pairs = (item.rpartition(":") for item in found[2].split(" - "))
+        metrics = {key: number for key, _, text in pairs if keep(key) and (number := _number(text)) is not None}
+        return (int(found[1]), metrics) if any(map(is_metric, metrics)) else None
+    start, end = line.find("{"), line.rfind("}")
+    if start < 0 or end < start or not names_a_metric(line):
+        return None
+    try:
+        logged = json.loads(line[start : end + 1])
+    except (RecursionError, ValueError):
+        logged = _printed(line[start : end + 1])
+    if not isinstance(logged, dict):
+        return None
+    step = logged.get("step")
+    data, null = (logged["data"], math.nan) if isinstance(logged.get("data"), dict) else (logged, None)
+    metrics = {str(k): number for k, x in data.items() if keep(str(k)) and (number := _number(x, null)) is not None}
+    if isinstance(of_total := logged.get(_OF_TOTAL), str):
+        step, metrics[_OF_TOTAL] = int(of_total.partition("/")[0]), 0.0
+    if step is None:
+        step = _number(data.get("training/global_step"))
+    if not any(map(is_metric, metrics)):
+        return None
+    return (None if step is None else int(step)), metrics
+
+
+def _printed(text: str) -> Any:
+    """A dict as Python prints it, or None."""
+    try:
+        return ast.literal_eval(_BARE.sub(r"'\1'", _WRAPPED.sub(r"\1", text)))
+    except (MemoryError, RecursionError, SyntaxError, ValueError):
+        return None
+
+
+def _number(value: Any, null: float | None = None) -> float | None:
+    if isinstance(value, str):
+        text = value.strip()
+        text = found[1] if (found := _WRAPPED.fullmatch(text)) else text
+        try:
+            return float(text)
+        except ValueError:
+            return None
+    if value is None:
+        return null  # verl's file logger writes NaN so
+    return float(value) if isinstance(value, int | float) else None
+
+
+# ---------------------------------------------------------------- whole files
+
+
+def _read_history(name: str, text: str, keep: Keep) -> Steps:
+    """Of TRL's `trainer_state.json`."""
+    try:
+        history = json.loads(text)["log_history"]
+        entries = [(int(entry["step"]), entry) for entry in history]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{name} has no log_history of steps ({error!r}): give {FORMS}") from error
+    steps: Steps = {}
+    for step, entry in entries:
+        found = {k: number for k, x in entry.items() if keep(k) and (number := _number(x)) is not None}
+        steps.setdefault(step, {}).update(found)
+    return {step: metrics for step, metrics in steps.items() if any(map(is_metric, metrics))}
+
+
+def _read_csv(name: str, header: str, lines: TextIO, keep: Keep) -> Steps:
+    """W&B's history, a column for each metric, or the export of a chart, whose columns are `run - metric`."""
+    (names,) = csv.reader([header])
+    columns, runs = {}, set()
+    for place, column in enumerate(names):
+        run, of_chart, metric = column.rpartition(" - ")
+        if not metric.endswith(("__MIN", "__MAX")):
+            columns[place] = metric.removeprefix("train/")
+            runs |= {run} if of_chart else set()
+    if len(runs) > 1:
+        raise ValueError(f"{name} has the runs {', '.join(sorted(runs))}: export the chart of one")
+    steps: Steps = {}
+    for cells in csv.reader(lines):
+        row = {columns[place]: _number(cell) for place, cell in enumerate(cells) if place in columns}
+        steps_known = (row.get("training/global_step"), row.get("global_step"), _number(cells[0]) if cells else None)
+        step = next((number for number in steps_known if number is not None), None)
+        values = {metric: number for metric, number in row.items() if number is not None and keep(metric)}
+        if step is not None and math.isfinite(step) and any(map(is_metric, values)):
+            steps.setdefault(int(step), {}).update(values)
     return steps
+
+
+def _read_events(path: Path, keep: Keep) -> Steps:
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ImportError as error:
+        raise ValueError(f"{path} needs tensorboard: pip install 'gtpo-verl[diagnose]'") from error
+    events = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()
+    steps: Steps = {}
+    for tag in filter(lambda tag: keep(tag.removeprefix("train/")), events.Tags()["scalars"]):
+        for event in events.Scalars(tag):
+            steps.setdefault(event.step, {})[tag.removeprefix("train/")] = event.value
+    return {step: metrics for step, metrics in steps.items() if any(map(is_metric, metrics))}

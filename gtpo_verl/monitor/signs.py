@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from gtpo_verl.algorithm.config import LN2
-from gtpo_verl.monitor.frameworks import remedy
+from gtpo_verl.monitor.frameworks import PART, remedy
 
 STEPS, COMPLETIONS = 10, 640
 """A number is averaged over `STEPS` steps, and over more where these have fewer than `COMPLETIONS` completions: with
@@ -19,6 +19,7 @@ one prompt a step, ten hard questions in a row would look like a collapse."""
 
 NUMBERS = {
     "ended": ("completions that end", True),
+    "aborted": ("aborted completions", False),
     "repetition": ("repetition", False),
     "equal": ("groups with equal rewards", None),
     "unearned": ("unequal groups, none right", False),
@@ -29,30 +30,76 @@ NUMBERS = {
     "entropy": ("entropy, nats per token", None),
     "length": ("length, tokens", None),
     "mismatch": ("rollout/trainer mismatch", False),
+    "kl": ("KL", False),
+    "grad_norm": ("gradient norm", None),
+    "loss": ("loss", None),
 }
 """What is read, in the order in which faults are looked for: what it is called, and whether more is better."""
+SHARES = ("ended", "strict", "accuracy")
 
 
 class Trend:
     """Mean of a number over the last `window` steps: now, in the first window, and the highest and lowest so far.
 
-    `floor` is what it falls to at worst, and `limit` what it cannot exceed.
+    `floor` is what it falls to at worst, and `limit` what it cannot exceed. A value that is not finite enters no mean,
+    and its step is one of `bad_steps`; `broken_since` is the first of the last steps that has one.
     """
 
     def __init__(self, window: int) -> None:
         self.window, self.floor, self.limit = window, 0.0, math.inf
         self._last: deque[float] = deque(maxlen=window)
+        self._bad: deque[bool] = deque(maxlen=window)
+        self._squares, self._sums = 0.0, [0.0]
         self.first = self.now = math.nan
         self.best, self.lowest = -math.inf, math.inf
+        self.highest_step, self.lowest_step = -math.inf, math.inf
+        self.bad_steps: list[int] = []
+        self.broken_since = 0
+
+    @property
+    def count(self) -> int:
+        """How many finite values there were."""
+        return len(self._sums) - 1
 
     @property
     def known(self) -> bool:
         """Whether there were so many steps."""
         return not math.isnan(self.first)
 
-    def add(self, value: float) -> None:
+    @property
+    def broken(self) -> float:
+        """The share of the last steps whose values were not finite, if the last one's was not."""
+        return sum(self._bad) / self.window if self._bad and self._bad[-1] else 0.0
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of a step's value, from the differences between consecutive ones."""
+        return math.sqrt(self._squares / (2 * (self.count - 1))) if self.count > 1 else math.inf
+
+    @property
+    def noise(self) -> float:
+        """Standard error of a window's mean."""
+        return self.deviation / math.sqrt(self.window)
+
+    def thirds(self) -> tuple[float, float, float]:
+        """Means of the first and of the last third of its values, and two standard errors of their difference."""
+        third = self.count // 3
+        first, last = self._sums[third] / third, (self._sums[-1] - self._sums[-1 - third]) / third
+        return first, last, 2 * self.deviation * math.sqrt(2 / third)
+
+    def add(self, step: int, value: float) -> None:
         """Take the value of one more step."""
+        if not any(self._bad):
+            self.broken_since = step
+        self._bad.append(not math.isfinite(value))
+        if self._bad[-1]:
+            self.bad_steps.append(step)
+            return
+        if self._last:
+            self._squares += (value - self._last[-1]) ** 2
         self._last.append(value)
+        self._sums.append(self._sums[-1] + value)
+        self.highest_step, self.lowest_step = max(self.highest_step, value), min(self.lowest_step, value)
         if len(self._last) == self.window:
             self.now = sum(self._last) / self.window
             self.best, self.lowest = max(self.best, self.now), min(self.lowest, self.now)
@@ -69,6 +116,9 @@ class Sign(NamedTuple):
         meaning (str): what has happened.
         remedy (str): a kind of `Framework.remedies`.
         calibrated (bool): whether stored runs that failed show it.
+        fails (bool): whether a run that shows it at its end has failed.
+        throughout (bool): whether it is there from the start, however late it shows.
+        advice (str): what else to do, as a sentence.
     """
 
     numbers: tuple[str, ...]
@@ -77,6 +127,9 @@ class Sign(NamedTuple):
     meaning: str
     remedy: str = "lr"
     calibrated: bool = True
+    fails: bool = False
+    throughout: bool = False
+    advice: str = ""
 
 
 def drop(trend: Trend) -> float:
@@ -86,7 +139,9 @@ def drop(trend: Trend) -> float:
 
 def share_lost(trend: Trend) -> float:
     """How much of its best a number has lost, from 0 to 1; 0 for one that was never above its floor."""
-    return drop(trend) / (trend.best - trend.floor) if trend.best > trend.floor else 0.0
+    if trend.best <= trend.floor or drop(trend) < 4 * trend.noise:
+        return 0.0
+    return drop(trend) / (trend.best - trend.floor)
 
 
 def no_longer_end(ended: Trend) -> float:
@@ -109,7 +164,7 @@ def accuracy_lost(accuracy: Trend) -> float:
     return share_lost(accuracy) if drop(accuracy) > 0.1 else 0
 
 
-def noise(entropy: Trend) -> float:
+def noisier(entropy: Trend) -> float:
     """Entropy now against the first, or half of ln 2."""
     return entropy.now / max(LN2 / 2, entropy.first)
 
@@ -119,10 +174,83 @@ def growth(length: Trend) -> float:
     return length.now / length.limit if length.first < 0.7 * length.limit else 0
 
 
+def fell(trend: Trend) -> float:
+    """How many times smaller a number is than at first."""
+    return trend.first / max(trend.now, 1e-9)
+
+
+def fell_early(entropy: Trend, reward: Trend) -> float:
+    """The same of entropy, while there is a fifth of the reward left to gain."""
+    return fell(entropy) if reward.now - reward.floor < 0.8 * (reward.limit - reward.floor) else 0
+
+
+def rose_from(trend: Trend) -> float:
+    """How many times larger a number is than at first, if it is not small."""
+    return trend.now / max(trend.first, 0.1) if trend.now > 1 else 0
+
+
+def never(reward: Trend) -> float:
+    """1 if no completion of two windows got a reward."""
+    return float(reward.count >= 2 * reward.window and reward.highest_step == reward.lowest_step == 0)
+
+
+def without_gradient(trend: Trend) -> float:
+    """1 if a gradient norm was 0 in two windows and before."""
+    return float(trend.count >= 2 * trend.window and trend.highest_step == 0)
+
+
+def all_equal(equal: Trend) -> float:
+    """1 if all groups of two windows and before had equal rewards."""
+    return float(equal.count >= 2 * equal.window and equal.lowest_step >= 1)
+
+
+def no_progress(outcome: Trend) -> float:
+    """1 if a hundred steps or more left an outcome where it was, and a tenth more would have been seen.
+
+    An outcome that is at its ceiling from the start has nowhere to go, and one that was better in between has lost it.
+    """
+    if outcome.count < max(3 * outcome.window, 100):
+        return 0.0
+    first, last, error = outcome.thirds()
+    at_ceiling = outcome.first >= 0.95 * outcome.limit or outcome.highest_step - outcome.first < 2 * outcome.deviation
+    moved = abs(last - first) > error or last - outcome.first > math.hypot(2 * outcome.noise, error / math.sqrt(2))
+    return float(
+        not moved and not at_ceiling and drop(outcome) < 4 * outcome.noise and error < 0.1 * (first - outcome.floor)
+    )
+
+
+def parted(mismatch: Trend) -> float:
+    """How many times larger a mismatch is than at first, or than a hundredth."""
+    return mismatch.now / max(mismatch.first, 0.01)
+
+
+_LOOK = "Look at the reward function, the form of an answer that it reads, the limit of a completion and the questions."
+_NO_GRADIENT = "Groups need rewards that differ: a finer reward, a higher temperature, easier or harder questions."
+_NAN = "Go back to a checkpoint before it; the step's batch, the precision and the loss may say why."
 SIGNS = (
+    *(
+        Sign((name,), lambda x: x.broken, 0.499, f"{NUMBERS[name][0]} is not finite", "lr", False, True, advice=_NAN)
+        for name in ("loss", "grad_norm", "kl", "entropy", "reward")
+    ),
     Sign(("ended",), no_longer_end, 0.1, "some completions no longer end"),
-    Sign(("ended",), lambda ended: 1 - ended.best, 0.5, "most completions are cut off, from the start", "limit"),
+    Sign(
+        ("ended",), lambda x: 1 - x.best, 0.5, "most completions are cut off, from the start", "limit", throughout=True
+    ),
+    Sign(("aborted",), lambda x: x.now, 0.1, "completions are aborted", "look", False),
     Sign(("repetition",), lambda x: x.now - x.lowest, 0.2, "completions repeat themselves", calibrated=False),
+    Sign(
+        ("equal",),
+        all_equal,
+        0.5,
+        "no gradient: all groups have equal rewards",
+        "look",
+        False,
+        False,
+        True,
+        _NO_GRADIENT,
+    ),
+    Sign(("grad_norm",), without_gradient, 0.5, "no gradient: its norm is 0", "look", False, False, True, _NO_GRADIENT),
+    Sign(("reward",), never, 0.5, "no completion ever got a reward", "look", False, False, True, _LOOK),
     Sign(("equal", "reward"), equal_and_worse, 0.95, "nearly all groups have equal rewards, below the best", "filter"),
     Sign(
         ("equal", "accuracy"),
@@ -136,12 +264,35 @@ SIGNS = (
     Sign(("format",), share_lost, 0.5, "completions lose their format"),
     Sign(("accuracy",), accuracy_lost, 0.5, "accuracy fell below half of its best"),
     Sign(("reward",), share_lost, 0.5, "the reward fell below half of its best"),
-    Sign(("entropy",), noise, 2, "the policy drifts towards noise", calibrated=False),
-    Sign(("length",), growth, 0.9, "completions grow to the limit", "limit"),
     Sign(
-        ("mismatch",), lambda x: x.now / max(x.first, 0.01), 3, "rollout and trainer part", "correct", calibrated=False
+        ("accuracy",),
+        no_progress,
+        0.5,
+        "no progress: accuracy is no better than at the start",
+        "raise",
+        throughout=True,
     ),
+    Sign(
+        ("reward",),
+        no_progress,
+        0.5,
+        "no progress: the reward is no better than at the start",
+        "raise",
+        throughout=True,
+    ),
+    Sign(("entropy",), noisier, 2, "the policy drifts towards noise", calibrated=False),
+    Sign(("entropy", "reward"), fell_early, 10, "entropy fell to almost nothing: no exploration is left", "explore"),
+    Sign(("length",), growth, 0.9, "completions grow to the limit", "limit"),
+    Sign(("length",), fell, 4, "completions shrink", "look"),
+    Sign(("mismatch",), parted, 3, "rollout and trainer log-probs diverge", "correct", calibrated=False),
+    Sign(("kl",), rose_from, 10, "KL explodes", calibrated=False),
 )
+
+
+def part_sign(name: str) -> Sign:
+    """The sign of a part of the reward."""
+    part = name.removeprefix(PART)
+    return Sign((name,), share_lost, 0.5, f"{part}, a part of the reward, fell below half of its best")
 
 
 def window(completions_per_step: float) -> int:
@@ -173,30 +324,35 @@ class Watch:
     ):
         self.trends = {name: Trend(steps) for name, steps in windows.items()}
         self.showing: dict[Sign, int] = {}
-        self.lr = 0.0
+        self.lr, self._highest, self._start = 0.0, -math.inf, -1
         self._framework, self._limit = framework, limit
-        self._signs = [sign for sign in signs if windows.keys() >= set(sign.numbers)]
-        self._named: set[Sign | str] = set()
+        of_parts = [part_sign(name) for name in windows if name.startswith(PART)]
+        self._signs = [sign for sign in (*signs, *of_parts) if windows.keys() >= set(sign.numbers)]
+        if "accuracy" in windows:
+            self._signs = [x for x in self._signs if x.measure is not no_progress or x.numbers == ("accuracy",)]
+        self._named: set[Sign] = set()
         if limit and "length" in windows:
             self.trends["length"].limit = limit
+        for name in windows.keys() & SHARES:
+            self.trends[name].limit = 1.0
 
     def observe(self, step: int, numbers: Mapping[str, float]) -> list[tuple[str, bool]]:
         """Take one more step.
 
         Returns:
-            The signs that show for the first time, each as a sentence, and whether its limit is calibrated.
+            The signs that show for the first time, each as a sentence, and whether a run with it is to be stopped.
         """
         alarms = []
-        if "reward" in self.trends:
-            self.trends["reward"].floor = min(self.trends["reward"].floor, numbers.get("lowest", 0.0))
+        self._start = step if self._start < 0 else self._start
         self.lr = max(self.lr, numbers.get("lr", 0.0))
         for name in self.trends.keys() & numbers.keys():
-            value = numbers[name]
-            if math.isfinite(value):
-                self.trends[name].add(value)
-            elif name not in self._named:
-                self._named.add(name)
-                alarms.append((f"{label(name)} is {value}. Try: {self.remedy('lr')}", True))
+            trend, lowest = self.trends[name], numbers[name]
+            if name == "reward" or name.startswith(PART):
+                lowest = numbers.get("lowest", lowest) if name == "reward" else lowest
+                trend.floor = min(trend.floor, lowest)
+                self._highest = max(self._highest, numbers.get("highest", -math.inf))
+                trend.limit = self._highest if name == "reward" and self._highest > 0 else math.inf
+            trend.add(step, numbers[name])
         for sign in self._signs:
             if self.value(sign) <= sign.limit:
                 self.showing.pop(sign, None)
@@ -204,18 +360,24 @@ class Watch:
             self.showing.setdefault(sign, step)
             if sign not in self._named:
                 self._named.add(sign)
-                alarms.append((self._sentence(sign), sign.calibrated))
+                alarms.append((self._sentence(sign), sign.fails or (sign.calibrated and not sign.throughout)))
         return alarms
 
     def value(self, sign: Sign) -> float:
         """A sign's measure, 0 as long as a number has no trend."""
         trends = [self.trends[name] for name in sign.numbers]
-        return sign.measure(*trends) if all(trend.known for trend in trends) else 0.0
+        return sign.measure(*trends) if sign.fails or all(trend.known for trend in trends) else 0.0
+
+    def since(self, sign: Sign) -> int:
+        """The step from which on there is what a sign says."""
+        if sign.throughout:
+            return self._start
+        return self.trends[sign.numbers[0]].broken_since if sign.fails else self.showing[sign]
 
     def margin(self, name: str) -> float:
-        """What an outcome must lose to be called lost: 0.1, of the reward a tenth of its best."""
+        """What an outcome must lose to be called lost: 0.1, of the reward a tenth of its best, and more than noise."""
         trend = self.trends[name]
-        return 0.1 * (trend.best - trend.floor if name == "reward" else 1)
+        return max(0.1 * (trend.best - trend.floor if name == "reward" else 1), 4 * trend.noise)
 
     def lost(self, known: Collection[str]) -> list[str]:
         """Which of the `known` outcomes are lost: below half of their best or below their start, by the `margin`.
@@ -244,7 +406,7 @@ class Watch:
 
 def label(name: str) -> str:
     """What a number is called."""
-    return NUMBERS[name][0]
+    return NUMBERS[name][0] if name in NUMBERS else name
 
 
 def outcomes(known: Collection[str]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from gtpo_verl.monitor.frameworks import translate
+from gtpo_verl.monitor.frameworks import PART, translate
 from gtpo_verl.monitor.signs import NUMBERS, Watch, window
 from gtpo_verl.verl_plugin.names_and_versions import select
 
@@ -40,12 +40,12 @@ class TrainerWatch:
         steps = window(
             data.train_batch_size * OmegaConf.select(trainer.config, "actor_rollout_ref.rollout.n", default=1)
         )
-        windows = dict.fromkeys(NUMBERS, steps)
+        self._windows = dict.fromkeys(NUMBERS, steps)
         agg_mode = OmegaConf.select(trainer.config, "actor_rollout_ref.actor.loss_agg_mode")
         if "sum" in str(agg_mode):
             logger.warning("%s: entropy is not watched, since verl sums it under loss_agg_mode=%s", KEY, agg_mode)
-            del windows["entropy"]
-        self._watch = Watch(windows, "verl", self._limit)
+            del self._windows["entropy"]
+        self._watch: Watch | None = None
         self._collapse = ""
 
     @classmethod
@@ -65,10 +65,15 @@ class TrainerWatch:
         step = metrics["training/global_step"]
         if self._collapse:
             raise CollapseError(f"{KEY}=stop, checkpoint of step {step} written: {self._collapse}")
-        alarms = self._watch.observe(step, translate(metrics, "verl", self._limit))
+        numbers = translate(metrics, "verl", self._limit)
+        if self._watch is None:
+            steps = self._windows["reward"]
+            parts = {name: steps for name in numbers if name.startswith(PART)}
+            self._watch = Watch(self._windows | parts, "verl", self._limit)
+        alarms = self._watch.observe(step, numbers)
         for said, _ in alarms:
             logger.warning("watch for collapse, step %d: %s", step, said)
-        grave = [said for said, calibrated in alarms if calibrated]
+        grave = [said for said, stops in alarms if stops]
         if grave and self._stop:
             # verl saves where it always does, at the end of the next step, whose log then ends the run.
             self._trainer.config.trainer.save_freq = 1

@@ -1,0 +1,52 @@
+"""What the project's stored runs say of a run with as many tokens in conflict: from `python -m studies.shares`."""
+
+import json
+import math
+from importlib.resources import files
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gtpo_verl.diagnose.rollouts import Rollouts
+
+EVIDENCE = json.loads((files(__package__) / "evidence.json").read_text())
+
+
+def would_gtpo_change_it(seen: "Rollouts | None", applied: bool) -> dict[str, Any]:
+    """The shares of these rollouts, and what the study found with each model where about as many were in conflict.
+
+    Args:
+        seen: the run's completions, if there are any.
+        applied (bool): whether GTPO trained the run.
+    """
+    if seen is None:
+        if applied:
+            return {"answer": "no", "why": "it is GTPO's own run"}
+        return {"answer": "cannot tell", "why": "that needs the run's completions: --rollouts"}
+    early = [numbers for step, numbers in seen.steps.items() if step <= EVIDENCE["early"]] or [*seen.steps.values()][:1]
+    shares = {name: fmean(x[name] for x in early) for name in ("forward", "backward", "either", "groups")}
+    studied = EVIDENCE["shares"]
+    least, most = studied[0]["from"], studied[-1]["to"]
+    no = {
+        "it is GTPO's own run": applied or seen.applied,
+        "good and bad completions share no token at their ends": not shares["either"],
+        "the reward already sees whether a completion ends": seen.unpunished and fmean(seen.unpunished) < 0.05,
+    }
+    no_evidence = {
+        f"the study measured the share in steps 1 to {EVIDENCE['early']}": min(seen.steps) > EVIDENCE["early"],
+        f"the study had {least:.0%} to {most:.0%} of tokens in conflict": not least <= shares["either"] <= most,
+    }
+    if why := next((why for why, holds in no.items() if holds), ""):
+        return {"answer": "no", "why": why} | shares
+    if why := next((why for why, holds in no_evidence.items() if holds), ""):
+        return {"answer": "no evidence", "why": why} | shares
+    nearest_last = sorted(studied, key=lambda x: -abs(math.log(x["share"] / shares["either"])))
+    of_models = {row["model"]: row for row in nearest_last}
+    quoted = "; at ".join(map(_effects, of_models.values()))
+    return {"answer": "perhaps", "why": f"GTPO − GRPO, conflict at {quoted}"} | shares
+
+
+def _effects(row: dict[str, Any]) -> str:
+    changes = (f"{name} {x[0]:+.2f} [{x[1]:+.2f}, {x[2]:+.2f}]" for name, x in row["effects"].items())
+    where = f"{row['pairs']} pairs, {row['task']}, {row['model']}"
+    return f"{row['share']:.0%}: {', '.join(changes).replace('-', '−')} ({where})"

@@ -1,0 +1,86 @@
+"""The report in at most one screen of 80 columns."""
+
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gtpo_verl.monitor.signs import label
+
+_WIDTH = 80
+_SIGNS = 4
+
+
+def screen(report: Mapping[str, Any], plotted: Path | None = None) -> str:
+    """The verdict, its numbers, what showed first, and one override to try.
+
+    Args:
+        report: of `report.report_on`.
+        plotted: where the plot is.
+    """
+    since = f" since step {report['since']}" if report["since"] is not None and report["verdict"] != "healthy" else ""
+    lines = [*_wrap(f"{report['verdict'].upper()}{since}: {report['why']}."), _cut(report["log"])]
+    first, last = report["steps"]
+    seen = [report["framework"], f"steps {first} to {last}"]
+    seen += [f"{report['completions']} completions a step"] if report["completions"] else []
+    seen += [f"cut off at {report['limit']:.0f} tokens"] if report["limit"] else []
+    lines += [*_wrap(", ".join(seen)), *(line for note in report["notes"] for line in _wrap(note)), "", *_table(report)]
+
+    signs = report["signs"]
+    lines += [""] * bool(signs)
+    if report["sound_until"] is not None:
+        until = f"Sound until about step {report['sound_until']}"
+        lines += _wrap(f"{until}: go back to the last checkpoint before it.")
+    for number, sign in enumerate(signs[:_SIGNS], start=1):
+        note = "" if sign["calibrated"] else " (uncalibrated)"
+        lines += _wrap(f"{number}. since step {sign['since']}: {sign['meaning']}{note}", "   ")
+    lines += [f"   and {len(signs) - _SIGNS} more: --json"] if len(signs) > _SIGNS else []
+    shown: list[dict[str, Any]] = next((sign["completions"] for sign in signs if sign["completions"]), [])
+    lines += [_cut(f"   step {x['step']}: {x['text']!r}") for x in shown]
+    if signs:
+        tried = f": {signs[0]['tried']}" if signs[0]["tried"] else ""
+        lines += _wrap(f"{signs[0]['advice']} Try {signs[0]['try']}{tried}".strip())
+
+    gtpo = report["gtpo"]
+    lines += ["", *_wrap(f"Would GTPO change it? {gtpo['answer'].capitalize()}: {gtpo['why']}.")]
+    if "either" in gtpo:
+        masks = "forward mask {forward:.0%}, backward mask {backward:.0%}, either {either:.0%}".format(**gtpo)
+        lines += _wrap(f"Tokens in conflict at the start: {masks}; groups with a conflict: {gtpo['groups']:.0%}.")
+    missing: dict[str, list[str]] = {}
+    for name, override in report["not_logged"].items():
+        if override:
+            missing.setdefault(override, []).append(label(name))
+    for override, names in missing.items():
+        lines += _wrap(f"Not logged: {'; '.join(names)}. To log: {override}")
+    runs = "{runs} runs of small models, none on a GPU; {failed} of them failed".format(**report["calibration"])
+    lines += _wrap(f"Signs calibrated on {runs}.")
+    lines += [f"plot: {plotted}"] if plotted else ["To see it: --plot FILE.png"]
+    return "\n".join(lines)
+
+
+def _table(report: Mapping[str, Any]) -> list[str]:
+    first, last = report["steps"]
+    over, between = report["means_over"], (last - first) / max(report["entries"] - 1, 1)
+    window = f"means over {over} steps" if between < 1.5 else f"means over {over} entries ({over * between:.0f} steps)"
+    lines = [f"{window:36}{'start':>9}{'best':>9}{'now':>9}   bad since"]
+    for name, x in report["numbers"].items():
+        values = "".join(f"{_short(x[column]) if column in x else '':>9}" for column in ("start", "best", "now"))
+        since = "" if x["since"] is None else f"   step {x['since']}"
+        lines.append(f"{_cut(label(name), 35):36}{values}{since}")
+    return lines
+
+
+def _short(value: float | None) -> str:
+    if value is None:
+        return "NaN"
+    if abs(value) >= 10:
+        return f"{value:.1f}" if abs(value) < 1e5 else f"{value:.0e}"
+    return f"{value:.3f}" if abs(value) >= 0.001 or not value else f"{value:.0e}"
+
+
+def _wrap(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, _WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+
+
+def _cut(text: str, width: int = _WIDTH) -> str:
+    return text if len(text) <= width else f"{text[: width // 2 - 1]} … {text[2 - width // 2 :]}"

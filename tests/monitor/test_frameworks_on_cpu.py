@@ -1,0 +1,56 @@
+from gtpo_verl.monitor.frameworks import FRAMEWORKS, framework_of, limit_of, remedy, translate
+from gtpo_verl.monitor.signs import NUMBERS, SIGNS
+
+
+def test_the_first_metric_that_is_logged_counts_and_a_share_of_the_opposite_is_turned():
+    assert translate({"completions/clipped_ratio": 0.25}, "TRL") == {"ended": 0.75}
+    assert translate(
+        {"rewards/think_format_reward/mean": 0.5, "rewards/tag/mean": 0.25, "rewards/tag/std": 9}, "TRL"
+    ) == {
+        "format": 0.5,
+        "part tag": 0.25,
+    }
+    assert translate({"actor/entropy_loss": 2.0, "actor/entropy": 1.0}, "verl") == {"entropy": 1.0}
+
+
+def test_what_is_to_be_tried_or_logged_is_in_verls_config(compose_config):
+    verl = FRAMEWORKS["verl"]
+    kinds = {sign.remedy for sign in SIGNS}
+    assert kinds - {"raise"} == verl.remedies.keys()
+    overrides = [remedy(kind, "verl", 1e-4, 64) for kind in sorted(kinds - {"raise"})]
+    overrides += sorted(set(verl.to_log.values()))
+    assert remedy("raise", "verl", 1e-4, 64) == "actor_rollout_ref.actor.optim.lr=0.0002"
+    config = compose_config(*" ".join(overrides).split())
+    assert config.actor_rollout_ref.actor.optim.lr == 5e-5 and config.data.max_response_length == 128
+    assert config.actor_rollout_ref.actor.clip_ratio_high == 0.28 and config.trainer.rollout_data_dir == "rollouts"
+    assert config.algorithm.filter_groups.enable and config.algorithm.rollout_correction.rollout_is == "token"
+
+
+def test_verls_clip_ratio_says_how_many_are_cut_off_only_where_the_longest_reaches_the_limit():
+    """In the V1 trainer it is the share that is as long as the longest (verl #7817)."""
+    short = {"response_length/max": 33, "response_length/clip_ratio": 0.4}
+    long = {"response_length/max": 64, "response_length/clip_ratio": 0.4}
+    assert translate(short, "verl", 64)["ended"] == 1 and translate(long, "verl", 64)["ended"] == 0.6
+    assert "ended" not in translate(long, "verl")
+    assert translate(short | {"response_length/clip_ratio": 0}, "verl")["ended"] == 1
+    assert translate(long | {"completion/eos_rate": 0.9}, "verl", 64)["ended"] == 0.9
+
+
+def test_every_number_of_a_framework_is_one_of_ours():
+    helpers = {"lowest", "highest", "lr", "longest", "cut", "tokens", "prompt", "applied"}
+    for framework in FRAMEWORKS.values():
+        assert framework.metrics.keys() <= NUMBERS.keys() | helpers
+        assert framework.to_log.keys() <= NUMBERS.keys()
+    assert {sign.numbers[0] for sign in SIGNS} == set(NUMBERS)
+
+
+def test_the_limit_is_the_longest_if_several_steps_have_completions_cut_off_at_it():
+    cut = [{"longest": 64, "ended": 0.9}] * 3
+    assert limit_of([*cut, {"longest": 70, "ended": 1.0}]) == 64
+    assert limit_of(cut[1:]) is None and limit_of([*cut, {"longest": 70, "cut": 0.1}]) is None
+
+
+def test_the_framework_is_that_which_calls_most_metrics_so():
+    assert framework_of(["reward", "reward_std", "completion_length", "kl"]) == "TRL"
+    assert framework_of(["critic/score/mean", "response_length/mean"]) == "verl"
+    assert framework_of(["rollout/reward_mean", "actor_lr"]) == "OpenRLHF"
