@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from statistics import median, stdev
+from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gtpo_verl.diagnose.evidence import EVIDENCE, would_gtpo_change_it
@@ -111,23 +111,24 @@ def completions_per_step(log: Log) -> int | None:
     return next(fitting, None) if shares else None
 
 
-def window_of(run: Run) -> int:
-    """Steps over which numbers are averaged.
+def window_of(run: Run, name: str) -> int:
+    """Steps over which an outcome is averaged.
 
     They have 640 completions. Where the log is too short for two windows of so many, or it does not show how many there
-    are, as many steps are enough as make the noise of their mean small beside what would be called a loss.
+    are, as many steps are enough as make the noise of their mean small beside what would be called a loss, or beside
+    what changed from the first third of the run to the last.
     """
-    steps = run.log.steps.values()
+    steps = [run.log.steps[step] for step in sorted(run.log.steps)]
     of_completions = window(run.completions) if run.completions else math.inf
-    name = next((name for name in ("accuracy", "reward") if any(name in x for x in steps)), "ended")
     values = [x[name] for x in steps if math.isfinite(x.get(name, math.nan))]
     if len(values) >= 2 * of_completions or len(values) < 3:
         return int(min(of_completions, window(1)))
     lowest = min(0, *values, *(x.get("lowest", 0) for x in steps)) if name == "reward" else 0
-    scale = max(values) - lowest if name == "reward" else 1
+    third = len(values) // 3
+    changed = abs(fmean(values[-third:]) - fmean(values[:third]))
+    seen = max(0.1 * (max(values) - lowest if name == "reward" else 1), changed / 2)
     noise = stdev(after - before for before, after in zip(values, values[1:], strict=False)) / math.sqrt(2)
-    needed = math.ceil((4 * noise / (0.1 * scale)) ** 2) if scale else STEPS
-    return int(max(STEPS, min(needed, of_completions)))
+    return int(max(STEPS, min(math.ceil((4 * noise / seen) ** 2) if seen else STEPS, of_completions)))
 
 
 def report_on(run: Run) -> dict[str, Any]:
@@ -135,15 +136,17 @@ def report_on(run: Run) -> dict[str, Any]:
     steps, framework = run.log.steps, run.log.framework
     names = [*NUMBERS, *sorted({name for numbers in steps.values() for name in numbers if name.startswith(PART)})]
     counts = {name: sum(name in numbers for numbers in steps.values()) for name in names}
-    size = window_of(run)
-    windows = {name: min(size, count // 2) for name, count in counts.items() if count > 1}
+    sizes = {name: window_of(run, name) for name in outcomes([name for name, count in counts.items() if count])}
+    largest = max(sizes.values(), default=window(run.completions or 1))
+    windows = {name: min(sizes.get(name, largest), count // 2) for name, count in counts.items() if count > 1}
     watch = Watch(windows, framework, run.limit)
     for step in sorted(steps):
         watch.observe(step, steps[step])
     signs = sorted(watch.showing, key=watch.since)
-    verdict, why = judge(watch, signs, {name for name in windows if counts[name] >= 2 * size}, 2 * size)
+    enough = {name for name, size in sizes.items() if counts[name] >= 2 * size}
+    verdict, why = judge(watch, signs, enough, 2 * min(sizes.values(), default=largest))
     ordered = sorted(steps)  # a sign shows at the end of the first window that is bad
-    before = [ordered.index(watch.since(x)) - (1 if x.fails else windows[x.numbers[0]]) for x in signs]
+    before = [ordered.index(watch.since(x)) - (1 if x.fails < math.inf else windows[x.numbers[0]]) for x in signs]
     return {
         "log": run.log.name,
         "framework": framework,
@@ -167,7 +170,7 @@ def report_on(run: Run) -> dict[str, Any]:
 
 def judge(watch: Watch, signs: list[Sign], enough: set[str], needed: int) -> tuple[str, str]:
     """The verdict and its reason; `enough` are the numbers with the steps that are `needed` against chance."""
-    if broken := [sign for sign in signs if sign.fails]:
+    if broken := [sign for sign in signs if watch.value(sign) > sign.fails]:
         first = min(map(watch.since, broken))
         names = ", ".join(label(sign.numbers[0]) for sign in broken)
         return "failed", f"not finite since step {first}: {names}"
@@ -180,15 +183,24 @@ def judge(watch: Watch, signs: list[Sign], enough: set[str], needed: int) -> tup
         note = _thirds(watch.trends[signs[0].numbers[0]]) if signs[0].measure is no_progress else ""
         return "degraded", f"{signs[0].meaning}{note}" + ("" if signs[0].throughout else ", and nothing is lost yet")
     outcome_trends = {name: watch.trends[name] for name in outcomes(enough)}
-    low = [name for name, trend in outcome_trends.items() if trend.best - trend.floor < watch.margin(name)]
+    low = [name for name, trend in outcome_trends.items() if trend.best - trend.floor < trend.margin]
     if low:
         best = ", ".join(f"{label(name)} was never above {outcome_trends[name].best:.2f}" for name in low)
         return "cannot tell", f"nothing got worse, but {best}: too low for a loss to show"
-    missing = [] if {"ended", "strict"} & enough else ["how completions end"]
+    missing = [] if {"ended", "strict"} & enough or _no_longer(watch) else ["how completions end"]
     missing += [] if {"accuracy", "reward"} & enough else ["accuracy or reward"]
     if missing:
         return "cannot tell", f"nothing bad shows, but {' and '.join(missing)} is not known"
     return "healthy", "no sign of a fault"
+
+
+def _no_longer(watch: Watch) -> bool:
+    """Whether the outcome is better, and completions are no longer than at the start: then many cannot have stopped to
+    end."""
+    length = watch.trends.get("length")
+    name = next(iter(outcomes(watch.trends.keys() - {"ended", "strict"})), "")
+    better = name and watch.trends[name].now > watch.trends[name].first + 2 * watch.trends[name].noise
+    return bool(better and length and length.known and length.now < 1.2 * length.first)
 
 
 def _thirds(trend: Trend) -> str:
@@ -199,7 +211,7 @@ def _thirds(trend: Trend) -> str:
 
 def _not_finite(watch: Watch, signs: list[Sign]) -> list[str]:
     """Of the numbers that were not finite at some steps, and are again."""
-    failing = {sign.numbers[0] for sign in signs if sign.fails}
+    failing = {sign.numbers[0] for sign in signs if sign.fails < math.inf}
     bad = {label(name): x.bad_steps for name, x in watch.trends.items() if x.bad_steps and name not in failing}
     return [
         f"{name} was not finite in {len(steps)} steps, last in step {steps[-1]}: no failure if the trainer skipped them"

@@ -127,9 +127,8 @@ _OF_METRICS = {name: {x.removeprefix("1 - ") for y in f.metrics.values() for x i
 _PARTS = {name: re.compile(framework.parts) for name, framework in FRAMEWORKS.items()}
 
 
-_QUOTED = re.compile(
-    rf"""["'](?:rewards?/|(?:{"|".join(map(re.escape, sorted(set().union(*_OF_METRICS.values()))))})["'])"""
-)
+METRICS = sorted(set().union(*_OF_METRICS.values()))
+_QUOTED = re.compile(rf"""["'](?:rewards?/|(?:{"|".join(map(re.escape, METRICS))})["'])""")
 
 
 def names_a_metric(line: str) -> bool:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from gtpo_verl.monitor.frameworks import framework_of, is_metric, names_a_metric
+from gtpo_verl.monitor.frameworks import METRICS, framework_of, is_metric, names_a_metric
 
 FORMS = (
     "verl's console log or trainer.logger=file; what TRL or ms-swift prints, trainer_state.json or logging.jsonl; "
@@ -25,7 +25,8 @@ _COLOUR = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 _VERL = re.compile(r"\bstep:(\d+) - (.*)")
 _WRAPPED = re.compile(r"(?:np\.\w+|tensor)\(([^()]*)\)")
 _BARE = re.compile(r"(?<=[:\s])(-?(?:nan|inf))\b")
-_BAR = re.compile(r"^\s*\d+%\|[^|]*\| *(\d+)/(\d+) \[")
+_BAR = re.compile(r"\s*\d+%\|[^|]*\| *(\d+)/\d+ \[")
+_PROGRESS = ("num_tokens", "epoch")
 _OF_TOTAL = "global_step/max_steps"
 _CONFIG = {  # as verl prints it at its start, or in the command above it
     "limit": r"max_response_length'?\s*[:=]\s*(\d+)",
@@ -33,6 +34,7 @@ _CONFIG = {  # as verl prints it at its start, or in the command above it
     "n": r"(?:'rollout':.*?'n':|rollout\.n=)\s*(\d+)",
 }
 _CONFIG_CHARACTERS = 1 << 18
+_UNDERSCORED = {name.replace("/", "_"): name for name in METRICS}
 _LARGE = 20 << 20
 
 
@@ -129,31 +131,44 @@ def _log(name: str, steps: Steps, config: Mapping[str, int] | None = None, notes
 def _read_lines(name: str, first: str, lines: TextIO, keep: Keep) -> Log:
     """Of several runs in one file the last: a step that comes again begins what follows it anew."""
     steps: Steps = {}
-    config, before, last, starts, unfinished = dict[str, int](), "", -1, 1, False
-    bars: dict[int, int] = {}
+    before, last, starts, unfinished, bar = "", -1, 1, False, 0
+    printed: list[tuple[int, dict[str, float]]] = []
     for line in _with_progress(first, lines):
         unfinished = not line.endswith("\n")
-        if "%|" in line and (bar := _BAR.match(_COLOUR.sub("", line))):
-            bars[int(bar[2])] = int(bar[1])
+        if "%|" in line and (found := _BAR.match(_COLOUR.sub("", line))):
+            bar = int(found[1])
         entry = _entry(line, keep)
         if entry is None:
             if not steps and len(before) < _CONFIG_CHARACTERS:
                 before += _COLOUR.sub("", line)
             continue
         step, metrics = entry
+        unfinished = False
         if step is None:
-            step = bars[max(bars)] if bars else last + 1 if last > 0 else 1
+            progress = [name for name in _PROGRESS if name in metrics and printed and name in printed[-1][1]]
+            if progress and metrics[progress[0]] < printed[-1][1][progress[0]]:
+                printed, starts = [], starts + 1
+            printed.append((bar, metrics))
+            continue
         if step < last:
             steps, starts = {known: values for known, values in steps.items() if known < step}, starts + 1
         steps.setdefault(step, {}).update(metrics)
         last = step
-        unfinished = False
-    for key, pattern in _CONFIG.items():
-        if found := re.findall(pattern, before, re.DOTALL):
-            config[key] = int(found[-1])
+    steps = steps or _numbered(printed)
+    config = {key: int(said[-1]) for key, x in _CONFIG.items() if (said := re.findall(x, before, re.DOTALL))}
     notes = [f"the last of {starts} starts in this file"] * (starts > 1)
     notes += ["its last line is not finished: is the run still going?"] * (unfinished and bool(steps))
     return _log(name, steps, config, notes)
+
+
+def _numbered(printed: list[tuple[int, dict[str, float]]]) -> Steps:
+    """Entries that do not say their step have that of the progress bar before them, or are spread over its last one."""
+    bars, count = [bar for bar, _ in printed], len(printed)
+    if any(after <= before for before, after in zip(bars, bars[1:], strict=False)):  # written after all bars
+        bars = [round(number * max(bars[-1] / count, 1)) for number in range(1, count + 1)]
+    elif count and not bars[0]:
+        bars = list(range(1, count + 1))
+    return {bar: metrics for bar, (_, metrics) in zip(bars, printed, strict=True)}
 
 
 def _with_progress(first: str, lines: TextIO) -> Iterator[str]:
@@ -186,7 +201,11 @@ def _entry(line: str, keep: Keep) -> tuple[int | None, dict[str, float]] | None:
         return None
     step = logged.get("step")
     data, null = (logged["data"], math.nan) if isinstance(logged.get("data"), dict) else (logged, None)
-    metrics = {str(k): number for k, x in data.items() if keep(str(k)) and (number := _number(x, null)) is not None}
+    metrics = {
+        str(k): number
+        for k, x in data.items()
+        if (keep(str(k)) or k in _PROGRESS) and (number := _number(x, null)) is not None
+    }
     if isinstance(of_total := logged.get(_OF_TOTAL), str):
         step, metrics[_OF_TOTAL] = int(of_total.partition("/")[0]), 0.0
     if step is None:
@@ -241,7 +260,7 @@ def _read_csv(name: str, header: str, lines: TextIO, keep: Keep) -> Steps:
     for place, column in enumerate(names):
         run, of_chart, metric = column.rpartition(" - ")
         if not metric.endswith(("__MIN", "__MAX")):
-            columns[place] = metric.removeprefix("train/")
+            columns[place] = _UNDERSCORED.get(metric, metric.removeprefix("train/"))
             runs |= {run} if of_chart else set()
     if len(runs) > 1:
         raise ValueError(f"{name} has the runs {', '.join(sorted(runs))}: export the chart of one")

@@ -46,7 +46,7 @@ class Trend:
     """
 
     def __init__(self, window: int) -> None:
-        self.window, self.floor, self.limit = window, 0.0, math.inf
+        self.window, self.floor, self.limit, self.is_share = window, 0.0, math.inf, False
         self._last: deque[float] = deque(maxlen=window)
         self._bad: deque[bool] = deque(maxlen=window)
         self._squares, self._sums = 0.0, [0.0]
@@ -54,7 +54,7 @@ class Trend:
         self.best, self.lowest = -math.inf, math.inf
         self.highest_step, self.lowest_step = -math.inf, math.inf
         self.bad_steps: list[int] = []
-        self.broken_since = 0
+        self.broken_since = self._zeros = self._first_zeros = 0
 
     @property
     def count(self) -> int:
@@ -81,6 +81,17 @@ class Trend:
         """Standard error of a window's mean."""
         return self.deviation / math.sqrt(self.window)
 
+    @property
+    def is_zero(self) -> bool:
+        """Whether two windows or more, from the first on, had hardly a value but 0."""
+        often = self._zeros >= 0.95 * self.count and self._first_zeros >= 0.9 * self.window
+        return often and self.count >= 2 * self.window
+
+    @property
+    def margin(self) -> float:
+        """What it must lose to be called lost: a tenth, of what it was at best if it is no share, and beyond noise."""
+        return max(0.1 * (1 if self.is_share else self.best - self.floor), 4 * self.noise)
+
     def thirds(self) -> tuple[float, float, float]:
         """Means of the first and of the last third of its values, and two standard errors of their difference."""
         third = self.count // 3
@@ -97,13 +108,15 @@ class Trend:
             return
         if self._last:
             self._squares += (value - self._last[-1]) ** 2
+        self._zeros += value == 0
         self._last.append(value)
         self._sums.append(self._sums[-1] + value)
         self.highest_step, self.lowest_step = max(self.highest_step, value), min(self.lowest_step, value)
         if len(self._last) == self.window:
             self.now = sum(self._last) / self.window
             self.best, self.lowest = max(self.best, self.now), min(self.lowest, self.now)
-            self.first = self.first if self.known else self.now
+            if not self.known:
+                self.first, self._first_zeros = self.now, self._zeros
 
 
 class Sign(NamedTuple):
@@ -116,7 +129,7 @@ class Sign(NamedTuple):
         meaning (str): what has happened.
         remedy (str): a kind of `Framework.remedies`.
         calibrated (bool): whether stored runs that failed show it.
-        fails (bool): whether a run that shows it at its end has failed.
+        fails (float): beyond it, at the end, the run has failed.
         throughout (bool): whether it is there from the start, however late it shows.
         advice (str): what else to do, as a sentence.
     """
@@ -127,7 +140,7 @@ class Sign(NamedTuple):
     meaning: str
     remedy: str = "lr"
     calibrated: bool = True
-    fails: bool = False
+    fails: float = math.inf
     throughout: bool = False
     advice: str = ""
 
@@ -142,6 +155,23 @@ def share_lost(trend: Trend) -> float:
     if trend.best <= trend.floor or drop(trend) < 4 * trend.noise:
         return 0.0
     return drop(trend) / (trend.best - trend.floor)
+
+
+def loss(outcome: Trend) -> float:
+    """Above 0.5 if it is lost by more than its margin: below half of its best or of what it gained, or below its start.
+
+    What it gained counts for no share, and where it is more than twice the margin.
+    """
+    lost, gained = drop(outcome), outcome.best - outcome.first
+    if lost <= outcome.margin:
+        return 0.0
+    of_gain = 0.0 if outcome.is_share or min(gained, lost) <= 2 * outcome.margin else lost / gained
+    return max(share_lost(outcome), of_gain, float(outcome.first - outcome.now > outcome.margin))
+
+
+def part_lost(part: Trend, reward: Trend) -> float:
+    """The share lost of a part of the reward, if that is no small part of it."""
+    return share_lost(part) if drop(part) > reward.margin else 0
 
 
 def no_longer_end(ended: Trend) -> float:
@@ -159,11 +189,6 @@ def equal_and_wrong(equal: Trend, accuracy: Trend) -> float:
     return equal.now if accuracy.now < 0.5 else 0
 
 
-def accuracy_lost(accuracy: Trend) -> float:
-    """The share lost, if it is no small number of completions."""
-    return share_lost(accuracy) if drop(accuracy) > 0.1 else 0
-
-
 def noisier(entropy: Trend) -> float:
     """Entropy now against the first, or half of ln 2."""
     return entropy.now / max(LN2 / 2, entropy.first)
@@ -172,6 +197,11 @@ def noisier(entropy: Trend) -> float:
 def growth(length: Trend) -> float:
     """Length as a share of its limit, if it was short at first."""
     return length.now / length.limit if length.first < 0.7 * length.limit else 0
+
+
+def is_zero(trend: Trend) -> float:
+    """1 if it was 0 nearly throughout."""
+    return float(trend.is_zero)
 
 
 def fell(trend: Trend) -> float:
@@ -187,16 +217,6 @@ def fell_early(entropy: Trend, reward: Trend) -> float:
 def rose_from(trend: Trend) -> float:
     """How many times larger a number is than at first, if it is not small."""
     return trend.now / max(trend.first, 0.1) if trend.now > 1 else 0
-
-
-def never(reward: Trend) -> float:
-    """1 if no completion of two windows got a reward."""
-    return float(reward.count >= 2 * reward.window and reward.highest_step == reward.lowest_step == 0)
-
-
-def without_gradient(trend: Trend) -> float:
-    """1 if a gradient norm was 0 in two windows and before."""
-    return float(trend.count >= 2 * trend.window and trend.highest_step == 0)
 
 
 def all_equal(equal: Trend) -> float:
@@ -229,7 +249,7 @@ _NO_GRADIENT = "Groups need rewards that differ: a finer reward, a higher temper
 _NAN = "Go back to a checkpoint before it; the step's batch, the precision and the loss may say why."
 SIGNS = (
     *(
-        Sign((name,), lambda x: x.broken, 0.499, f"{NUMBERS[name][0]} is not finite", "lr", False, True, advice=_NAN)
+        Sign((name,), lambda x: x.broken, 0, f"{NUMBERS[name][0]} is not finite", "lr", False, 0.499, advice=_NAN)
         for name in ("loss", "grad_norm", "kl", "entropy", "reward")
     ),
     Sign(("ended",), no_longer_end, 0.1, "some completions no longer end"),
@@ -245,12 +265,15 @@ SIGNS = (
         "no gradient: all groups have equal rewards",
         "look",
         False,
-        False,
-        True,
-        _NO_GRADIENT,
+        throughout=True,
+        advice=_NO_GRADIENT,
     ),
-    Sign(("grad_norm",), without_gradient, 0.5, "no gradient: its norm is 0", "look", False, False, True, _NO_GRADIENT),
-    Sign(("reward",), never, 0.5, "no completion ever got a reward", "look", False, False, True, _LOOK),
+    Sign(
+        ("grad_norm",), is_zero, 0.5, "no gradient: its norm is 0", "look", False, throughout=True, advice=_NO_GRADIENT
+    ),
+    Sign(
+        ("reward",), is_zero, 0.5, "hardly a completion ever got a reward", "look", False, throughout=True, advice=_LOOK
+    ),
     Sign(("equal", "reward"), equal_and_worse, 0.95, "nearly all groups have equal rewards, below the best", "filter"),
     Sign(
         ("equal", "accuracy"),
@@ -262,8 +285,8 @@ SIGNS = (
     Sign(("unearned",), lambda x: x.now, 0.5, "most unequal groups have no right answer", "filter", calibrated=False),
     Sign(("strict",), drop, 0.1, "completions are no longer the format alone, which the format reward does not see"),
     Sign(("format",), share_lost, 0.5, "completions lose their format"),
-    Sign(("accuracy",), accuracy_lost, 0.5, "accuracy fell below half of its best"),
-    Sign(("reward",), share_lost, 0.5, "the reward fell below half of its best"),
+    Sign(("accuracy",), loss, 0.5, "accuracy is lost: below its start, or half of its best"),
+    Sign(("reward",), loss, 0.5, "the reward is lost: below its start, or half of its best or of what it gained"),
     Sign(
         ("accuracy",),
         no_progress,
@@ -285,14 +308,14 @@ SIGNS = (
     Sign(("length",), growth, 0.9, "completions grow to the limit", "limit"),
     Sign(("length",), fell, 4, "completions shrink", "look"),
     Sign(("mismatch",), parted, 3, "rollout and trainer log-probs diverge", "correct", calibrated=False),
-    Sign(("kl",), rose_from, 10, "KL explodes", calibrated=False),
+    Sign(("kl",), rose_from, 5, "KL explodes", calibrated=False),
 )
 
 
 def part_sign(name: str) -> Sign:
     """The sign of a part of the reward."""
     part = name.removeprefix(PART)
-    return Sign((name,), share_lost, 0.5, f"{part}, a part of the reward, fell below half of its best")
+    return Sign((name, "reward"), part_lost, 0.5, f"{part}, a part of the reward, fell below half of its best")
 
 
 def window(completions_per_step: float) -> int:
@@ -311,7 +334,7 @@ class Watch:
 
     Attributes:
         trends: of each number. The reward's floor is the smallest reward that was seen, if that is below 0.
-        showing: the signs that show, and the step from which on.
+        showing: the signs that show, and the step from which on, but for breaks shorter than a window.
         lr (float): the highest learning rate; 0 if none was logged.
     """
 
@@ -329,68 +352,61 @@ class Watch:
         of_parts = [part_sign(name) for name in windows if name.startswith(PART)]
         self._signs = [sign for sign in (*signs, *of_parts) if windows.keys() >= set(sign.numbers)]
         if "accuracy" in windows:
-            self._signs = [x for x in self._signs if x.measure is not no_progress or x.numbers == ("accuracy",)]
-        self._named: set[Sign] = set()
+            self._signs = [x for x in self._signs if x.numbers != ("reward",) or x.measure not in (loss, no_progress)]
+        self._named: set[tuple[Sign, bool]] = set()
+        self._gone: dict[Sign, tuple[float, int]] = {}
+        self._steps = 0
         if limit and "length" in windows:
             self.trends["length"].limit = limit
         for name in windows.keys() & SHARES:
-            self.trends[name].limit = 1.0
+            self.trends[name].limit, self.trends[name].is_share = 1.0, True
 
     def observe(self, step: int, numbers: Mapping[str, float]) -> list[tuple[str, bool]]:
         """Take one more step.
 
         Returns:
-            The signs that show for the first time, each as a sentence, and whether a run with it is to be stopped.
+            The signs that show, or fail a run, for the first time, each as a sentence, and whether it is to be stopped.
         """
         alarms = []
+        self._steps += 1
         self._start = step if self._start < 0 else self._start
         self.lr = max(self.lr, numbers.get("lr", 0.0))
         for name in self.trends.keys() & numbers.keys():
             trend, lowest = self.trends[name], numbers[name]
-            if name == "reward" or name.startswith(PART):
-                lowest = numbers.get("lowest", lowest) if name == "reward" else lowest
-                trend.floor = min(trend.floor, lowest)
+            if name == "reward":
+                trend.floor = min(trend.floor, numbers.get("lowest", lowest))
                 self._highest = max(self._highest, numbers.get("highest", -math.inf))
-                trend.limit = self._highest if name == "reward" and self._highest > 0 else math.inf
+                trend.limit = self._highest if self._highest > 0 else math.inf
             trend.add(step, numbers[name])
         for sign in self._signs:
-            if self.value(sign) <= sign.limit:
-                self.showing.pop(sign, None)
+            value = self.value(sign)
+            if value <= sign.limit:
+                if sign in self.showing:
+                    self._gone[sign] = self._steps, self.showing.pop(sign)
                 continue
-            self.showing.setdefault(sign, step)
-            if sign not in self._named:
-                self._named.add(sign)
-                alarms.append((self._sentence(sign), sign.fails or (sign.calibrated and not sign.throughout)))
+            gone, since = self._gone.get(sign, (-math.inf, step))
+            came_back = self._steps - gone <= self.trends[sign.numbers[0]].window
+            self.showing.setdefault(sign, since if came_back else step)
+            named = sign, value > sign.fails
+            if named not in self._named:
+                self._named.add(named)
+                alarms.append((self._sentence(sign), named[1] or (sign.calibrated and not sign.throughout)))
         return alarms
 
     def value(self, sign: Sign) -> float:
         """A sign's measure, 0 as long as a number has no trend."""
         trends = [self.trends[name] for name in sign.numbers]
-        return sign.measure(*trends) if sign.fails or all(trend.known for trend in trends) else 0.0
+        return sign.measure(*trends) if sign.fails < math.inf or all(trend.known for trend in trends) else 0.0
 
     def since(self, sign: Sign) -> int:
         """The step from which on there is what a sign says."""
         if sign.throughout:
             return self._start
-        return self.trends[sign.numbers[0]].broken_since if sign.fails else self.showing[sign]
-
-    def margin(self, name: str) -> float:
-        """What an outcome must lose to be called lost: 0.1, of the reward a tenth of its best, and more than noise."""
-        trend = self.trends[name]
-        return max(0.1 * (trend.best - trend.floor if name == "reward" else 1), 4 * trend.noise)
+        return self.trends[sign.numbers[0]].broken_since if sign.fails < math.inf else self.showing[sign]
 
     def lost(self, known: Collection[str]) -> list[str]:
-        """Which of the `known` outcomes are lost: below half of their best or below their start, by the `margin`.
-
-        The reward is one only where accuracy is not known.
-        """
-        found = []
-        for name in outcomes(known):
-            trend, margin = self.trends[name], self.margin(name)
-            half = (trend.best + trend.floor) / 2
-            if trend.known and trend.now < max(trend.first - margin, min(half, trend.best - margin)):
-                found.append(name)
-        return found
+        """Which of the `known` outcomes are lost; the reward is one only where accuracy is not known."""
+        return [name for name in outcomes(known) if self.trends[name].known and loss(self.trends[name]) > 0.5]
 
     def remedy(self, kind: str) -> str:
         """The override of a remedy, in the run's framework."""
@@ -399,9 +415,12 @@ class Watch:
     def _sentence(self, sign: Sign) -> str:
         trends = ((name, self.trends[name]) for name in sign.numbers)
         numbers = ", ".join(f"{label(name)} {x.now:.3g} (first {x.first:.3g}, best {x.best:.3g})" for name, x in trends)
-        steps = self.trends[sign.numbers[0]].window
+        means = f"{numbers}, means over {self.trends[sign.numbers[0]].window} steps"
+        means = f"since step {self.since(sign)}" if sign.fails < math.inf else means
         note = "" if sign.calibrated else " (uncalibrated)"
-        return f"{sign.meaning}{note}: {numbers}, means over {steps} steps. Try: {self.remedy(sign.remedy)}"
+        return f"{sign.meaning}{note}: {means}. {sign.advice} Try: {self.remedy(sign.remedy)}".replace(
+            ".  Try", ". Try"
+        )
 
 
 def label(name: str) -> str:

@@ -41,7 +41,7 @@ def command(capsys, *arguments):
             "FAILED since step 284: completions that end 0.81 at the end, best 1.00",
             ["completions are", "some"],
         ),
-        (NO_ACCURACY, 2, "FAILED since step 346: accuracy 0.07 at the end, best 0.32.", ["accuracy fell below half"]),
+        (NO_ACCURACY, 2, "FAILED since step 300: accuracy 0.07 at the end, best 0.32.", ["accuracy is lost"]),
         (TRL, 2, "FAILED since step 1: completions that end 0.04 at the end, best 0.22.", ["most completions"]),
     ],
     ids=lambda value: value.name if isinstance(value, Path) else None,

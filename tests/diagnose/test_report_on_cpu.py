@@ -39,14 +39,14 @@ def write(form, folder, records):
     ("form", "records", "verdict", "since", "named"),
     [
         *(
-            (form, COLLAPSE, "failed", 72, ["some completions no longer end", "the reward fell below half of its best"])
+            (form, COLLAPSE, "failed", 72, ["some completions no longer end", "the reward is lost"])
             for form in ("console", "jsonl", "state", "printed", "swift", "csv")
         ),
         ("console", [*run_logs.verl()], "healthy", None, []),
-        ("jsonl", [*run_logs.collapse(cut=0.0)], "failed", 72, ["the reward fell below half of its best"]),
+        ("jsonl", [*run_logs.collapse(cut=0.0)], "failed", 72, ["the reward is lost"]),
         ("jsonl", TO_NAN, "failed", 63, ["gradient norm is not finite", "loss is not finite"]),
         ("console", TO_NAN, "failed", 63, ["gradient norm is not finite", "loss is not finite"]),
-        ("state", LOST_ACCURACY, "failed", 35, ["accuracy fell below half of its best"]),
+        ("state", LOST_ACCURACY, "failed", 35, ["accuracy is lost"]),
         (
             "state",
             [x | {"frac_reward_zero_std": 1} for x in run_logs.trl(run_logs.verl())],
@@ -55,7 +55,7 @@ def write(form, folder, records):
             ["no gradient"],
         ),
         ("jsonl", [*run_logs.verl(grad_norm=lambda s: 0.0)], "degraded", 1, ["no gradient: its norm is 0"]),
-        ("jsonl", [*run_logs.verl(score=lambda s: 0.0)], "degraded", 1, ["no completion ever got a reward"]),
+        ("jsonl", [*run_logs.verl(score=lambda s: 0.0)], "degraded", 1, ["hardly a completion ever got a reward"]),
         ("state", [*run_logs.verl(score=lambda s: 0.5)], "degraded", 1, ["no progress: the reward is no better"]),
         (
             "jsonl",
@@ -77,7 +77,7 @@ def write(form, folder, records):
             [*run_logs.verl(score=lambda s: 0.18 if s < 90 else -0.44, **FEW)],
             "failed",
             90,
-            ["the reward fell"],
+            ["the reward is lost"],
         ),
     ],
 )

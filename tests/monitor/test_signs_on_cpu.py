@@ -27,9 +27,13 @@ HEALTHY = {
 }
 
 
+START = {"accuracy": 0.3, "reward": 7.0}
+
+
 def run(**changed):
-    """A run that is healthy for two windows, then changed for two."""
-    return [HEALTHY if step < 2 * STEPS else HEALTHY | changed for step in range(4 * STEPS)]
+    """A run that is healthy in its second window, then changed for two."""
+    start = [HEALTHY | START] * STEPS
+    return start + [HEALTHY if step < 2 * STEPS else HEALTHY | changed for step in range(STEPS, 4 * STEPS)]
 
 
 def watch(records, steps=STEPS, framework="verl"):
@@ -53,8 +57,7 @@ def said(records, **settings):
         ({"unearned": 0.5}, {"unearned": 0.501}, "most unequal groups have no right answer", False),
         ({"strict": 0.851}, {"strict": 0.849}, "completions are no longer the format alone", True),
         ({"format": 4.76}, {"format": 4.74}, "completions lose their format", True),
-        ({"accuracy": 0.351}, {"accuracy": 0.349}, "accuracy fell below half", True),
-        ({"reward": 7.51}, {"reward": 7.49}, "the reward fell below half", True),
+        ({"accuracy": 0.351}, {"accuracy": 0.349}, "accuracy is lost", True),
         ({"entropy": 0.69}, {"entropy": 0.70}, "drifts towards noise", False),
         ({"length": 57.5}, {"length": 57.7}, "grow to the limit", True),
         ({"mismatch": 0.0299}, {"mismatch": 0.0301}, "rollout and trainer log-probs diverge", False),
@@ -65,7 +68,7 @@ def test_each_sign_is_named_once_with_its_numbers_and_a_remedy(within, beyond, m
     watched, ((step, (sentence, stops)),) = watch(run(**beyond))
     assert step == 3 * STEPS - 1 and list(watched.showing.values()) == [step]
     for name in beyond:
-        assert f"{NUMBERS[name][0]} " in sentence and f"(first {HEALTHY[name]:.3g}" in sentence
+        assert f"{NUMBERS[name][0]} " in sentence and f"(first {(HEALTHY | START)[name]:.3g}" in sentence
     assert meaning in sentence and "Try: " in sentence
     assert stops is calibrated is ("uncalibrated" not in sentence)
 
@@ -101,13 +104,13 @@ def constant(steps=2 * STEPS, **numbers):
 @pytest.mark.parametrize(
     ("numbers", "meaning"),
     [
-        ({"reward": 0.0}, "no completion ever got a reward"),
+        ({"reward": 0.0}, "hardly a completion ever got a reward"),
         ({"equal": 1.0}, "no gradient: all groups have equal rewards"),
         ({"grad_norm": 0.0}, "no gradient: its norm is 0"),
     ],
 )
 def test_what_holds_throughout_is_named_after_two_windows_as_of_the_first_step(numbers, meaning):
-    assert said(constant(2 * STEPS - 1, **numbers)) == [] == said([*run(), *constant(**numbers)[: STEPS // 2]])
+    assert said(constant(2 * STEPS - 1, **numbers)) == [] == said([*constant(STEPS), *constant(STEPS, **numbers)])
     watched, ((step, (sentence, stops)),) = watch(constant(**numbers))
     assert sentence.startswith(meaning) and not stops
     assert step == 2 * STEPS - 1 and [*map(watched.since, watched.showing)] == [0]
@@ -136,6 +139,7 @@ def test_no_progress_is_named_where_progress_would_have_been_seen(records, named
     windows = dict.fromkeys(records[0], STEPS)
     watched = Watch(windows, "verl", 64)
     alarms = [sentence for step, numbers in enumerate(records) for sentence, _ in watched.observe(step, numbers)]
+    alarms = [sentence for sentence in alarms if "is lost" not in sentence]
     assert [x.startswith("no progress: the reward is no better") for x in alarms] == [True] * named
 
 
@@ -149,7 +153,7 @@ def test_entropy_near_0_is_a_fault_while_there_is_reward_to_gain():
 def test_completions_that_shrink_and_a_kl_that_explodes_are_named():
     (sentence,) = said(run(length=7.4))
     assert said(run(length=7.6)) == [] and sentence.startswith("completions shrink")
-    (sentence,) = said([x | {"kl": 0.01 if x is HEALTHY else 5.0} for x in run(loss=0.0)])
+    (sentence,) = said([x | {"kl": 5.0 if "loss" in x else 0.01} for x in run(loss=0.0)])
     assert sentence.startswith("KL explodes (uncalibrated)")
 
 
@@ -190,24 +194,28 @@ def test_a_sign_that_is_gone_shows_no_longer():
     assert len(alarms) == 1 and not watched.showing
 
 
-def test_a_number_that_stays_not_finite_is_named_once_and_stops_the_run():
-    watched, ((step, (sentence, stops)),) = watch(run(entropy=math.nan))
-    assert sentence.startswith("entropy, nats per token is not finite (uncalibrated): ") and stops
-    assert step == 2.5 * STEPS - 1 and [*map(watched.since, watched.showing)] == [2 * STEPS]
+def test_a_number_that_stays_not_finite_is_named_at_once_and_stops_the_run():
+    watched, ((first, (sentence, stops)), (later, again)) = watch(run(entropy=math.nan))
+    assert sentence.startswith("entropy, nats per token is not finite (uncalibrated): since step 20. Go back to a ")
+    assert (first, stops) == (2 * STEPS, False) and (later, again) == (2.5 * STEPS - 1, (sentence, True))
+    assert [*map(watched.since, watched.showing)] == [2 * STEPS]
 
 
 def test_a_value_that_was_not_finite_once_enters_no_mean():
     records = run()
     records[25] = HEALTHY | {"grad_norm": math.inf, "reward": math.nan}
     watched, alarms = watch(records)
-    assert not alarms and watched.trends["grad_norm"].bad_steps == [25] and watched.trends["reward"].now == 15.0
+    assert [step for step, _ in alarms] == [25, 25]
+    assert not any(watched.value(sign) > sign.fails for sign in watched.showing)
+    assert watched.trends["grad_norm"].bad_steps == [25] and watched.trends["reward"].now == 15.0
 
 
-def test_a_reward_from_minus_one_to_one_has_lost_half_when_it_is_half_way_to_minus_one():
-    good = [{"reward": 0.6, "lowest": -1}] * 2 * STEPS
-    assert said([*good, *[{"reward": -0.19, "lowest": -1}] * STEPS]) == []
-    (sentence,) = said([*good, *[{"reward": -0.21, "lowest": -1}] * STEPS])
-    assert sentence.startswith("the reward fell below half of its best")
+def test_a_reward_is_lost_where_no_accuracy_is_known():
+    means = [{"reward": x, "lowest": -1} for x in (-0.5, 0.6)]
+    watched = Watch({"reward": STEPS}, "verl")
+    records = [mean for mean in (*means, {"reward": -0.2}) for _ in range(STEPS)]
+    ((sentence, stops),) = [alarm for step, numbers in enumerate(records) for alarm in watched.observe(step, numbers)]
+    assert sentence.startswith("the reward is lost") and stops
 
 
 @pytest.mark.parametrize(
@@ -221,8 +229,9 @@ def test_a_reward_from_minus_one_to_one_has_lost_half_when_it_is_half_way_to_min
         ([{"strict": 0.9}, {"strict": 0.3}], ["strict"]),
         ([{"accuracy": 0.1}, {"accuracy": 0.9}, {"accuracy": 0.44}], ["accuracy"]),  # below half of its best
         ([{"accuracy": 0.1}, {"accuracy": 0.9}, {"accuracy": 0.46}], []),
-        ([{"reward": x, "lowest": -1} for x in (-0.5, 0.6, -0.19)], []),  # half of the way to the lowest
-        ([{"reward": x, "lowest": -1} for x in (-0.5, 0.6, -0.21)], ["reward"]),
+        ([{"reward": x, "lowest": -1} for x in (0.3, 0.6, -0.19)], ["reward"]),  # below its start
+        ([{"reward": x, "lowest": -1} for x in (-0.5, 0.6, 0.06)], []),
+        ([{"reward": x, "lowest": -1} for x in (-0.5, 0.6, 0.04)], ["reward"]),  # half of what it gained
         ([{"reward": x, "lowest": -9} for x in (1.0, 0.1)], []),  # by a tenth of the way to the lowest
         ([{"reward": x, "lowest": -9} for x in (1.0, -0.1)], ["reward"]),
         ([{"reward": 10.0}, {"reward": 9.1}], []),
@@ -261,7 +270,7 @@ BESIDE, NO_END, NO_FORMAT = (
     "some completions no longer end",
     "completions lose their format",
 )
-NO_ACCURACY, NO_REWARD = "accuracy fell below half of its best", "the reward fell below half of its best"
+NO_ACCURACY = "accuracy is lost"
 CUT, GROWN, ALIKE, CERTAIN = (
     "most completions are cut off",
     "completions grow to the limit",
@@ -271,9 +280,9 @@ CUT, GROWN, ALIKE, CERTAIN = (
 SICK = {
     "arithmetic/grpo-lr0.0001-seed1": [BESIDE, NO_END],
     "arithmetic/grpo-lr0.0003-seed1": [BESIDE, NO_END, NO_ACCURACY, GROWN],
-    "arithmetic/grpo-lr0.001-seed1": [CUT, NO_FORMAT, NO_REWARD, BESIDE, CERTAIN],
+    "arithmetic/grpo-lr0.001-seed1": [CUT, NO_FORMAT, BESIDE, CERTAIN],
     "arithmetic/gtpo-lr0.0003-seed1": [NO_ACCURACY],
-    "arithmetic/gtpo-lr0.001-seed1": [CUT, BESIDE, NO_FORMAT, NO_REWARD, ALIKE, ALIKE, CERTAIN],
+    "arithmetic/gtpo-lr0.001-seed1": [CUT, BESIDE, NO_FORMAT, ALIKE, ALIKE, CERTAIN],
     "arithmetic-100-T1/grpo-lr0.0002-seed1": [BESIDE, NO_END, GROWN],
     "letter_counting/double-lr0.0001-seed1": [BESIDE],
     "letter_counting/entropy-lr0.0001-seed1": [BESIDE, NO_END],
@@ -281,7 +290,7 @@ SICK = {
     "letter_counting/grpo-lr5e-05-seed1": [BESIDE, NO_END, GROWN],
     "letter_counting/grpo-lr5e-05-seed3": [BESIDE],
     "letter_counting/grpo-lr5e-05-seed4": [BESIDE],
-    "letter_counting/grpo_coin-lr5e-05-seed1": [BESIDE, NO_ACCURACY, NO_FORMAT, NO_END],
+    "letter_counting/grpo_coin-lr5e-05-seed1": [NO_ACCURACY, BESIDE, NO_FORMAT, NO_END],
 }
 """What ails the study's runs of one prompt a step, as their curves show it. docs/reliability.md says what is missed."""
 
