@@ -61,6 +61,10 @@ def main(
 ) -> int:
     """Run one of the subcommands; returns its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if "GTPO_VERL_CHECK" in os.environ and argv is None:
+        from gtpo_verl.check.guard import instead_of_a_command
+
+        instead_of_a_command(arguments)
     parser = Parser(
         prog=prog, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
     )

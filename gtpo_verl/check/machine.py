@@ -5,16 +5,19 @@ Ray silently waits for CPUs that a machine does not have, and verl imports some 
 
 import math
 import os
+import re
 import shutil
+import socket
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from gtpo_verl.check.finding import Finding
 from gtpo_verl.links import DOCS
 
 GB = 10**9
@@ -25,16 +28,6 @@ _UNITS = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
 _MEGATRON = ("megatron.bridge", "megatron.core", "transformer_engine", "flash_attn")
 DRIVER_REMEDY = "install a driver for that CUDA (580 or later for CUDA 13), or a torch built for an earlier one"
 _TOKEN = "if the error is InvalidAuthToken, export RAY_AUTH_MODE=disabled in every shell that starts or uses Ray"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at: a problem if there is a remedy, a warning if there is advice."""
-
-    subject: str
-    says: str
-    remedy: str = ""
-    advice: str = ""
 
 
 def findings(config: Any) -> Iterator[Finding]:
@@ -49,10 +42,9 @@ def findings(config: Any) -> Iterator[Finding]:
         return OmegaConf.select(config, key, default=default)
 
     yield from _packages(get)
+    yield from _files(get)
     yield from _weights(get)
     nodes, gpus = int(get("trainer.nnodes", 1)), int(get("trainer.n_gpus_per_node", 1))
-    if get("actor_rollout_ref") is not None and not get("trainer.val_only"):
-        yield _batch(get, nodes * gpus)
     yield from (_cluster if nodes > 1 or os.environ.get("RAY_ADDRESS") else _this_machine)(get, nodes, gpus)
 
 
@@ -63,7 +55,8 @@ def _packages(get: Callable) -> Iterator[Finding]:
     """What verl imports."""
     ppo = get("actor_rollout_ref") is not None
     model = "actor_rollout_ref.model" if ppo else "model"
-    on_cpu, megatron = get("trainer.device") == "cpu", get(f"{_ACTOR}.strategy") == "megatron"
+    strategy = get(f"{_ACTOR}.strategy") if ppo else get("engine.strategy")
+    on_gpu, megatron = get("trainer.device", "cuda") == "cuda", strategy == "megatron"
     loggers = get("trainer.logger", [])
     loggers = [loggers] if isinstance(loggers, str) else list(loggers)
     reward, rollout = str(get("reward.custom_reward_function.path", "")), get(f"{_ROLLOUT}.name")
@@ -73,6 +66,8 @@ def _packages(get: Callable) -> Iterator[Finding]:
         "sglang": ("sglang", rollout == "sglang"),
         "math_verify": ("math-verify", reward.startswith("pkg://gtpo_verl.reward")),
         "datasets": ("datasets", True),
+        "torchtitan": ("torchtitan", strategy == "torchtitan"),
+        "veomni": ("veomni", strategy == "veomni"),
         "peft": ("peft", bool(get(f"{model}.lora_rank") or get(f"{model}.lora_adapter_path"))),
         **{logger: (logger, logger in loggers) for logger in ("wandb", "swanlab", "tensorboard")},
     }
@@ -82,11 +77,11 @@ def _packages(get: Callable) -> Iterator[Finding]:
         missing += absent
         remedies.append(f"install verl with Megatron from its uv.lock, as {DOCS}/gpu.md says")
     yield Finding("packages", f"no {', '.join(missing)}" if missing else "all there", "; ".join(remedies))
-    if not (on_cpu or megatron or _has("flash_attn")):
+    if on_gpu and strategy in ("fsdp", "fsdp2", None) and not _has("flash_attn"):
         attention = f"{model}.override_config.attn_implementation"
         build = f"install the build that {DOCS}/gpu.md names"
         if get(attention, "flash_attention_2") == "flash_attention_2":
-            yield Finding("flash-attn", "not installed", f"{build}, or do without: +{attention}=sdpa")
+            yield Finding("flash-attn", "not installed", f"{build}, or do without: ++{attention}=sdpa")
         else:
             yield Finding("flash-attn", "not installed", advice=f"for faster steps that take less memory {build}")
 
@@ -98,6 +93,90 @@ def _has(module: str) -> bool:
         return False
 
 
+# ---------------------------------------------------------------- files and folders
+
+
+def _files(get: Callable) -> Iterator[Finding]:
+    """Whether there is what the config names: the model, data with the columns that are read, code, tools, folders."""
+    ppo = get("actor_rollout_ref") is not None
+    model = "actor_rollout_ref.model.path" if ppo else "model.path"
+    path = str(get(model))
+    if not _is_here(path):
+        remedy = "give a folder with its config.json, or a name on the Hub" if _is_local(path) else ""
+        yield Finding(f"{model}={path}", "no model is there" if remedy else "verl will download it", remedy)
+    for key in ("data.train_files", "data.val_files"):
+        files = get(key) or []
+        for file in [files] if isinstance(files, str) else files:
+            yield from _data(get, key, str(file), ppo)
+    code = ("reward.custom_reward_function", "custom_reward_function", "data.custom_cls")
+    for key in code if ppo else ():
+        if (file := get(f"{key}.path")) and not (str(file).startswith("pkg://")):
+            yield from _code(f"{key}.path", Path(str(file)).expanduser(), str(get(f"{key}.name") or ""))
+    turns = f"{_ROLLOUT}.multi_turn"
+    named = (
+        f"{turns}.tool_config_path",
+        f"{turns}.interaction_config_path",
+        f"{_ROLLOUT}.agent.agent_loop_config_path",
+    )
+    for key in named:
+        if (file := get(key)) and not Path(str(file)).expanduser().is_file():
+            yield Finding(f"{key}={file}", "no such file", "give its path, absolute or from this folder")
+    for key in ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir"):
+        if (folder := get(key)) and _is_local(f"./{folder}") and not os.access(existing := _existing(folder), os.W_OK):
+            yield Finding(f"{key}={folder}", f"{existing} cannot be written to", "give another folder")
+
+
+def _is_local(path: str) -> bool:
+    return not re.match(r"\w+://", path) and (path[:1] in "/.~" or Path(path).exists())
+
+
+def _is_here(model: str) -> bool:
+    """Whether a model is in a folder, or in the Hub's cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if _is_local(model):
+        return (Path(model).expanduser() / "config.json").is_file()
+    return model.count("/") == 1 and isinstance(try_to_load_from_cache(model, "config.json"), str)
+
+
+def _existing(folder: str) -> Path:
+    """The folder, or the first above it that is there."""
+    path = Path(folder).expanduser().absolute()
+    return next(x for x in (path, *path.parents) if x.exists())
+
+
+def _data(get: Callable, key: str, file: str, ppo: bool) -> Iterator[Finding]:
+    path = Path(file).expanduser()
+    if re.match(r"\w+://", file):
+        return
+    if not path.is_file() or not os.access(path, os.R_OK):
+        yield Finding(
+            f"{key}={file}", "no such file" if not path.exists() else "cannot be read", "give a readable file"
+        )
+        return
+    if not ppo or path.suffix != ".parquet" or get("data.custom_cls.path"):
+        return
+    import pyarrow.parquet
+
+    try:
+        columns = set(pyarrow.parquet.read_schema(path).names)
+    except (OSError, ValueError) as error:
+        yield Finding(f"{key}={file}", "no parquet file", f"make it anew: {error}")
+        return
+    read = [get("data.prompt_key", "prompt"), get("data.reward_fn_key", "data_source")]
+    read += [] if get("reward.reward_model.enable") else ["reward_model"]
+    if missing := [name for name in read if name not in columns]:
+        says = f"has no column {' and no '.join(missing)}, only {', '.join(sorted(columns))}"
+        yield Finding(f"{key}={file}", says, "make it as verl's examples/data_preprocess does, or name its columns")
+
+
+def _code(key: str, path: Path, name: str) -> Iterator[Finding]:
+    if not path.is_file():
+        yield Finding(f"{key}={path}", "no such file", "give its path, absolute or from this folder")
+    elif name and not re.search(rf"\b{re.escape(name)}\b", path.read_text(errors="ignore")):
+        yield Finding(f"{key}={path}", f"has no {name}", f"set {key.removesuffix('path')}name to what is in it")
+
+
 # ---------------------------------------------------------------- the model's weights
 
 
@@ -107,12 +186,13 @@ def _weights(get: Callable) -> Iterator[Finding]:
     path, save_freq, folder = str(get(f"{model}.path")), get("trainer.save_freq"), get("trainer.default_local_dir")
     vllm = _vllm_that_checks_ties(get)
     saves = isinstance(save_freq, int) and save_freq > 0 and folder and not get("trainer.val_only")
-    if not (vllm or saves):
+    if not (vllm or saves) or not _is_here(path):
         return
     try:
-        tied, size = _model(path)
-    except (OSError, ValueError) as error:
-        yield Finding("model", f"{path} cannot be read", " ".join(str(error).split()))
+        tied, size = _model(path, bool(get(f"{model}.trust_remote_code")))
+    except Exception as error:  # of the model's own code too
+        said = " ".join(str(error).split())
+        yield Finding("model", f"the size of {path} is not known", advice=textwrap.shorten(said, 160))
         return
     bucket = int(get(f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", 2048)) << 20
     if vllm and tied and (parts := math.ceil(4 * size / bucket)) > 1:
@@ -127,8 +207,8 @@ def _weights(get: Callable) -> Iterator[Finding]:
         kept, steps = get("trainer.max_actor_ckpt_to_keep"), get("trainer.total_training_steps")
         count = kept + 1 if kept else max(1, int(steps) // save_freq) if steps else 2
         # float32 weights, and Adam's two moments of those that are trained
-        size *= count * (4 if get(f"{model}.lora_rank") else 12)
-        existing = next(x for x in (Path(folder).absolute(), *Path(folder).absolute().parents) if x.exists())
+        size *= count * (4 if get(f"{model}.lora_rank") or get(f"{model}.lora.rank") else 12)
+        existing = _existing(folder)
         free = shutil.disk_usage(existing).free
         says = f"{free / GB:.1f} GB free at {existing}, {count} checkpoints take {size / GB:.1f} GB"
         remedy = "give another trainer.default_local_dir, remove old ones, or set trainer.max_actor_ckpt_to_keep lower"
@@ -151,31 +231,20 @@ def _vllm_that_checks_ties(get: Callable) -> str:
 
 
 @cache
-def _model(path: str) -> tuple[bool, int]:
-    """Whether a model's embeddings are tied, and how many numbers its state has."""
+def _model(path: str, trust_remote_code: bool) -> tuple[bool, int]:
+    """Whether a model's embeddings are tied, and how many numbers its state has, by the class that verl loads."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
+    from verl.utils.model import get_hf_auto_model_class
 
-    config = AutoConfig.from_pretrained(path)
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    return config.get_text_config().tie_word_embeddings, sum(x.numel() for x in model.state_dict().values())
+        model = get_hf_auto_model_class(config).from_config(config, trust_remote_code=trust_remote_code)
+    tied = any(getattr(part, "tie_word_embeddings", False) for part in (config, config.get_text_config()))
+    return tied, sum(x.numel() for x in model.state_dict().values())
 
 
 # ---------------------------------------------------------------- GPUs, CPUs and nodes
-
-
-def _batch(get: Callable, workers: int) -> Finding:
-    """Whether the GPUs divide among copies of the model, and the batch among the copies."""
-    shared = int(get(f"{_ACTOR}.ulysses_sequence_parallel_size", 1))
-    if get(f"{_ACTOR}.strategy") == "megatron":
-        kinds = ("tensor", "pipeline", "context")
-        shared = math.prod(int(get(f"{_ACTOR}.megatron.{kind}_model_parallel_size", 1)) for kind in kinds)
-    prompts, n = int(get("data.train_batch_size")), int(get(f"{_ROLLOUT}.n"))
-    says = f"{prompts} prompts x {n} completions over {workers} GPUs, {shared} to a copy of the model"
-    fits = workers % shared == 0 and prompts * n % (workers // shared) == 0
-    remedy = f"make data.train_batch_size x {_ROLLOUT}.n a multiple of the copies, or use fewer GPUs"
-    return Finding("batch", says, "" if fits else remedy)
 
 
 def unusable_gpus() -> str:
@@ -192,13 +261,27 @@ def unusable_gpus() -> str:
     return ""
 
 
+def pools(get: Callable) -> dict[str, str]:
+    """Who has GPUs beside the trainer's: its section of the config."""
+    reward = "reward.reward_model"
+    asked = {
+        "distillation": get("distillation.enabled"),
+        reward: get(f"{reward}.enable") and get(f"{reward}.enable_resource_pool"),
+        "rollout": get("rollout.n_gpus_per_node") and not get("actor_rollout_ref.hybrid_engine", True),
+    }
+    names = {"distillation": "teacher", reward: "reward model", "rollout": "rollout"}
+    return {names[section]: section for section, on in asked.items() if on}
+
+
 def _this_machine(get: Callable, nodes: int, gpus: int) -> Iterator[Finding]:
     import torch
 
-    if get("trainer.device") != "cpu":
-        found = torch.cuda.device_count()
+    beside = {name: int(get(f"{section}.n_gpus_per_node") or 0) for name, section in pools(get).items()}
+    if get("trainer.device", "cuda") == "cuda":
+        found, wanted = torch.cuda.device_count(), gpus + sum(beside.values())
         remedy = f"set trainer.n_gpus_per_node to at most {found}" if found else "run on a machine with GPUs"
-        yield Finding("GPUs", f"{found} here, {gpus} asked for", remedy if found < gpus else "")
+        says = "".join(f", {number} of them for the {name}" for name, number in beside.items())
+        yield Finding("GPUs", f"{found} here, {wanted} asked for{says}", remedy if found < wanted else "")
         if reason := unusable_gpus():
             yield Finding("driver", reason, DRIVER_REMEDY)
         if gpus > 1 and Path("/dev/shm").is_dir():
@@ -224,20 +307,25 @@ def _cpus_needed(get: Callable, gpus: int) -> int:
 
 
 def _cluster(get: Callable, nodes: int, gpus: int) -> Iterator[Finding]:
-    """Ask Ray about the cluster that the run would join, as a driver."""
-    import ray
+    """Ask the head of the cluster that the run would join, without joining it."""
+    from ray._private.services import canonicalize_bootstrap_address_or_die
+    from ray.autoscaler.v2.sdk import get_cluster_status
 
-    address = os.environ.get("RAY_ADDRESS", "auto")
-    try:
-        ray.init(address, log_to_driver=False, configure_logging=False)
-    except Exception as error:  # of several classes, none of them Ray's own base class
-        says = f"not reached at {address}: {str(error).splitlines()[0]}"
-        yield Finding("Ray cluster", says, f"start Ray on every node first ({DOCS}/clusters.md); {_TOKEN}")
+    address = os.environ.get("RAY_ADDRESS") or "auto"
+    if address.startswith("ray://"):
+        yield Finding("Ray cluster", f"{address} is not asked", advice="give RAY_ADDRESS=HEAD:6379 to have it asked")
         return
     try:
-        members = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    finally:
-        ray.shutdown()
+        head = canonicalize_bootstrap_address_or_die(address)
+        host, _, port = head.rpartition(":")
+        socket.create_connection((host, int(port)), timeout=5).close()  # Ray itself would try for 40 s
+        status = get_cluster_status(head)
+    except Exception as error:  # of several classes, none of them Ray's own base class
+        says = f"not reached at {address}: {textwrap.shorten(str(error), 120)}"
+        yield Finding("Ray cluster", says, f"start Ray on every node first ({DOCS}/clusters.md); {_TOKEN}")
+        return
+    alive = [*status.active_nodes, *status.idle_nodes]
+    members = [node.total_resources() for node in alive]
     large_enough = sum(member.get("GPU", 0) >= gpus for member in members)
     says = f"{large_enough} of {len(members)} nodes at {address} have {gpus} GPUs, {nodes} asked for"
     remedy = (

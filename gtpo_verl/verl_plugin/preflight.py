@@ -149,16 +149,16 @@ def _entropy(config: DictConfig, run: RunConfig) -> Iterator[str]:
         if bypass:
             yield (
                 f"{_BYPASS}=True: it skips verl's old-log-prob pass, from which GTPO takes the entropy of the policy; "
-                f"set {_ENTROPY_FROM}=update, which takes it from the update's forward pass, or bypass_mode=False "
+                f"set ++{_ENTROPY_FROM}=update, which takes it from the update's forward pass, or {_BYPASS}=False "
                 "(verl's fully_async trainer ships True)"
             )
         return
-    otherwise = "or set entropy_from=old_log_prob"
+    otherwise = f"or set ++{_ENTROPY_FROM}=old_log_prob"
     if _measures_initial_entropy(run.gtpo) and not run.resumed_from:
         yield (
             f"{_ENTROPY_FROM}=update with {_INITIAL_ENTROPY}=null: the filter needs the initial entropy before the "
-            f"first update; measure it with `gtpo-verl initial-entropy` and set {_INITIAL_ENTROPY}, or set "
-            f"completion_filter to always or never, {otherwise}"
+            f"first update; measure it with `gtpo-verl initial-entropy` and set ++{_INITIAL_ENTROPY}=VALUE, or set "
+            f"++algorithm.gtpo.completion_filter=always or =never, {otherwise}"
         )
     of_loss = f"{_ACTOR}.policy_loss.rollout_correction"
     in_loss = f"{LOSS_MODE}=bypass_mode '+{of_loss}=${{{_CORRECTION}}}'"
@@ -191,7 +191,7 @@ def _sequence_parallel(config: DictConfig) -> Iterator[str]:
     strategy = select(config, f"{_ACTOR}.strategy")
     if strategy == "megatron":
         parallel, mode = f"{_ACTOR}.megatron.context_parallel_size", select(config, f"{_ACTOR}.loss_agg_mode")
-        size, found = select(config, parallel), names_and_versions.verl_version()
+        size, found = select(config, parallel) or 1, names_and_versions.verl_version()
         if size > 1 and mode == "seq-mean-token-mean" and found is not None and found < Version("0.9.1"):
             yield (
                 f"{_ACTOR}.loss_agg_mode={mode} with {parallel}={size}: verl {found} refuses this at the first update "
@@ -315,7 +315,7 @@ def _trained_in(config: DictConfig) -> tuple[str, ...]:
     strategy, rollout = select(config, f"{_ACTOR}.strategy"), select(config, f"{_ROLLOUT}.dtype")
     trained = select(config, f"{_ACTOR}.fsdp_config.mixed_precision.param_dtype") or "bf16"
     if strategy == "megatron":
-        trained = select(config, f"{_ACTOR}.megatron.dtype")
+        trained = select(config, f"{_ACTOR}.megatron.dtype") or "bf16"
     known = strategy in ("fsdp", "fsdp2", "megatron") and rollout != "auto"
     same = not known or PrecisionType.to_dtype(rollout) == PrecisionType.to_dtype(trained)
     return (rollout,) * same

@@ -1,11 +1,15 @@
+import json
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
+from verl_config import COMPLETE, verl_config
 
-from gtpo_verl import check
 from gtpo_verl.check import machine
 from recipes import __main__ as clones
 
@@ -14,12 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def paper_config():
-    command = ["python3", "-m", "verl.trainer.main_ppo", "--config-path", str(ROOT / "recipes/config")]
-    command += ["--config-name", "gtpo", "trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.n=8"]
-    command += ["trainer.logger=[console]"]
-    config, unknown = check.compose([*command, "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"])
-    assert unknown == []
-    return config
+    attention = "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"
+    words = ["trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.n=8", "trainer.logger=[console]", attention]
+    return verl_config(*words, name="gtpo", folder=ROOT / "recipes/config")
 
 
 def raises(error):
@@ -39,7 +40,9 @@ def findings(monkeypatch, tmp_path, paper_config):
         monkeypatch.setattr("torch.cuda.is_available", lambda: bool(gpus) and not driver)
         monkeypatch.setattr("torch.cuda.init", lambda: raises(RuntimeError(driver)))
         monkeypatch.setattr(machine, "find_spec", lambda name: None if name in missing else SimpleNamespace(name=name))
-        monkeypatch.setattr(machine, "_model", lambda path: (False, size_gb * 1e9 / 12))
+        monkeypatch.setattr(machine, "_model", lambda path, trusted: (False, size_gb * 1e9 / 12))
+        monkeypatch.setattr(machine, "_is_here", lambda path: True)
+        monkeypatch.setattr(machine, "_data", lambda *arguments: [])
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
         config = paper_config.copy()
         for key, value in OmegaConf.from_dotlist(
@@ -54,7 +57,7 @@ def findings(monkeypatch, tmp_path, paper_config):
 def test_a_machine_with_all_that_a_run_needs_has_no_problem(findings):
     found = findings()
     assert [finding.remedy for finding in found.values()] == [""] * len(found)
-    assert set(found) == {"packages", "batch", "GPUs", "shared memory", "CPUs", "disk"}
+    assert set(found) == {"packages", "GPUs", "shared memory", "CPUs", "disk"}
 
 
 def test_all_missing_packages_are_installed_by_one_line(findings):
@@ -107,12 +110,6 @@ def test_more_gpus_than_the_machine_has_are_a_problem(findings):
     assert "GPUs" not in findings("trainer.device=cpu", gpus=0)
 
 
-@pytest.mark.parametrize("setting", ["trainer.n_gpus_per_node=3", "actor_rollout_ref.rollout.n=9"])
-def test_a_batch_that_cannot_be_split_evenly_is_a_problem(findings, setting):
-    assert findings(setting, gpus=4)["batch"].remedy
-    assert findings(gpus=4)["batch"].remedy == ""
-
-
 def test_disk_space_is_held_against_the_checkpoints_that_are_kept(findings):
     settings = ("trainer.save_freq=20", "trainer.max_actor_ckpt_to_keep=2")
     assert findings(*settings, free_gb=42, size_gb=14)["disk"].remedy == ""
@@ -128,12 +125,16 @@ def test_a_containers_64_mb_of_shared_memory_are_a_problem_for_two_gpus(findings
 
 @pytest.fixture
 def ray_cluster(monkeypatch):
-    """Ray's answers about a cluster with these nodes."""
+    """Answers of a cluster's head about these nodes, of which those in use are apart from the idle ones."""
 
     def answer(*nodes, error=None):
-        monkeypatch.setattr("ray.init", lambda *args, **kwargs: raises(error) if error else None)
-        monkeypatch.setattr("ray.shutdown", lambda: None)
-        monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": dict(node)} for node in nodes])
+        members = [SimpleNamespace(total_resources=lambda node=node: node) for node in nodes]
+        status = SimpleNamespace(active_nodes=members[:1], idle_nodes=members[1:])
+        monkeypatch.setattr("ray._private.services.canonicalize_bootstrap_address_or_die", lambda address: "head:1")
+        monkeypatch.setattr(machine.socket, "create_connection", lambda *args, **kwargs: SimpleNamespace(close=list))
+        monkeypatch.setattr(
+            "ray.autoscaler.v2.sdk.get_cluster_status", lambda address: raises(error) if error else status
+        )
 
     return answer
 
@@ -151,7 +152,118 @@ def test_a_cluster_is_asked_for_its_nodes_gpus_and_cpus(findings, ray_cluster):
     assert found["CPUs"].says == "Ray has 40, verl asks for 58" and found["CPUs"].remedy
 
 
-def test_a_cluster_that_cannot_be_joined_is_a_problem(findings, ray_cluster):
+def test_a_cluster_that_does_not_answer_is_a_problem(findings, ray_cluster):
     ray_cluster(error=ConnectionError("InvalidAuthToken\nmore"))
     finding = findings("trainer.nnodes=2")["Ray cluster"]
-    assert finding.says == "not reached at auto: InvalidAuthToken" and "RAY_AUTH_MODE=disabled" in finding.remedy
+    assert finding.says == "not reached at auto: InvalidAuthToken more" and "RAY_AUTH_MODE=disabled" in finding.remedy
+
+
+def test_a_ray_clients_address_is_not_asked(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    (finding,) = machine._cluster(lambda key, default=None: default, 1, 8)
+    assert finding.advice and not finding.remedy
+
+
+LORA = "actor_rollout_ref.model.lora_rank=64"
+QWEN = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True}
+QWEN |= {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "vocab_size": 151936}
+QWEN |= {"num_attention_heads": 16, "num_key_value_heads": 2}
+
+
+def said_of(*overrides):
+    """The findings by subject, on this machine."""
+    return {x.subject: x for x in machine.findings(verl_config(*COMPLETE, *overrides))}
+
+
+@pytest.mark.parametrize(
+    ("vllm", "overrides", "tied", "fails"),
+    [
+        ("0.30.0", [], True, True),
+        ("0.30.0", [LORA], True, True),  # verl first sends the base under it
+        ("0.30.0", [LORA, "actor_rollout_ref.rollout.load_format=safetensors"], True, False),
+        ("0.30.0", ["actor_rollout_ref.rollout.name=sglang"], True, False),
+        ("0.30.0", [], False, False),
+        ("0.28.1", [], True, False),
+    ],
+)
+def test_a_vllm_that_refuses_tied_embeddings_is_a_problem(monkeypatch, tmp_path, vllm, overrides, tied, fails):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN | {"tie_word_embeddings": tied}))  # of Qwen2.5-3B
+    package = tmp_path / f"vllm-{vllm}.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {vllm}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = said_of(f"actor_rollout_ref.model.path={tmp_path}", *overrides)
+    assert ("vLLM" in found) == fails
+    if fails:
+        says, remedy = found["vLLM"].says, found["vLLM"].remedy
+        assert f"{tmp_path} has tied embeddings, which vLLM {vllm} takes in one part only; verl sends" in says
+        assert "in 7 " in says and "install vLLM 0.24 to 0.28" in remedy and "LoRA adapter" in remedy
+
+
+def test_a_vision_model_has_a_size_and_code_of_a_model_is_not_asked_about(tmp_path):
+    text = {"model_type": "qwen2_5_vl_text", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    text |= {"vocab_size": 200, "num_attention_heads": 2, "num_key_value_heads": 2}
+    vision = {"model_type": "qwen2_5_vl", "depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 32}
+    config = {"model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"text_config": text, "vision_config": vision}))
+    settings = (f"actor_rollout_ref.model.path={tmp_path}", "trainer.save_freq=1")
+    assert "checkpoints take" in said_of(*settings)["disk"].says
+    remote = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}
+    (tmp_path / "remote").mkdir()
+    (tmp_path / "remote/config.json").write_text(json.dumps(remote))
+    finding = said_of(f"actor_rollout_ref.model.path={tmp_path}/remote", "trainer.save_freq=1")["model"]
+    assert "is not known" in finding.says and "contains custom code" in finding.advice and len(finding.advice) <= 160
+
+
+def parquet(path, **columns):
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def test_what_the_config_names_must_be_there(tmp_path):
+    right = parquet(tmp_path / "right.parquet", prompt=["a"], data_source=["b"], reward_model=["c"])
+    (tmp_path / "mine.py").write_text("def score(): ...\n")
+    (tmp_path / "broken.parquet").write_text("no")
+    wrong = {
+        f"actor_rollout_ref.model.path={tmp_path}/none": "no model is there",
+        f"data.train_files={tmp_path}/none.parquet": "no such file",
+        f"data.val_files={tmp_path}/broken.parquet": "no parquet file",
+        f"reward.custom_reward_function.path={tmp_path}/none.py": "no such file",
+        f"actor_rollout_ref.rollout.multi_turn.tool_config_path={tmp_path}/none.yaml": "no such file",
+        f"actor_rollout_ref.rollout.agent.agent_loop_config_path={tmp_path}/none.yaml": "no such file",
+    }
+    found = said_of(*wrong)
+    assert {word: found[word].says for word in wrong} == wrong and all(found[word].remedy for word in wrong)
+    reward = (f"reward.custom_reward_function.path={tmp_path}/mine.py", "reward.custom_reward_function.name=scor")
+    found = said_of(f"data.train_files=[{right}]", f"data.val_files={right}", *reward)
+    assert found[reward[0]].says == "has no scor" and not [x for x in found if x.startswith("data.")]
+
+
+def test_data_without_the_columns_that_are_read_name_those_that_it_has(tmp_path):
+    file = parquet(tmp_path / "a.parquet", question=["a"], data_source=["b"])
+    found = said_of(f"data.train_files={file}", "data.prompt_key=question")
+    assert found[f"data.train_files={file}"].says == "has no column reward_model, only data_source, question"
+    assert found[f"data.train_files={file}"].remedy
+    reward = "reward.reward_model.enable=True"
+    assert f"data.train_files={file}" not in said_of(f"data.train_files={file}", "data.prompt_key=question", reward)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_to_is_a_problem():
+    folder = "trainer.default_local_dir=/proc/checkpoints"
+    assert "cannot be written to" in said_of(folder)[folder].says
+
+
+@pytest.mark.parametrize("engine", ["torchtitan", "veomni"])
+def test_an_engine_that_is_not_installed_is_a_missing_package(findings, engine):
+    found = findings(f"actor_rollout_ref.actor.strategy={engine}", missing=[engine, "flash_attn"])
+    assert found["packages"].says == f"no {engine}" and "flash-attn" not in found
+
+
+def test_gpus_of_a_teacher_are_counted(findings):
+    found = findings("distillation.enabled=True", "distillation.n_gpus_per_node=1", "distillation.nnodes=1")
+    assert found["GPUs"].says == "2 here, 3 asked for, 1 of them for the teacher" and found["GPUs"].remedy
+
+
+def test_other_accelerators_are_not_held_against_the_gpus(findings):
+    assert not {"GPUs", "driver", "flash-attn"} & findings("trainer.device=npu", gpus=0).keys()

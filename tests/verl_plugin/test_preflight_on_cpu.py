@@ -40,7 +40,7 @@ def test_cpu_recipe_is_the_papers_gtpo(compose_config, initial_entropy):
     ("overrides", "message"),
     [
         (["actor_rollout_ref.rollout.n=1"], r"actor_rollout_ref\.rollout\.n=1.*2 or more"),
-        ([BYPASS], r"bypass_mode=True.*set algorithm\.gtpo\.entropy_from=update.*or bypass_mode=False"),
+        ([BYPASS], r"bypass_mode=True.*set \+\+algorithm\.gtpo\.entropy_from=update.*or algorithm.*bypass_mode=False"),
         (
             ["actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"],
             r"actor\.ulysses.*size=2 with attn_implementation=sdpa.*set the",

@@ -1,0 +1,22 @@
+"""verl's own configs, composed as its programs compose them."""
+
+import copy
+import functools
+from pathlib import Path
+
+import verl.trainer
+from hydra import compose, initialize_config_dir
+
+# What verl's defaults lack for any run.
+COMPLETE = ("actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.actor.use_dynamic_bsz=True")
+
+
+@functools.cache
+def _composed(name, folder, words):
+    with initialize_config_dir(folder or str(Path(verl.trainer.__path__[0], "config")), version_base=None):
+        return compose(name, overrides=list(words))
+
+
+def verl_config(*words, name="ppo_trainer", folder=""):
+    """The config that a program of verl gets with these overrides."""
+    return copy.deepcopy(_composed(name, str(folder), words))
