@@ -49,8 +49,8 @@ def judge(config: DictConfig, base: DictConfig, overrides: Sequence[str], unknow
 
 def _of_another_program(config: DictConfig) -> str:
     """Why this program's config is not judged; empty if verl reads it and has loaded this plugin."""
-    if OmegaConf.select(config, "actor_rollout_ref") is None and "verl" not in sys.modules:
-        return "it composes a config that is not verl's"
+    if "verl" not in sys.modules or not config.keys() & {"actor_rollout_ref", "trainer"}:
+        return "it composes a config that is not one of verl's trainers"
     import verl
 
     if "gtpo_verl.verl_plugin" in sys.modules:
@@ -69,7 +69,8 @@ def _not_numbers(overrides: Sequence[str], base: DictConfig) -> Iterator[Finding
             from hydra.core.override_parser.overrides_parser import OverridesParser
 
             value = OverridesParser.create().parse_override(word).value()
-            if isinstance(default, bool | int | float) and isinstance(value, str) and "${" not in value:
+            number = isinstance(default, int) or (isinstance(default, float) and value == "")  # some also take a range
+            if number and isinstance(value, str) and "${" not in value:
                 kind = "True or False" if isinstance(default, bool) else "a number"
                 yield Finding(key, f"is {value!r}, and must be {kind}", f"give one, as verl's own {key}={default}")
 

@@ -153,6 +153,19 @@ def compute_advantage(proceed: Callable, *, data: Any) -> Any:
     return state.compute_advantage(proceed, fields, data) if fields else proceed()
 
 
+def update_actor(proceed: Callable, trainer: Any) -> Any:
+    """A trainer with advantages of its own would train to the end without GTPO."""
+    state = TrainerState.enter(trainer)
+    if state.run.mode.applies_gtpo and not state.has_estimated:
+        own = getattr(trainer, "_compute_advantage", trainer.fit)
+        raise RuntimeError(
+            f"algorithm.adv_estimator={trainer.config.algorithm.adv_estimator} asks for GTPO, but the first update has "
+            f"the advantages of {own.__module__}.{own.__qualname__}, which did not call verl's compute_advantage: call "
+            "it there, or set another algorithm.adv_estimator"
+        )
+    return proceed()
+
+
 def ppo_loss(proceed: Callable, *, config: Any, model_output: Any, data: Any) -> Any:
     """The actor's loss, in a worker: of the whole rows of a micro-batch, with their entropy."""
     columns = update_pass.Columns.of(data)
@@ -231,6 +244,8 @@ HOOKS = (
     # Where verl #7237 moves it, and where it was.
     Hook("advantages", "verl.trainer.ppo.trainer_utils", "compute_advantage", compute_advantage),
     Hook("advantages", "verl.trainer.ppo.ray_trainer", "compute_advantage", compute_advantage),
+    Hook("V1 trainer's update", "verl.trainer.ppo.v1.trainer_base", "PPOTrainer._update_actor", update_actor),
+    Hook("legacy trainer's update", "verl.trainer.ppo.ray_trainer", "RayPPOTrainer._update_actor", update_actor),
     Hook("actor's loss", "verl.workers.utils.losses", "ppo_loss", ppo_loss),
     Hook("update's metrics", "verl.utils.metric", "reduce_metrics", reduce_metrics),
     Hook("logger", "verl.utils.tracking", "Tracking.log", log),

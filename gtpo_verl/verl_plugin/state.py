@@ -66,6 +66,8 @@ class TrainerState:
         self.batch: BatchFields | None = None
         """Of the batch at hand, while verl computes its advantages."""
         self.pending: PendingUpdate | None = None
+        self.has_estimated = False
+        """Whether verl has asked for GTPO's advantages."""
 
     @cached_property
     def estimator(self) -> GTPOEstimator:
@@ -128,7 +130,7 @@ class TrainerState:
         start = time.perf_counter()
         estimate = self.estimator.estimate(self.batch, token_level_rewards, response_mask, index)
         estimate.metrics["timing_s/gtpo"] = time.perf_counter() - start
-        self.pending.estimate = estimate
+        self.pending.estimate, self.has_estimated = estimate, True
         return estimate.advantages
 
     def compute_advantage(self, compute: Callable[[], Any], fields: BatchFields, data: Any) -> Any:

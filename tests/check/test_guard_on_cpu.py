@@ -29,7 +29,7 @@ def program(tmp_path):
 def test_a_program_ends_where_its_config_is_composed(tmp_path):
     path, reached = program(tmp_path)
     seen = guard.run([sys.executable, path, "+x=1"], {}, False, ENOUGH)
-    assert seen.said["program"] == [path, "+x=1"] and "not verl's" in seen.said["other"]
+    assert seen.said["program"] == [path, "+x=1"] and "not one of verl's" in seen.said["other"]
     assert seen.left_out == [] and not reached.exists()
     assert run_python(f"import runpy; runpy.run_path({path!r}, run_name='__main__')") and reached.exists()
 
@@ -51,6 +51,7 @@ def test_the_lines_of_a_script_are_run_but_for_what_would_remove_stop_or_install
     )
     seen = guard.run(["bash", str(script)], {}, True, ENOUGH)
     assert seen.said["program"] == [path, "+n=2"] and not reached.exists()
+    assert not any("sitecustomize" in line for line in seen.last_lines)
     assert (tmp_path / "precious").exists() and (tmp_path / "made").is_dir()
     stood_in = ["rm -rf precious", "ray stop --force", "pkill -9 python", "kill -9 1"]
     assert seen.left_out[:4] == stood_in and "pip install nothing" in seen.left_out[4]

@@ -2,6 +2,7 @@ import re
 import sys
 
 import pytest
+from omegaconf import OmegaConf
 from verl_config import COMPLETE, verl_config
 
 from gtpo_verl.check import judge, machine
@@ -64,6 +65,7 @@ def test_an_empty_variable_of_the_shell_is_named_with_the_other_two(judged):
     found = judged(*wrong)
     assert [*found] == [word.partition("=")[0] for word in wrong]
     assert found["trainer.nnodes"] == "give one, as verl's own trainer.nnodes=1"
+    assert problems(judged("algorithm.rollout_correction.rollout_is_threshold=0.5_4.0")) == {}
 
 
 def test_a_strategy_without_its_engine_names_the_engine(judged):
@@ -129,6 +131,10 @@ def test_a_wrong_key_of_gtpo_is_a_problem_beside_the_others(judged):
     found = judged("+algorithm.gtpo.gama=1", f"{ROLLOUT}.name=???")
     assert any(key.startswith("algorithm.gtpo.gama=1: ") for key in found)
     assert found[f"{ROLLOUT}.name"].startswith(f"set {ROLLOUT}.name=vllm")
+
+
+def test_a_config_that_is_no_trainers_is_not_judged():
+    assert "not one of verl's trainers" in judge.judge(OmegaConf.create({"data": 1}), None, [], [])["other"]
 
 
 def test_a_verl_that_does_not_load_the_plugin_is_not_judged(monkeypatch):

@@ -83,3 +83,13 @@ def test_each_start_after_a_fault_goes_on_from_the_last_whole_checkpoint(train):
     assert set(range(1, 10)) - initial.keys() <= killed_at  # verl logs a step after its checkpoint
     assert all(value == (0.5 if step > changed_after else measured.value) for step, value in initial.items())
     assert InitialEntropy.load(train.out / "checkpoints") == InitialEntropy(0.5)
+
+
+def test_a_trainer_with_advantages_of_its_own_ends_at_its_first_update_and_says_whose_they_are(train):
+    modules = "recipes.verl_cpu.plugin,own_advantages"
+    result = train("trainer.v1.trainer_mode=own", VERL_USE_EXTERNAL_MODULES=modules)
+    assert result.returncode and "first update has the advantages of own_advantages." in result.stdout
+    assert "OwnTrainer._compute_advantage, which did not call verl's compute_advantage" in result.stdout
+    grpo = ("algorithm.adv_estimator=grpo", "trainer.v1.trainer_mode=own")
+    result = train(*grpo, VERL_USE_EXTERNAL_MODULES=modules)
+    assert result.returncode and "own_advantages." not in result.stdout  # verl misses the advantages

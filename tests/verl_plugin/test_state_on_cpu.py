@@ -12,6 +12,7 @@ from verl.utils.metric import reduce_metrics
 
 from gtpo_verl import GTPOConfig
 from gtpo_verl.initial_entropy import InitialEntropy
+from gtpo_verl.verl_plugin import hooks
 from gtpo_verl.verl_plugin.update_pass import Columns
 
 KNOWN = "algorithm.gtpo.initial_entropy=0.3"
@@ -60,6 +61,26 @@ def test_an_actor_whose_loss_did_not_apply_the_entropy_is_an_error(stage):
     assert Columns.of(gtpo.batch) is not None
     with pytest.raises(RuntimeError, match="the actor's loss did not apply the entropy"):
         reduce_metrics({"actor/my_loss": [1.0]})
+
+
+@pytest.mark.parametrize("kind", ["v1", "legacy"])
+def test_an_update_without_an_estimate_is_an_error_that_names_who_made_its_advantages(make_stage, kind):
+    def update(*overrides):
+        trainer = make_stage(kind, KNOWN, *overrides).trainer
+        trainer._compute_advantage = type("Mine", (), {"_compute_advantage": len})._compute_advantage
+        return hooks.update_actor(lambda: "updated", trainer), trainer
+
+    with pytest.raises(
+        RuntimeError, match="gtpo asks for GTPO, but .* has the advantages of builtins.len"
+    ):
+        update()
+    assert update("algorithm.adv_estimator=grpo")[0] == "updated"
+
+
+def test_an_update_after_an_estimate_passes(stage):
+    gtpo = stage(KNOWN)
+    gtpo.advantages()
+    assert hooks.update_actor(lambda: "updated", gtpo.trainer) == "updated"
 
 
 def test_grpo_in_the_same_process_is_verls(stage, rows):

@@ -5,11 +5,11 @@ import sys
 from importlib import import_module
 
 sys.path.remove(os.path.dirname(__file__))
-del sys.modules["sitecustomize"]
+this = sys.modules.pop("sitecustomize")
 try:
     import_module("sitecustomize")  # of this Python, or of the user
 except ImportError:
-    pass
+    sys.modules["sitecustomize"] = this
 try:
     from gtpo_verl.check import guard
 except ImportError:
