@@ -88,6 +88,8 @@ if [ "$model" = smollm2 ]; then
     )
 fi
 
+dump=(++algorithm.gtpo.dump_dir="$OUT/dump")
+case "$*" in *algorithm.gtpo.dump_dir=*) dump=() ;; esac
 COMMAND=(
     python3 -m verl.trainer.main_ppo --config-path "$PWD/recipes/config" --config-name gtpo_cpu
     task_dir="$task_dir"
@@ -99,7 +101,13 @@ COMMAND=(
     trainer.total_training_steps="$steps"
     trainer.save_freq="$save_freq"
     trainer.default_local_dir="$OUT/checkpoints"
+    "${dump[@]}"
     "$@"
 )
 measure_initial_entropy
 python3 -m recipes run --out "$OUT" --stall "$stall" -- "${COMMAND[@]}" "${INITIAL_ENTROPY[@]}"
+[ ${#dump[@]} = 0 ] || echo "
+To look at it, after source .venv/bin/activate:
+  gtpo-verl diagnose $OUT/metrics.jsonl --rollouts $OUT/dump     is it sound?
+  gtpo-verl view $OUT/dump -o $OUT/view.html     what happened to each token; open it in a browser
+  python3 -m recipes plot --help     the curves in $OUT/training.png, and several runs in one picture"
