@@ -110,4 +110,4 @@ python3 -m recipes run --out "$OUT" --stall "$stall" -- "${COMMAND[@]}" "${INITI
 To look at it, after source .venv/bin/activate:
   gtpo-verl diagnose $OUT/metrics.jsonl --rollouts $OUT/dump     is it sound?
   gtpo-verl view $OUT/dump -o $OUT/view.html     what happened to each token; open it in a browser
-  python3 -m recipes plot --help     the curves in $OUT/training.png, and several runs in one picture"
+  $OUT/training.png     its curves"

@@ -1,11 +1,13 @@
 """The four curves of a run in one figure, with the step marked from which on it is not sound."""
 
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from gtpo_verl.diagnose.report import Run
 from gtpo_verl.monitor.signs import label
+from gtpo_verl.records import atomic_write
 
 _PANELS = (("accuracy", "reward"), ("ended", "equal"), ("entropy",), ("length",))
 
@@ -41,4 +43,6 @@ def plot(run: Run, report: Mapping[str, Any], path: Path) -> None:
         axes.grid(color="#e4e4e4")
     figure.supxlabel("step", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    image = BytesIO()  # matplotlib says nothing of a full disk
+    figure.savefig(image, format=path.suffix.lstrip(".") or "png", dpi=150)
+    atomic_write(path, image.getvalue())

@@ -183,6 +183,8 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
     sampling = (args.samples, args.max_response_length, args.batch_size, args.seed)
     template = template_kwargs(args.overrides)
+    if not args.data.is_file():
+        raise ValueError(f"--data {args.data}: no such file: give the parquet file of the run's training questions")
     measured = measure_where_the_gpus_are(args.model, args.data.absolute(), *sampling, template)
     print(f"initial_entropy={measured.value:.6f}")
     print(f"standard deviation over the completions: {measured.std:.6f} nats per token")

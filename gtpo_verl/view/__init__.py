@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a run's dump_dir, a folder above it, or one step_*.jsonl of it; or a run's rollout_data_dir, or one "
         "N.jsonl of it",
     )
-    parser.add_argument("-o", "--out", type=Path, default=Path("view.html"), help="default: %(default)s")
+    parser.add_argument(
+        "-o", "--out", type=Path, default=Path("view.html"), help="default: %(default)s; - for standard output"
+    )
     parser.add_argument(
         "--tokenizer",
         help="folder or Hub name of the run's tokenizer: for verl's rollouts, or if the dump's own is gone",
@@ -54,6 +56,9 @@ def run(args: argparse.Namespace) -> int:
     paths = thin_out(source.paths, source.size_limit)
     name = "gtpo-verl view --demo" if args.demo else str(args.path)
     page = render(source.header, map(source.read, paths), source.tokenizer, name)
+    if str(args.out) == "-":
+        print(page)
+        return 0
     args.out.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(args.out, page)
     print(f"{args.out}: steps {len(paths)}, {len(page) / 1e6:.1f} MB; open it in a browser")

@@ -70,9 +70,7 @@ def test_an_update_without_an_estimate_is_an_error_that_names_who_made_its_advan
         trainer._compute_advantage = type("Mine", (), {"_compute_advantage": len})._compute_advantage
         return hooks.update_actor(lambda: "updated", trainer), trainer
 
-    with pytest.raises(
-        RuntimeError, match="gtpo asks for GTPO, but .* has the advantages of builtins.len"
-    ):
+    with pytest.raises(RuntimeError, match="gtpo asks for GTPO, but .* has the advantages of builtins.len"):
         update()
     assert update("algorithm.adv_estimator=grpo")[0] == "updated"
 
