@@ -338,7 +338,7 @@ def main() -> int:
     OUT.mkdir(parents=True, exist_ok=True)
     sections = [f"## {name}\n\n{cell_table(cells)}" for name, cells in TABLES.items()]
     for name, runs in blocks().items():
-        own = part_two.results(runs)
+        own = part_two.results([(cell, seed) for cell, seed in runs if cell.start.evaluated])
         if len(own):
             sections.append(f"## Part two, block {name}\n\n{markdown(*part_two.block_table(own))}")
     sections.append(f"## Under verl and in the fast loop\n\n{numbers['table agreement']}")

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "example: gtpo-verl check\n"
         "         gtpo-verl check -- python3 -m verl.trainer.main_ppo --config-path DIR --config-name NAME …\n"
         "         gtpo-verl check --settings -- ray job submit --no-wait -- python3 -m verl.trainer.main_ppo …\n"
-        "         gtpo-verl check --run-script -- bash examples/grpo_trainer/run_qwen3_8b_fsdp.sh …\n\n"
+        "         gtpo-verl check --run-script -- bash my_script.sh …\n\n"
         "The command is started, and ended where Hydra has composed its config: before it makes a folder, starts Ray\n"
         "or loads anything. The exit status is 1 if there is a problem; each names its remedy."
     )

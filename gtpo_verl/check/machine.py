@@ -167,7 +167,7 @@ def _data(get: Callable, key: str, file: str, ppo: bool) -> Iterator[Finding]:
     read += [] if get("reward.reward_model.enable") else ["reward_model"]
     if missing := [name for name in read if name not in columns]:
         says = f"has no column {' and no '.join(missing)}, only {', '.join(sorted(columns))}"
-        yield Finding(f"{key}={file}", says, "make it as verl's examples/data_preprocess does, or name its columns")
+        yield Finding(f"{key}={file}", says, "make it as verl's own preprocessing does, or name its columns")
 
 
 def _code(key: str, path: Path, name: str) -> Iterator[Finding]:

@@ -86,7 +86,7 @@ def read_log(path: Path, keep: Keep = is_metric) -> Log:
 
 def read_metrics(path: Path) -> Steps:
     """All metrics of each step of a log."""
-    return read_log(path, lambda name: True).steps
+    return read_log(path, lambda name: name != "step").steps
 
 
 def _find_log(folder: Path) -> Path:

@@ -64,35 +64,25 @@ def test_a_run_written_by_verls_own_file_logger_is_read(tmp_path, monkeypatch):
 
 
 def test_a_repeated_step_of_a_flattened_log_keeps_its_last_value_and_merges_its_keys(tmp_path):
-    path = tmp_path / "run.jsonl"
-    path.write_text(
-        '{"step": 2, "data": {"a": 2}}\n{"step": 1, "a": 1}\n\n{"step": 1, "a": 3, "b": null}\n'
-        '{"step": 2, "c": 4, "note": "text"}\n'
-    )
-    expected = pd.DataFrame({"a": [3.0, 2.0], "c": [np.nan, 4.0]}, index=[1, 2])
+    path, entropy, loss, norm = tmp_path / "run.jsonl", "actor/entropy", "actor/pg_loss", "actor/grad_norm"
+    lines = [{"step": 1, entropy: 1}, {"step": 1, entropy: 3}, {"step": 2, "data": {entropy: 2}}]
+    lines.append({"step": 2, norm: 4, loss: 1, "note": "text"})
+    path.write_text("\n\n".join(map(json.dumps, lines)) + "\n")
+    expected = pd.DataFrame({entropy: [3.0, 2.0], norm: [np.nan, 4.0], loss: [np.nan, 1.0]}, index=[1, 2])
     pd.testing.assert_frame_equal(read_run(path), expected)
 
 
-def test_a_last_line_in_the_making_is_left_out_and_said(tmp_path, capsys):
+def test_a_last_line_in_the_making_is_left_out(tmp_path):
     path = tmp_path / "run.jsonl"
-    path.write_text('{"step": 1, "data": {"a": 1}}\n{"step": 2, "da')
+    path.write_text('{"step": 1, "data": {"actor/entropy": 1}}\n{"step": 2, "da')
     assert read_run(path).index.tolist() == [1]
-    assert "run.jsonl:2 is unfinished and left out" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        ('{"step": 1, "data": {}}\n', "holds no steps"),
-        ('{"step": 1, "da\n{"step": 2, "data": {"a": 1}}\n', ":1 is not JSON"),
-        ('{"input": "p", "output": "o"}\n', ':1 has no integer "step"'),
-        ("[1]\n", ':1 has no integer "step"'),
-    ],
-)
-def test_a_file_that_is_no_run_is_refused(tmp_path, text, message):
+@pytest.mark.parametrize("text", ['{"step": 1, "data": {}}\n', '{"step": 1, "da\n', '{"input": "p"}\n', "[1]\n"])
+def test_a_file_that_is_no_run_is_refused(tmp_path, text):
     path = tmp_path / "run.jsonl"
     path.write_text(text)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="run.jsonl has no metrics of a run"):
         read_run(path)
 
 
