@@ -37,6 +37,11 @@ def atomic_write(path: Path, content: str | bytes) -> None:
         partial.unlink(missing_ok=True)
 
 
+def nearest_existing(path: Path) -> Path:
+    """The path, or the first folder above it that is there."""
+    return next(x for x in (path.absolute(), *path.absolute().parents) if x.exists())
+
+
 def differences(before: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
     """The settings that had another value, one line each."""
     keys = dict.fromkeys([*settings, *before])

@@ -99,7 +99,7 @@ def _env_vars(options: Sequence[str]) -> dict[str, str]:
     from omegaconf import OmegaConf
 
     found: dict[str, str] = {}
-    words = [part for word in options for part in word.split("=", 1)] if options else []
+    words = [part for word in options for part in word.split("=", 1)]
     for option, value in zip(words, words[1:], strict=False):
         if option == "--runtime-env-json":
             found |= json.loads(value).get("env_vars", {})

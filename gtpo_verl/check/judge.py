@@ -62,13 +62,13 @@ def _of_another_program(config: DictConfig) -> str:
 
 def _not_numbers(overrides: Sequence[str], base: DictConfig) -> Iterator[Finding]:
     """Words where verl's default is a number or a truth value, such as an empty variable of the shell."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parser = OverridesParser.create()
     for word in overrides:
         key, _, _ = word.lstrip("+").partition("=")
         with suppress(Exception):
-            default = OmegaConf.select(base, key)
-            from hydra.core.override_parser.overrides_parser import OverridesParser
-
-            value = OverridesParser.create().parse_override(word).value()
+            default, value = OmegaConf.select(base, key), parser.parse_override(word).value()
             number = isinstance(default, int) or (isinstance(default, float) and value == "")  # some also take a range
             if number and isinstance(value, str) and "${" not in value:
                 kind = "True or False" if isinstance(default, bool) else "a number"
@@ -123,15 +123,15 @@ def _gtpos(config: DictConfig) -> Iterator[Finding]:
 
 def _without_effect(config: DictConfig) -> Iterator[Finding]:
     """Where a run that asks for GTPO would not get it."""
-    get = _getter(config)
+    get = machine.getter(config)
     loss = "distillation.distillation_loss"
-    if get("distillation.enabled") and not get(f"{loss}.use_task_rewards", True):
-        if not get(f"{loss}.use_policy_gradient"):
-            yield Finding(
-                f"{loss}.use_task_rewards=False",
-                "the policy loss is left out, and with it GTPO",
-                f"set {loss}.use_task_rewards=True, or another algorithm.adv_estimator",
-            )
+    rewarded = get(f"{loss}.use_task_rewards", True) or get(f"{loss}.use_policy_gradient")
+    if get("distillation.enabled") and not rewarded:
+        yield Finding(
+            f"{loss}.use_task_rewards=False",
+            "the policy loss is left out, and with it GTPO",
+            f"set {loss}.use_task_rewards=True, or another algorithm.adv_estimator",
+        )
     for trainer, method in _own_advantages():
         yield Finding(
             trainer,
@@ -153,13 +153,9 @@ def _own_advantages() -> Iterator[tuple[str, str]]:
 # ---------------------------------------------------------------- GPUs against settings
 
 
-def _getter(config: DictConfig) -> Callable[..., Any]:
-    return lambda key, default=None: OmegaConf.select(config, key, default=default)
-
-
 def _of_resources(config: DictConfig) -> Iterator[Finding]:
     """Settings that do not fit the GPUs that the command asks for."""
-    get = _getter(config)
+    get = machine.getter(config)
     gpus = int(get("trainer.nnodes")) * int(get("trainer.n_gpus_per_node"))
     if get("trainer.val_only"):
         return

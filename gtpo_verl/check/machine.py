@@ -19,15 +19,24 @@ from typing import Any
 
 from gtpo_verl.check.finding import Finding
 from gtpo_verl.links import DOCS
+from gtpo_verl.records import nearest_existing
 
 GB = 10**9
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _TASK_RUNNER_CPUS = 1
 _CPUS_PER_GPU = 3  # of the placement group that verl makes for a training worker
 _UNITS = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
+_REMOTE = re.compile(r"\w+://")
 _MEGATRON = ("megatron.bridge", "megatron.core", "transformer_engine", "flash_attn")
 DRIVER_REMEDY = "install a driver for that CUDA (580 or later for CUDA 13), or a torch built for an earlier one"
 _TOKEN = "if the error is InvalidAuthToken, export RAY_AUTH_MODE=disabled in every shell that starts or uses Ray"
+
+
+def getter(config: Any) -> Callable[..., Any]:
+    """The value of a key of a config, or a default."""
+    from omegaconf import OmegaConf
+
+    return lambda key, default=None: OmegaConf.select(config, key, default=default)
 
 
 def findings(config: Any) -> Iterator[Finding]:
@@ -36,11 +45,7 @@ def findings(config: Any) -> Iterator[Finding]:
     Args:
         config (DictConfig): of verl's PPO or SFT trainer.
     """
-    from omegaconf import OmegaConf
-
-    def get(key: str, default: Any = None) -> Any:
-        return OmegaConf.select(config, key, default=default)
-
+    get = getter(config)
     yield from _packages(get)
     yield from _files(get)
     yield from _weights(get)
@@ -122,12 +127,12 @@ def _files(get: Callable) -> Iterator[Finding]:
         if (file := get(key)) and not Path(str(file)).expanduser().is_file():
             yield Finding(f"{key}={file}", "no such file", "give its path, absolute or from this folder")
     for key in ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir"):
-        if (folder := get(key)) and _is_local(f"./{folder}") and not os.access(existing := _existing(folder), os.W_OK):
+        if (folder := get(key)) and not os.access(existing := nearest_existing(Path(folder).expanduser()), os.W_OK):
             yield Finding(f"{key}={folder}", f"{existing} cannot be written to", "give another folder")
 
 
 def _is_local(path: str) -> bool:
-    return not re.match(r"\w+://", path) and (path[:1] in "/.~" or Path(path).exists())
+    return not _REMOTE.match(path) and (path[:1] in "/.~" or Path(path).exists())
 
 
 def _is_here(model: str) -> bool:
@@ -139,15 +144,9 @@ def _is_here(model: str) -> bool:
     return model.count("/") == 1 and isinstance(try_to_load_from_cache(model, "config.json"), str)
 
 
-def _existing(folder: str) -> Path:
-    """The folder, or the first above it that is there."""
-    path = Path(folder).expanduser().absolute()
-    return next(x for x in (path, *path.parents) if x.exists())
-
-
 def _data(get: Callable, key: str, file: str, ppo: bool) -> Iterator[Finding]:
     path = Path(file).expanduser()
-    if re.match(r"\w+://", file):
+    if _REMOTE.match(file):
         return
     if not path.is_file() or not os.access(path, os.R_OK):
         yield Finding(
@@ -208,7 +207,7 @@ def _weights(get: Callable) -> Iterator[Finding]:
         count = kept + 1 if kept else max(1, int(steps) // save_freq) if steps else 2
         # float32 weights, and Adam's two moments of those that are trained
         size *= count * (4 if get(f"{model}.lora_rank") or get(f"{model}.lora.rank") else 12)
-        existing = _existing(folder)
+        existing = nearest_existing(Path(folder).expanduser())
         free = shutil.disk_usage(existing).free
         says = f"{free / GB:.1f} GB free at {existing}, {count} checkpoints take {size / GB:.1f} GB"
         remedy = "give another trainer.default_local_dir, remove old ones, or set trainer.max_actor_ckpt_to_keep lower"

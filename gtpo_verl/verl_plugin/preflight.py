@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from gtpo_verl.dumps import HEADER_NAME, STEP_FILES
 from gtpo_verl.initial_entropy import PAPER_SAMPLES, InitialEntropy, changed_settings
-from gtpo_verl.records import read_record
+from gtpo_verl.records import nearest_existing, read_record
 from gtpo_verl.verl_plugin import collapse_watch, names_and_versions
 from gtpo_verl.verl_plugin.config import Mode, RunConfig, VerlGTPOConfig
 from gtpo_verl.verl_plugin.names_and_versions import ADV_ESTIMATOR, ALIAS, LOSS_MODE, NAMES, foreign, select
@@ -213,7 +213,7 @@ def _sequence_parallel(config: DictConfig) -> Iterator[str]:
 
 def _check_dump(config: DictConfig, run: RunConfig, folder: Path) -> None:
     """A dump, under any estimator, needs a folder of its own, in which it can write."""
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    existing = nearest_existing(folder)
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise ValueError(
             f"algorithm.gtpo.dump_dir={folder}: {existing} is not a folder that can be written to: give another one"
