@@ -82,6 +82,8 @@ METHODS: dict[str, tuple[str, ...]] = {
     "gated_masks": (*GTPO, *_NO_ENTROPY),
     "corpo_masks": (*GTPO, *_NO_ENTROPY),
     "divided_masks": (*GTPO, *_NO_ENTROPY),
+    "corpo_gtpo": GTPO,  # with γ and filter
+    "gated_gtpo": GTPO,
     # Of the runs in `studies.confirm` only.
     "gamma_0.01": _gtpo(entropy_coeff=0.01),
     "gamma_1": _gtpo(entropy_coeff=1),
@@ -99,6 +101,8 @@ CONTROLS = {
     "gated_masks": "gate",
     "corpo_masks": "never_positive_if_wrong",
     "divided_masks": "divide",
+    "corpo_gtpo": "never_positive_if_wrong",
+    "gated_gtpo": "gate",
 }
 """Methods that verl does not have: which function of `studies.fast` changes their advantages."""
 
@@ -234,6 +238,8 @@ SCREENED = (
 )
 SCREEN_SEEDS = (3, 6, 1, 2, 4, 5)
 """Those on which GTPO's completions shrank come first."""
+CANDIDATES = ("corpo_gtpo", "gated_gtpo")
+"""Of block 7, the best first."""
 CLEAN = 0.9
 """Least share of clean endings at a rate that one would keep."""
 
@@ -320,6 +326,16 @@ def blocks() -> dict[str, list[tuple[Cell, int]]]:
         ],
         "7. other masks, screened": [
             (cell, seed) for seed in SCREEN_SEEDS for cell in cells([SCREEN], SCREENED, [REAL_RATES[1]])
+        ],
+        "8. two candidates on many prompts": [
+            (cell, seed)
+            for seed in range(11, 21)
+            for cell in cells(MANY, ("grpo", "gtpo", *CANDIDATES), MANY_RATES[1:3])
+        ],
+        "9. the first on the real model": [
+            (cell, seed)
+            for seed in range(7, 15)
+            for cell in cells([LEGS], ("grpo", "gtpo", CANDIDATES[0], "corpo_masks"), [REAL_RATES[1]])
         ],
     }
 
