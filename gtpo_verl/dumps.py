@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA_VERSION, HEADER_NAME, STEP_FILES = 1, "gtpo_dump.json", "step_*.jsonl"
-"""Of a token dump, which `verl_plugin.token_dump` writes and `view.sources` reads without verl."""
+"""Of a token dump, which `verl_plugin.token_dump` writes and `rollouts.sources` reads without verl."""
 
 
 def read_lines(path: Path, check: Callable[[Any], dict[str, Any]], of: str) -> list[dict[str, Any]]:

@@ -161,7 +161,7 @@ def report_on(run: Run) -> dict[str, Any]:
         "since": min(map(watch.since, signs), default=None),
         "sound_until": ordered[min(before)] if signs and min(before) >= 0 else None,
         "numbers": {name: _number(name, watch) for name in names if name in windows and watch.trends[name].count},
-        "signs": [_describe(sign, watch, run.seen.completions if run.seen else []) for sign in signs],
+        "signs": [_describe(sign, watch, run.seen) for sign in signs],
         "gtpo": would_gtpo_change_it(run.seen, run.applied),
         "not_logged": {name: FRAMEWORKS[framework].to_log.get(name) for name in NUMBERS if name not in windows},
         "calibration": EVIDENCE["calibration"],
@@ -227,7 +227,7 @@ def _number(name: str, watch: Watch) -> dict[str, Any]:
     return {"start": trend.first, **best, "now": now, "since": since}
 
 
-def _describe(sign: Sign, watch: Watch, completions: list[dict[str, Any]]) -> dict[str, Any]:
+def _describe(sign: Sign, watch: Watch, seen: "Rollouts | None") -> dict[str, Any]:
     """A sign, with the three completions of the last steps that show it best."""
     name, tried = sign.numbers[0], ""
     if sign.remedy == "lr" and name in ("ended", "strict"):
@@ -237,7 +237,7 @@ def _describe(sign: Sign, watch: Watch, completions: list[dict[str, Any]]) -> di
             "a reward for the format and nothing else in {strict_kept} of {strict}"
         ).format(**EVIDENCE["kept"])
     more_is_worse = name in NUMBERS and not NUMBERS[name][1]
-    having = [x for x in completions if name in x and (more_is_worse or x[name] != 1)]
+    having = [x for x in (seen.completions if seen else ()) if name in x and (more_is_worse or x[name] != 1)]
     worst = sorted(having, key=lambda x: (x[name] * (-1) ** more_is_worse, -x["step"]))[:3]
     return {
         "number": name,
@@ -247,5 +247,5 @@ def _describe(sign: Sign, watch: Watch, completions: list[dict[str, Any]]) -> di
         "advice": sign.advice,
         "try": watch.remedy(sign.remedy),
         "tried": tried,
-        "completions": [{"step": x["step"], name: x[name], "text": x["text"]} for x in worst],
+        "completions": [{"step": x["step"], name: x[name], "text": seen.text(x)} for x in worst] if seen else [],
     }

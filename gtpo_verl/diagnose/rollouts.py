@@ -1,15 +1,14 @@
 """What the completions say about a run: ends, repetition, groups without spread, and how much is in conflict."""
 
-import re
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from gtpo_verl.diagnose.evidence import EVIDENCE
 from gtpo_verl.monitor.completions import group_shares, repetition
-from gtpo_verl.view import thin_out
-from gtpo_verl.view.sources import Source, find_source
+from gtpo_verl.rollouts.sources import Source, find_source, step_of, thin_out
 
 _BYTES = 24 << 20  # what is tokenised in about a minute
 _SCORES = {"accuracy": "acc", "strict": "strict", "format": "format"}
@@ -21,33 +20,51 @@ class Rollouts(NamedTuple):
     """What was read.
 
     Args:
+        source (Source): where the completions come from.
+        limit: tokens at which they were cut off. A dump shows how they end, verl's text does not.
         steps: our numbers (`signs.NUMBERS`) at each step; `forward`, `backward`, `either`, shares of tokens on the
             conflict masks; and `groups`, the share of groups that have one.
-        completions: those of the last steps, each with its step, its text and our numbers of it.
+        completions: those of the last steps, each with its step, its own tokens and our numbers of it.
         unpunished: of each completion that does not end, in a group where others do and rewards differ, whether it
             scores above the group's mean.
-        applied (bool): whether GTPO trained them.
     """
 
+    source: Source
+    limit: float | None
     steps: dict[int, dict[str, float]]
     completions: list[Completion]
     unpunished: list[bool]
-    applied: bool
+
+    @property
+    def applied(self) -> bool:
+        """Whether GTPO trained them."""
+        return bool(self.source.header["gtpo_applied"])
+
+    def text(self, completion: Completion) -> str:
+        """One of `completions` as text."""
+        return self.source.tokenizer.decode(completion["ids"])
+
+    def add(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Take the completions of one more step."""
+        groups: dict[str, list[Completion]] = defaultdict(list)
+        for row in rows:
+            groups[row["uid"]].append(_completion(row, self.limit))
+        completions = [completion for group in groups.values() for completion in group]
+        self.steps[rows[0]["step"]] = _means(completions) | _of_groups(list(groups.values()))
+        self.completions[:] = [*self.completions, *completions][-4 * len(completions) :]
+        self.unpunished.extend(above for group in groups.values() for above in _unpunished(group))
 
 
 def read_rollouts(path: Path, tokenizer: str | None, limit: float | None) -> Rollouts:
     """Read a token dump or verl's rollout files, evenly thinned out if they are large.
 
-    Args:
-        limit: tokens at which completions were cut off. A dump shows how they end, verl's text does not.
-
     Raises:
         ValueError: there are none, or the tokenizer is of another model.
     """
     source = find_source(path, tokenizer)
-    early = [file for file in source.paths if int(re.findall(r"\d+", file.stem)[-1]) <= EVIDENCE["early"]]
+    early = [file for file in source.paths if step_of(file) <= EVIDENCE["early"]]
     files = {*thin_out(early, _BYTES // 4), *thin_out(source.paths, _BYTES)}
-    found = Rollouts({}, [], [], bool(source.header["gtpo_applied"]))
+    found = Rollouts(source, limit, {}, [], [])
     for file in (file for file in source.paths if file in files):
         rows = source.read(file)
         tokens, unknown = len(source.tokenizer), source.tokenizer.unk_token_id
@@ -56,33 +73,27 @@ def read_rollouts(path: Path, tokenizer: str | None, limit: float | None) -> Rol
             raise ValueError(
                 f"{file} has tokens that the tokenizer {name} has not: give the run's own with --tokenizer"
             )
-        groups: dict[str, list[Completion]] = defaultdict(list)
-        for row in rows:
-            groups[row["uid"]].append(_completion(row, source, limit))
-        completions = [completion for group in groups.values() for completion in group]
-        found.steps[rows[0]["step"]] = _means(completions) | _of_groups(list(groups.values()))
-        found.completions[:] = [*found.completions, *completions][-4 * len(completions) :]
-        found.unpunished.extend(above for group in groups.values() for above in _unpunished(group))
+        found.add(rows)
     return found
 
 
-def _completion(row: dict[str, Any], source: Source, limit: float | None) -> Completion:
+def _completion(row: dict[str, Any], limit: float | None) -> Completion:
     ids = [token for token, own in zip(row["token_ids"], row["response_mask"], strict=True) if own]
     numbers = {ours: row.get("scores", {}).get(theirs) for ours, theirs in _SCORES.items()}
-    if not source.header.get("rollouts"):
-        numbers["ended"] = float(bool(ids) and ids[-1] in source.tokenizer.all_special_ids)
+    if "ended" in row:
+        numbers["ended"] = float(row["ended"])
     elif limit:
         numbers["ended"] = float(len(ids) < 0.98 * limit)  # a text may be cut into other tokens than were sampled
     numbers |= {"reward": row["reward"], "length": len(ids), "repetition": repetition(ids)}
     numbers |= {"entropy": row.get("trajectory_entropy"), "forward": row["prefix_len"], "backward": row["suffix_len"]}
     numbers["either"] = min(row["prefix_len"] + row["suffix_len"], len(ids))
-    numbers |= {"step": row["step"], "text": source.tokenizer.decode(ids)}
+    numbers |= {"step": row["step"], "ids": ids}
     return {name: value for name, value in numbers.items() if value is not None}
 
 
 def _means(completions: list[Completion]) -> dict[str, float]:
     """Over the completions of a step; the masks' over its tokens."""
-    means = {name: fmean(x[name] for x in completions) for name in completions[0] if name not in ("step", "text")}
+    means = {name: fmean(x[name] for x in completions) for name in completions[0] if name not in ("step", "ids")}
     return means | {name: means[name] / max(means["length"], 1) for name in ("forward", "backward", "either")}
 
 

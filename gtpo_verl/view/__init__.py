@@ -1,16 +1,23 @@
 """`gtpo-verl view`: what GTPO (arXiv:2508.03772) does to each token of a run, as one HTML file that needs nothing else.
 
-It reads a token dump, or verl's own rollout files (`sources`), spells the tokens (`tokens`) and writes the page
-(`page`). `demo/` is the dump of a run, for a first look.
+It reads a token dump, verl's own rollout files or TRL's completions (`gtpo_verl.rollouts`), looks for signs of a fault
+in them (`gtpo_verl.diagnose`) and writes the page (`page`), which opens where the first one shows. `demo/` is the dump
+of a run, for a first look.
 """
 
 import argparse
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+from gtpo_verl.diagnose.report import Run, completions_per_step, report_on
+from gtpo_verl.diagnose.rollouts import Rollouts
+from gtpo_verl.monitor.logs import Log
+from gtpo_verl.monitor.signs import NUMBERS, STEPS, label
 from gtpo_verl.records import atomic_write
+from gtpo_verl.rollouts.sources import find_source, thin_out
 from gtpo_verl.view.page import render
-from gtpo_verl.view.sources import find_source
 
 DEMO = Path(str(files(__package__))) / "demo"
 
@@ -24,22 +31,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "example: gtpo-verl view --demo                     a run that comes with this package\n"
         "         gtpo-verl view dump                       a token dump: +algorithm.gtpo.dump_dir=$PWD/dump\n"
-        "         gtpo-verl view rollouts --tokenizer MODEL verl's own files: trainer.rollout_data_dir=$PWD/rollouts"
+        "         gtpo-verl view rollouts --tokenizer MODEL verl's own files: trainer.rollout_data_dir=$PWD/rollouts\n"
+        "         gtpo-verl view outputs --tokenizer MODEL  TRL's output folder: log_completions=True"
     )
     parser.add_argument(
         "path",
         metavar="RUN_OR_FILE",
         type=Path,
         nargs="?",
-        help="a run's dump_dir, a folder above it, or one step_*.jsonl of it; or a run's rollout_data_dir, or one "
-        "N.jsonl of it",
+        help="a run's dump_dir, a folder above it, or one step_*.jsonl of it; a run's rollout_data_dir, or one "
+        "N.jsonl of it; TRL's output_dir, or one completions_N.parquet of it",
     )
     parser.add_argument(
         "-o", "--out", type=Path, default=Path("view.html"), help="default: %(default)s; - for standard output"
     )
     parser.add_argument(
         "--tokenizer",
-        help="folder or Hub name of the run's tokenizer: for verl's rollouts, or if the dump's own is gone",
+        help="folder or Hub name of the run's tokenizer: for text, or if the dump's own is gone",
     )
     parser.add_argument("--demo", action="store_true", help="show the run that comes with this package")
 
@@ -55,7 +63,15 @@ def run(args: argparse.Namespace) -> int:
     source = find_source(args.path, args.tokenizer)
     paths = thin_out(source.paths, source.size_limit)
     name = "gtpo-verl view --demo" if args.demo else str(args.path)
-    page = render(source.header, map(source.read, paths), source.tokenizer, name)
+    seen = Rollouts(source, None, {}, [], [])
+
+    def steps() -> Iterator[list[dict[str, Any]]]:
+        for path in paths:
+            rows = source.read(path)
+            seen.add(rows)
+            yield rows
+
+    page = render(source.header, steps(), source.tokenizer, name, lambda: findings(seen))
     if str(args.out) == "-":
         print(page)
         return 0
@@ -67,8 +83,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def thin_out(paths: list[Path], size: int) -> list[Path]:
-    """Evenly spaced steps, the last among them, of no more than `size` bytes; one step at least."""
-    while len(paths) > 1 and sum(path.stat().st_size for path in paths) > size:
-        paths = paths[::-2][::-1]
-    return paths
+def findings(seen: Rollouts) -> dict[str, Any]:
+    """The numbers of each step, by what they are called, and the signs that `diagnose` finds with their first steps."""
+    log, signs = Log("", "verl", seen.steps, {}, []), []
+    if len(seen.steps) >= STEPS:  # of fewer, signs are chance
+        report = report_on(Run(log, completions_per_step(log), seen.limit, seen, seen.applied))
+        signs = [[sign["since"], sign["meaning"]] for sign in report["signs"]]
+    numbers = {
+        step: {label(name): value for name, value in of_step.items() if name in NUMBERS}
+        for step, of_step in seen.steps.items()
+    }
+    return {"numbers": numbers, "signs": signs}

@@ -5,22 +5,29 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.resources import files
 from itertools import groupby
 from typing import Any
 
-from gtpo_verl.view.tokens import Piece, spell, token_pieces
+from gtpo_verl.rollouts.tokens import Piece, spell, token_pieces
 
 
-def render(header: dict[str, Any], steps: Iterable[list[dict[str, Any]]], tokenizer: Any, source: str) -> str:
+def render(
+    header: dict[str, Any],
+    steps: Iterable[list[dict[str, Any]]],
+    tokenizer: Any,
+    source: str,
+    findings: Callable[[], dict[str, Any]] = dict,
+) -> str:
     """The page; all data of the run in it is ASCII.
 
     Args:
         header: of the source.
-        steps: the completions of each, as `gtpo_verl.view.sources` reads them, in their order.
+        steps: the completions of each, as `gtpo_verl.rollouts.sources` reads them, in their order.
         tokenizer: of the run.
         source (str): where the steps came from, for the reader.
+        findings: called after the last step: more for `run-data`.
     """
     pieces: dict[int, Piece] = {}
     summaries, data = [], []
@@ -29,7 +36,7 @@ def render(header: dict[str, Any], steps: Iterable[list[dict[str, Any]]], tokeni
         pieces |= token_pieces(tokenizer, ids - pieces.keys())
         summaries.append(summarize(step))
         data.append(_data_element(f"step-{step[0]['step']}", list(_groups(step, pieces))))
-    run_data = header | {"source": source, "pieces": pieces, "steps": summaries}
+    run_data = header | {"source": source, "pieces": pieces, "steps": summaries} | findings()
     script = _asset("view.js")
     digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
     parts = {

@@ -208,6 +208,7 @@ class Row {
       make("span", { className: ["down", "", "up"][sign + 1], title: "advantage over the group's average" }, `A ${signed(c.group_advantage)}`),
       ...parts.map((part) => make("span", {}, part)),
       make("span", { className: `badge ${c.kept ? "" : "dropped"}` }, run.rollouts ? "end unknown" : verdict),
+      ...(c.ended === false ? [make("span", { className: "badge unended" }, "did not end")] : []),
     );
     if (this.fold) {
       const [start, end] = [FOLD.head, c.length - FOLD.tail];
@@ -255,8 +256,9 @@ function describe() {
   $("threshold").value = Math.min(state.threshold, $("threshold").max);
   $("threshold-name").textContent = state.threshold === Infinity ? "no filter" : `filter above ${number(state.threshold, 3)} nats`;
   const all = groups.flatMap(({ completions }) => completions), dropped = all.filter((c) => !c.kept).length;
-  $("summary").textContent = state.threshold === Infinity ? "" :
-    `The filter ${applied ? "takes" : "would take"} ${dropped} of the ${count(all.length, "completion")} of this step.`;
+  const numbers = Object.entries(run.numbers[run.steps[state.step].step]).map(([name, x]) => `${name} ${amount(x)}`);
+  $("summary").textContent = `This step: ${numbers.join(" · ")}.` + (state.threshold === Infinity ? "" :
+    ` The filter ${applied ? "takes" : "would take"} ${dropped} of the ${count(all.length, "completion")}.`);
   listFrequent(all);
 }
 
@@ -392,7 +394,10 @@ $("rows").addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("select")) return;
+  const move = { n: 1, p: -1 }[event.key], to = state.step + move;
   if (event.key === "Escape") release();
+  else if (run.steps[to]) chooseStep(to);
 });
 $("close").addEventListener("click", release);
 
@@ -457,17 +462,17 @@ $("threshold").addEventListener("input", ({ target }) => {
 
 // ---------------------------------------------------------------- start
 
-$("run").textContent = `${run.source}: ${run.rollouts ? "verl's rollout files" : run.adv_estimator}, ` +
+$("run").textContent = `${run.source}: ${run.rollouts || run.adv_estimator}, ` +
   `${count(run.steps.length, "step")}. ` + (run.rollouts ? "" : `Filter ${run.filter_active ? "on" : "off"}: ` +
   `completion_filter=${run.gtpo.completion_filter}, initial entropy ` +
   `${run.initial_entropy === null ? "unknown" : number(run.initial_entropy, 3)}, threshold ` +
   `${number(run.gtpo.entropy_threshold, 3)} nats per token.`);
 $("notice").hidden = applied;
 $("notice").textContent = run.rollouts ?
-  "These are the rollout files of verl: text, which this page tokenises again. Ends are unknown: verl leaves " +
-  "out special tokens, so a completion that was cut off looks like one that ended by itself. A token may not be the " +
+  `These are ${run.rollouts}: text, which this page tokenises again. Ends are unknown: special tokens are left out, ` +
+  "so a completion that was cut off looks like one that ended by itself. A token may not be the " +
   "one that was sampled, and text that a tool wrote looks like the model's. The colours show what GTPO would do " +
-  "with its default settings, without its filter; A is GRPO's, from the scores." :
+  `with its default settings, without its filter; A is ${run.advantage}.` :
   `This run trains with ${run.adv_estimator}, not with GTPO. The colours show what GTPO would do ` +
   "to these tokens: the protected and doubled ones are those that this run pushes both ways. Advantages are the run's own.";
 for (const element of document.querySelectorAll("[data-lambda]")) {
@@ -476,8 +481,14 @@ for (const element of document.querySelectorAll("[data-lambda]")) {
 for (const element of document.querySelectorAll(".needs-entropy")) element.hidden = Boolean(run.rollouts);
 if (window.matchMedia("(max-width: 60rem)").matches) $("guide").open = $("frequent").open = false;
 drawStrip();
-const wanted = run.steps.findIndex(({ step }) => `#${step}` === location.hash);
-goToStep(Math.max(0, wanted));
+const placeOf = (wanted) => run.steps.findIndex(({ step }) => step === wanted);
+for (const [since, meaning] of run.signs) {
+  const button = make("button", { type: "button", onclick: () => chooseStep(placeOf(since)) }, `step ${since}`);
+  $("signs").append(make("li", {}, "Since ", button, `: ${meaning}.`));
+}
+$("signs").hidden = !run.signs.length;
+const wanted = placeOf(Number(location.hash.slice(1)));
+goToStep(wanted >= 0 ? wanted : run.signs.length ? placeOf(run.signs[0][0]) : 0);
 for (const element of document.querySelectorAll(".needs-inference")) {
   element.hidden = !groups.some(({ completions }) => completions.some((c) => c.inference_logprobs));
 }

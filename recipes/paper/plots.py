@@ -32,12 +32,12 @@ from gtpo_verl.monitor.logs import read_metrics
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 GREY = "#555555"
 STYLE: Any = {
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.labelsize": 8.5,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "legend.fontsize": 9,
+    "font.size": 11,
+    "axes.titlesize": 11,
+    "axes.labelsize": 11,
+    "xtick.labelsize": 10,
+    "ytick.labelsize": 10,
+    "legend.fontsize": 11,
     "axes.grid": True,
     "grid.color": "#e4e4e4",
     "grid.linewidth": 0.6,
@@ -56,7 +56,7 @@ STYLE: Any = {
 
 
 class Curve(NamedTuple):
-    """One metric: the first of ``keys`` that all runs of a label logged, times ``factor``, in ``unit``."""
+    """One metric: the first of ``keys`` that all runs of a label logged, times ``factor``; a share has no ``unit``."""
 
     name: str
     unit: str
@@ -65,20 +65,20 @@ class Curve(NamedTuple):
     mark_ln2: bool = False
 
 
-# A panel has one or two curves. The second is dashed; if its unit differs, its axis is on the right.
+# A panel has one or two curves. The second is dashed; if its unit differs, its axis is on the right. Shares go to 1.
 PANELS: tuple[tuple[Curve, ...], ...] = (
-    (Curve("accuracy reward", "% of its maximum", ("reward/acc/mean",), 100),),
+    (Curve("right answers", "", ("reward/acc/mean",)),),
     (
-        Curve("format reward", "% of its maximum", ("reward/format/mean",), 10),
-        Curve("strict format", "% of its maximum", ("reward/strict/mean",), 100),
+        Curve("format reward / 10", "", ("reward/format/mean",), 0.1),
+        Curve("strict", "", ("reward/strict/mean",)),
     ),
     (Curve("entropy ⟨H⟩", "nats per token", ("gtpo/entropy/mean", "actor/entropy"), mark_ln2=True),),
-    (Curve("conflict tokens", "% of tokens", ("gtpo/conflict/token_frac",), 100),),
+    (Curve("conflict tokens", "", ("gtpo/conflict/token_frac",)),),
     (
         Curve("length", "tokens", ("response_length/mean", "completion/length/mean")),
-        Curve("ends with EOS", "% of completions", ("completion/eos_rate",), 100),
+        Curve("with EOS", "", ("completion/eos_rate",)),
     ),
-    (Curve("filtered out, δ = 0", "% of completions", ("gtpo/filter/dropped_frac",), 100),),
+    (Curve("filtered completions", "", ("gtpo/filter/dropped_frac",)),),
 )
 
 
@@ -146,7 +146,7 @@ def training_figure(runs: Mapping[str, Sequence[pd.DataFrame]], window: int | No
     seeds = max(len(group) for group in runs.values())
     colours = dict(zip(runs, COLOURS, strict=False))
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9, 5.5), layout="constrained")  # 900 pixels of a README
+        figure = Figure(figsize=(9, 5.5), layout="constrained")  # 900 pixels of a README, legible at 450
         axes = figure.subplots(2, 3)
         for ax, panel in zip(axes.flat, PANELS, strict=True):
             _draw_panel(ax, panel, runs, colours, window)
@@ -162,7 +162,8 @@ def training_figure(runs: Mapping[str, Sequence[pd.DataFrame]], window: int | No
         if seeds > 1:
             caption += " Band: smallest to largest seed."
         figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 4), frameon=False)
-        figure.supxlabel(caption, fontsize=7.5, color=GREY)
+        caption += " Panels without a unit: shares."
+        figure.supxlabel(caption, fontsize=9, color=GREY)
     return figure
 
 
@@ -185,7 +186,6 @@ def _draw_panel(
             target = ax.twinx()
             target.grid(False)
             target.spines["right"].set_visible(True)
-        target.set_ylabel(curve.unit)
         for label, seeds in found.items():
             _draw_curve(target, seeds, window, colours[label], dashed=bool(drawn))
         drawn.append(curve)
@@ -193,11 +193,11 @@ def _draw_panel(
             target.axhline(LN2, color="black", lw=1, ls=":")
             target.annotate("ln 2", (1, LN2), (-2, 2), ("axes fraction", "data"), "offset points", ha="right")
         # From zero up, for an axis cut off at the data shouts.
-        high = max(1.1 * target.dataLim.y1, 1.0 if curve.unit.startswith("%") else 1e-3)
+        high = max(1.1 * target.dataLim.y1, 1e-3) if curve.unit else 1.03
         target.set_ylim(-0.03 * high, high)
 
-    names = [curve.name for curve in drawn or panel]
-    title = f"{names[0]} (solid), {names[1]} (dashed)" if len(drawn) == 2 else " and ".join(names)
+    names = [f"{curve.name}, {curve.unit}" if curve.unit else curve.name for curve in drawn or panel]
+    title = f"{names[0]} (solid)\n{names[1]} (dashed)" if len(drawn) == 2 else " and ".join(names)
     ax.set_title(title[0].upper() + title[1:])
     ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     if missing:

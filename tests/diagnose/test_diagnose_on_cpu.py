@@ -101,7 +101,7 @@ def bad_inputs(tmp_path):
         ([folder, "--tokenizer", tmp_path], "no tokenizer"),
         ([words, "--tokenizer", DEMO], "1.jsonl is not text of the tokenizer"),
         ([long, "--rollouts", folder, "--tokenizer", DEMO], "has 2 tokens a completion at step 1"),
-        ([long, "--rollouts", tmp_path / "two"], "has no gtpo_dump.json and no N.jsonl"),
+        ([long, "--rollouts", tmp_path / "two"], "has no gtpo_dump.json, N.jsonl"),
         ([long, "--limit", "0"], "--limit and --completions must be at least 1"),
         ([long, "--plot", tmp_path / "plot.doc"], "Format 'doc' is not supported"),
     ]

@@ -144,12 +144,27 @@ def test_it_can_be_used_by_keyboard(show, dump):
     assert text(driver, "#step-name") == "10"
 
 
+def test_it_opens_where_the_run_breaks_and_marks_what_did_not_end(show):
+    driver = show("--demo")
+    assert text(driver, "#signs li") == "Since step 300: some completions no longer end."
+    assert text(driver, "#step-name") == "300" and "completions that end 0 · reward 20 ·" in text(driver, "#summary")
+    assert [x.text for x in find(driver, "article .unended")] == ["did not end"] * 8
+    ActionChains(driver).send_keys("p").perform()
+    assert text(driver, "#step-name") == "290" and text(driver, "#summary").count("completions that end") == 1
+    ActionChains(driver).send_keys("n", "n", "n", "n").perform()
+    assert text(driver, "#step-name") == "400"
+    find(driver, "#signs button")[0].click()
+    assert text(driver, "#step-name") == "300"
+    driver.execute_script("goToStep(3)")
+    assert text(driver, "#step-name") == "40" and not find(driver, "article .unended")
+
+
 def test_the_threshold_slider_filters_completions(show, dump):
     driver = show(dump)
-    assert "The filter takes 0 of the 3 completions" in text(driver, "#summary")
+    assert "The filter takes 0 of the 3 completions." in text(driver, "#summary")
     assert text(driver, "#threshold-name") == "filter above 0.693 nats"
     filter_above(driver, 0.1)
-    assert "The filter takes 3 of the 3 completions" in text(driver, "#summary")
+    assert "The filter takes 3 of the 3 completions." in text(driver, "#summary")
     assert {classes.split()[1] for _, classes in tokens(driver, 0)} == {"filtered"}
     find(driver, "#strip g")[2].click()  # of completions with an entropy of 0.9
     filter_above(driver, 0.85)

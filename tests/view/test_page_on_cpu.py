@@ -5,8 +5,8 @@ import re
 import pytest
 from token_dump import HOSTILE, save_tokenizer, write_dump
 
+from gtpo_verl.rollouts.sources import find_source
 from gtpo_verl.view.page import render, summarize
-from gtpo_verl.view.sources import find_source
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from own_process import run_python
 from token_dump import STEPS, save_tokenizer, write_dump
 
 from gtpo_verl import cli, view
-from gtpo_verl.view.sources import find_source
 
 
 @pytest.fixture(scope="module")
@@ -16,27 +15,6 @@ def tokenizer(tmp_path_factory):
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory, tokenizer):
     return write_dump(tmp_path_factory.mktemp("run") / "dump", tokenizer, STEPS)
-
-
-def refusal(capsys, folder, *options):
-    assert cli.main(["view", str(folder), *map(str, options), "--out", str(folder / "view.html")]) == 2
-    assert not (folder / "view.html").exists()
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
-
-
-def read_rollouts(path, tokenizer):
-    source = find_source(path, tokenizer)
-    return [completion for file in source.paths for completion in source.read(file)]
-
-
-def test_steps_are_thinned_out_evenly_to_a_size(tmp_path):
-    paths = [tmp_path / str(i) for i in range(9)]
-    for path in paths:
-        path.write_bytes(b"x" * 10)
-    assert view.thin_out(paths, 90) == paths
-    assert view.thin_out(paths, 50) == paths[::2]
-    assert view.thin_out(paths, 1) == [paths[-1]]
 
 
 def test_the_demo_needs_no_run_and_no_verl(tmp_path):

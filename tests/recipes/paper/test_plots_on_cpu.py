@@ -136,12 +136,13 @@ def test_the_figure_names_its_metrics_units_and_seeds():
     assert entropy.get_ylim()[0] <= 0 < LN2 < entropy.get_ylim()[1]
 
 
-def test_rewards_and_rates_are_percentages_of_their_maximum():
+def test_rewards_and_rates_are_shares_of_their_maximum():
     accuracy, form, *_ = training_figure({"GTPO": [a_run()]}, window=1).axes
-    np.testing.assert_allclose(means(accuracy)[0].get_ydata(), range(1, 41))
+    np.testing.assert_allclose(means(accuracy)[0].get_ydata(), [step / 100 for step in range(1, 41)])
     solid, dashed = means(form)
-    np.testing.assert_allclose(solid.get_ydata(), [90 + 0.1 * step for step in range(1, 41)])
-    np.testing.assert_allclose(dashed.get_ydata(), 90)
+    np.testing.assert_allclose(solid.get_ydata(), [0.9 + 0.001 * step for step in range(1, 41)])
+    np.testing.assert_allclose(dashed.get_ydata(), 0.9)
+    assert accuracy.get_ylim()[1] == 1.03
     assert (solid.get_linestyle(), dashed.get_linestyle()) == ("-", "--")
 
 

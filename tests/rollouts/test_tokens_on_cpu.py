@@ -6,8 +6,8 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from gtpo_verl import cli
-from gtpo_verl.view.sources import find_source
-from gtpo_verl.view.tokens import load_tokenizer, token_pieces
+from gtpo_verl.rollouts.sources import find_source
+from gtpo_verl.rollouts.tokens import load_tokenizer, token_pieces
 
 
 @pytest.fixture(scope="module")

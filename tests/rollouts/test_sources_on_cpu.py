@@ -3,11 +3,13 @@
 import json
 import shutil
 
+import pandas as pd
 import pytest
 from token_dump import BAD, END, GOOD, STEPS, save_tokenizer, write_dump, write_rollouts
 
 from gtpo_verl import cli
-from gtpo_verl.view.sources import find_source, read_step
+from gtpo_verl.rollouts import sources
+from gtpo_verl.rollouts.sources import find_source, read_step, thin_out
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +84,14 @@ def read_rollouts(path, tokenizer):
 def test_rollouts_get_what_a_dump_of_the_same_completions_has_but_for_the_end(dump, tmp_path, tokenizer):
     texts, rewards, _ = STEPS[1]
     write_rollouts(tmp_path, {1: (texts, rewards)})
-    for found, dumped in zip(read_rollouts(tmp_path, tokenizer), read_step(dump / "step_000001.jsonl"), strict=True):
+    of_dump = read_step(dump / "step_000001.jsonl", {END})
+    for found, dumped in zip(read_rollouts(tmp_path, tokenizer), of_dump, strict=True):
         assert [*found["token_ids"], END] == dumped["token_ids"] and found["prompt_ids"] == dumped["prompt_ids"]
         assert found["lambda"] == dumped["lambda"][:-1]
         for name in ("step", "reward", "group_advantage", "prefix_len"):
             assert found[name] == dumped[name]
         assert found["suffix_len"] == max(0, dumped["suffix_len"] - 1)
-        assert not found.keys() & {"entropy", "trajectory_entropy", "trainer_logprobs"}
+        assert dumped["ended"] and not found.keys() & {"ended", "entropy", "trajectory_entropy", "trainer_logprobs"}
 
 
 def test_rollouts_of_both_trainers_are_grouped(tmp_path, tokenizer):
@@ -105,6 +108,52 @@ def test_rollouts_of_both_trainers_are_grouped(tmp_path, tokenizer):
     for found in (completions[:4], completions[4:]):
         assert [x["uid"] for x in found] == ["a", "a", "b", "b"]
         assert [round(x["group_advantage"], 3) for x in found] == [0.707, -0.707, -0.707, 0.707]
+
+
+def write_trl(folder, step, rows):
+    """What TRL writes under `log_completions=True`: (completion, accuracy, style, A) of one prompt each."""
+    names = ("completion", "accuracy_reward", "style", "advantage")
+    table = pd.DataFrame([dict(zip(names, row, strict=True)) for row in rows]).assign(step=step, prompt="7 + 5 = ?")
+    folder.mkdir(parents=True, exist_ok=True)
+    table.to_parquet(folder / f"completions_{step:05d}.parquet")
+
+
+@pytest.mark.parametrize("below", ["completions", "completions/train"])
+def test_trls_completions_have_its_own_advantages(tmp_path, tokenizer, capsys, below):
+    write_trl(tmp_path / below, 10, [(GOOD, 1.0, 0.5, 0.25), (BAD, 0.0, float("nan"), -0.25)])
+    write_trl(tmp_path / below, 9, [(GOOD, 1.0, 0.0, 0.0), (GOOD, 1.0, 0.0, 0.0)])
+    write_trl(tmp_path / "completions/eval", 11, [(GOOD, 1.0, 0.0, 0.0)])
+    completions = read_rollouts(tmp_path, tokenizer)
+    assert [(x["step"], x["reward"], x["group_advantage"]) for x in completions] == [
+        *((9, 1.0, 0.0), (9, 1.0, 0.0), (10, 1.5, 0.25), (10, 0.0, -0.25)),
+    ]
+    assert max(completions[2]["lambda"]) == 2 and min(completions[3]["lambda"]) == 0
+    assert cli.main(["view", str(tmp_path), "--tokenizer", tokenizer, "-o", str(tmp_path / "view.html")]) == 0
+    assert "TRL's completions" in (tmp_path / "view.html").read_text()
+
+
+@pytest.mark.parametrize("damage", ["no parquet", "no text"])
+def test_what_is_no_table_of_trl_is_named(tmp_path, tokenizer, capsys, damage):
+    file = tmp_path / "completions_00001.parquet"
+    file.write_bytes(b"PAR1") if damage == "no parquet" else pd.DataFrame({"prompt": [["a"]]}).to_parquet(file)
+    assert file.name in refusal(capsys, tmp_path, "--tokenizer", tokenizer)
+
+
+def test_a_large_step_shows_its_first_groups_and_says_so(tmp_path, tokenizer, monkeypatch, capsys):
+    rows = [{"uid": f"{i}_{j}_0", "input": str(i), "output": GOOD, "score": j} for j in range(2) for i in range(9)]
+    (tmp_path / "1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(sources, "_TEXT_BYTES", 5 * len(GOOD))
+    assert [x["uid"] for x in read_rollouts(tmp_path, tokenizer)] == ["0", "0", "1", "1", "2", "2"]
+    assert "1.jsonl: the first 3 of 9 groups, for size" in capsys.readouterr().err
+
+
+def test_steps_are_thinned_out_evenly_to_a_size(tmp_path):
+    paths = [tmp_path / str(i) for i in range(9)]
+    for path in paths:
+        path.write_bytes(b"x" * 10)
+    assert thin_out(paths, 90) == paths
+    assert thin_out(paths, 50) == paths[::2]
+    assert thin_out(paths, 1) == [paths[-1]]
 
 
 def test_a_file_that_verl_is_still_writing_is_left_out(tmp_path, tokenizer):

@@ -1,7 +1,9 @@
 """What tokens spell, from the vocabulary of their tokenizer."""
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 Piece: TypeAlias = str | list[int]
@@ -16,8 +18,11 @@ def load_tokenizer(name: str) -> Any:
     """
     from transformers import AutoTokenizer
 
+    is_path, is_there = Path(name).is_absolute() or name.startswith((".", "~")), Path(name).is_dir()
+    if not is_path and not is_there:
+        print(f"{name} is no folder here: asking the Hugging Face Hub", file=sys.stderr)
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, local_files_only=is_path)
     except (OSError, ValueError) as error:
         raise ValueError(f"no tokenizer {name}: give its folder or Hub name with --tokenizer") from error
 
