@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,7 +91,7 @@ def validated(config: DictConfig) -> RunConfig:
 
 def _read(config: DictConfig) -> tuple[RunConfig | None, list[str]]:
     """What a config asks for, None if it cannot be read, and all problems with it."""
-    found = list(_said_by(collapse_watch.read_mode, config))
+    found = [*_said_by(collapse_watch.read_mode, config), *_misspelt(config)]
     try:
         run = RunConfig.read(config)
     except ValueError as error:
@@ -104,6 +105,24 @@ def _read(config: DictConfig) -> tuple[RunConfig | None, list[str]]:
         if run.resumed_from:
             found += _said_by(InitialEntropy.known_before, run.gtpo, run.resumed_from)
     return run, found
+
+
+def _misspelt(config: DictConfig) -> Iterator[str]:
+    """Our keys beside their places, where nothing reads them: Hydra's `+` takes any.
+
+    A section that is called `gtpo` may be another team's where the run does not ask for GTPO.
+    """
+    ours, serves = {field.name for field in fields(VerlGTPOConfig)}, names_and_versions.serves(config)
+    sections: list[tuple[str, Any]] = [("", OmegaConf.to_container(config))] if OmegaConf.is_config(config) else []
+    for prefix, section in sections:
+        for name, value in section.items():
+            key, is_section = f"{prefix}{name}", isinstance(value, dict)
+            sections += [(f"{key}.", value)] if is_section else []
+            like_gtpo = is_section and get_close_matches(str(name), ["gtpo"], cutoff=0.7) and value.keys() & ours
+            if like_gtpo and key != "algorithm.gtpo" and (serves or name != "gtpo"):
+                yield f"{key}: nothing reads it; did you mean algorithm.gtpo?"
+            elif get_close_matches(str(name), ["collapse_watch"], cutoff=0.8) and key != collapse_watch.KEY:
+                yield f"{key}={value}: nothing reads it; did you mean {collapse_watch.KEY}?"
 
 
 def _of_rollout(config: DictConfig) -> Iterator[str]:

@@ -60,6 +60,28 @@ def test_what_cannot_run_is_an_error_before_verl_starts_anything(compose_config,
         start(compose_config(*overrides))
 
 
+@pytest.mark.parametrize("estimator", ["gtpo", "grpo"])
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("algorithm.gpto.entropy_coeff=1", "algorithm.gtpo"),
+        ("actor_rollout_ref.actor.gtpoo.dump_dir=x", "algorithm.gtpo"),
+        ("trainer.colapse_watch=stop", "trainer.collapse_watch"),
+        ("algorithm.collapse_watch=stop", "trainer.collapse_watch"),
+    ],
+)
+def test_a_key_of_ours_that_nothing_reads_is_an_error(compose_config, key, meant, estimator):
+    with pytest.raises(ValueError, match=rf"nothing reads it; did you mean {meant}\?"):
+        start(compose_config(f"algorithm.adv_estimator={estimator}", CLIPPED, f"+{key}"))
+
+
+def test_a_section_that_is_anothers_is_left_alone(compose_config):
+    elsewhere = "+gtpo.entropy_coeff=1"
+    start(compose_config("algorithm.adv_estimator=grpo", CLIPPED, elsewhere))
+    with pytest.raises(ValueError, match=r"gtpo: nothing reads it; did you mean algorithm\.gtpo\?"):
+        start(compose_config(elsewhere))
+
+
 def test_all_problems_are_told_at_once(compose_config):
     wrong = compose_config("actor_rollout_ref.rollout.n=1", BYPASS, "+trainer.collapse_watch=stp", f"{LOSS_MODE}=gtop")
     found = preflight.problems(wrong)
