@@ -25,7 +25,7 @@ def read_lines(path: Path, check: Callable[[Any], dict[str, Any]], of: str) -> l
                 said = error if type(error) is ValueError else repr(error)
                 raise ValueError(f"{path}:{number} is not a line of a {of} ({said})") from error
     if not lines:
-        raise ValueError(f"{path} holds no completion")
+        raise ValueError(f"{path} holds no line")
     return lines
 
 

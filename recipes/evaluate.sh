@@ -6,8 +6,10 @@
 #
 # CHECKPOINT is a folder global_step_N of run_*.sh, or a model in Hugging Face format: a folder or its name on the Hub.
 # An interrupted evaluation samples only the missing batches.
-set -xeuo pipefail
-checkpoint=${1:?usage: bash recipes/evaluate.sh CHECKPOINT [override…]}
+set -euo pipefail
+[ $# -gt 0 ] || { echo "usage: bash recipes/evaluate.sh CHECKPOINT [override…]" >&2; exit 2; }
+set -x
+checkpoint=$1
 shift
 if [ -d "$checkpoint" ]; then checkpoint=$(realpath "$checkpoint"); fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

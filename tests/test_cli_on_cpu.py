@@ -141,6 +141,34 @@ def test_hostile_input_is_one_line_and_writes_nothing(broken, command, capsys):
     assert [path.name for path in (broken / "figures").iterdir()] == ["kept"]
 
 
+@pytest.mark.parametrize("file", ["none", "figures", "empty.jsonl", "bytes.jsonl", "utf16.jsonl", "null.jsonl"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "view {}",
+        "view {} --tokenizer ./none",
+        "diagnose {}",
+        "diagnose half.jsonl --rollouts {} --tokenizer ./none",
+        "initial-entropy --model ./none --data {}",
+        "smoke {}",
+        "plot {} --out out",
+        "evaluate {} --out out",
+        "export {} out",
+        "data --dataset gsm8k --split train --out out --source {}",
+    ],
+)
+def test_a_file_that_is_none_of_what_a_command_reads_is_one_line(broken, command, file, capsys):
+    (broken / "utf16.jsonl").write_text('{"step": 1}', encoding="utf-16")
+    (broken / "null.jsonl").write_text("null\n")
+    words = command.format(file).split()
+    prog, main = COMMANDS[words[0]]
+    assert main(words) == (4 if words[0] == "diagnose" else 2)
+    out, err = capsys.readouterr()
+    (line,) = (line for line in err.splitlines() if line.startswith(prog))
+    assert line.startswith(f"{prog} {words[0]}: ") and out == "" and "Traceback" not in err
+    assert not (broken / "out").exists() and not (broken / "view.html").exists()
+
+
 RECORDS = {
     "make-task": ("make-task arithmetic --out held", "warm_start.json"),
     "run": ("run --out held -- true", "settings.json"),

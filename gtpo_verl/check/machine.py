@@ -66,6 +66,7 @@ def _packages(get: Callable) -> Iterator[Finding]:
     loggers = [loggers] if isinstance(loggers, str) else list(loggers)
     reward, rollout = str(get("reward.custom_reward_function.path", "")), get(f"{_ROLLOUT}.name")
     needed = {  # module -> (what pip calls it, whether this run needs it)
+        "cachetools": ("cachetools", ppo and bool(get("trainer.use_v1"))),
         "transfer_queue": ("TransferQueue", ppo and bool(get("trainer.use_v1"))),
         "vllm": ("vllm", rollout == "vllm"),
         "sglang": ("sglang", rollout == "sglang"),

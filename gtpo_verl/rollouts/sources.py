@@ -67,6 +67,8 @@ def find_source(path: Path, tokenizer: str | None = None) -> Source:
     Raises:
         ValueError: there is neither, or more than one dump, or it is of another version, or there is no tokenizer.
     """
+    if not path.exists():
+        raise ValueError(f"{path} does not exist: name a folder with rollouts or a token dump, or a file of it")
     headers = [path.parent / HEADER_NAME] if path.is_file() else sorted(path.rglob(HEADER_NAME))
     headers = [header for header in headers if header.is_file()]
     if headers:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,10 +102,18 @@ def _read(config: DictConfig) -> tuple[RunConfig | None, list[str]]:
     if run.gtpo.dump_dir is not None:
         found += _said_by(_check_dump, config, run, Path(run.gtpo.dump_dir))
     if run.mode.applies_gtpo:
-        found += _loss(config)
+        found += [*_loss(config), *_packages(config)]
         if run.resumed_from:
             found += _said_by(InitialEntropy.known_before, run.gtpo, run.resumed_from)
     return run, found
+
+
+def _packages(config: DictConfig) -> Iterator[str]:
+    """What verl's V1 trainer imports once its workers are up, and `pip install verl` without extras does not bring."""
+    names = {"transfer_queue": "TransferQueue", "cachetools": "cachetools"}
+    missing = [pip for module, pip in names.items() if not find_spec(module)]
+    if missing and select(config, "trainer.use_v1"):
+        yield f"trainer.use_v1=True needs packages that are not installed: pip install {' '.join(missing)}"
 
 
 def _misspelt(config: DictConfig) -> Iterator[str]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gtpo_verl.dumps import read_lines
 from gtpo_verl.reward import MAX_ANSWER_CHARS, closing_brace
 
 Row = dict[str, Any]
@@ -165,8 +166,11 @@ def load_splits(dataset: MathDataset, source: str | None = None, split: str | No
     try:
         if path.is_file():
             name = split or (path.stem if dataset.trained_on else "test")
-            builder = "parquet" if path.suffix == ".parquet" else "json"
-            parts = [datasets.load_dataset(builder, data_files={name: str(path)})]
+            if path.suffix == ".jsonl":  # pyarrow crashes on a line that is `null`
+                parts = [{name: read_lines(path, lambda row: {**row}, "JSONL file of questions")}]
+            else:
+                builder = "parquet" if path.suffix == ".parquet" else "json"
+                parts = [datasets.load_dataset(builder, data_files={name: str(path)})]
         else:
             configs = datasets.get_dataset_config_names(source)
             configs = [dataset.config] if dataset.config in configs else configs

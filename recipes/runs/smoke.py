@@ -52,10 +52,12 @@ def run(args: argparse.Namespace) -> int:
     """Train, resume, evaluate, export; exit status 1 where something has failed.
 
     Raises:
-        ValueError: there are GPUs that torch cannot use, or there is no small model.
+        ValueError: there is no such recipe, there are GPUs that torch cannot use, or there is no small model.
     """
     import torch
 
+    if args.recipe.suffix != ".sh" or not args.recipe.is_file():
+        raise ValueError(f"{args.recipe} is no script: name one of recipes/, such as recipes/run_gtpo_qwen.sh")
     if reason := unusable_gpus():
         raise ValueError(f"{reason}: {DRIVER_REMEDY}")
     has_gpu = torch.cuda.is_available()

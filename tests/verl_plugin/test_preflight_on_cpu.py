@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 import verl.utils.config
 from omegaconf import open_dict
@@ -73,6 +75,14 @@ def test_what_cannot_run_is_an_error_before_verl_starts_anything(compose_config,
 def test_a_key_of_ours_that_nothing_reads_is_an_error(compose_config, key, meant, estimator):
     with pytest.raises(ValueError, match=rf"nothing reads it; did you mean {meant}\?"):
         start(compose_config(f"algorithm.adv_estimator={estimator}", CLIPPED, f"+{key}"))
+
+
+def test_packages_that_a_plain_verl_lacks_are_named_before_ray_starts(compose_config, monkeypatch):
+    for name in ("transfer_queue", "cachetools"):
+        monkeypatch.setitem(sys.modules, name, None)
+    v1, legacy = compose_config("trainer.use_v1=true"), compose_config("trainer.use_v1=false")
+    needs = "trainer.use_v1=True needs packages that are not installed: pip install TransferQueue cachetools"
+    assert preflight.problems(v1) == [needs] and preflight.problems(legacy) == []
 
 
 def test_a_section_that_is_anothers_is_left_alone(compose_config):

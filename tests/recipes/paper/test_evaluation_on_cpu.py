@@ -159,7 +159,7 @@ def test_comparisons_that_timed_out_are_counted(tmp_path, capsys):
         ([dump_row("a_0_0", 1.0, "1"), dump_row("a_1_0", 0.5, "1")], r":2 is not .* \(acc is 0.5"),
         ([dump_row("a_0_0", 1.0, "1"), dump_row("a_1_0", 0, "1") | {"acc": None}], r":2 is not .* \(acc is None"),
         ([{"step": 1, "data": {}}], ":1 is not a line of a validation dump of verl"),
-        ([], "holds no completion"),
+        ([], "holds no line"),
     ],
 )
 def test_a_dump_that_does_not_say_what_is_right_is_refused(tmp_path, rows, message):
