@@ -111,6 +111,7 @@ recipe() {
         ADV_ESTIMATOR=$adv_estimator bash "$repo/patches/verl-recipe/gtpo/run_qwen2.5_3b.sh" |
             grep "adv_estimator: $adv_estimator"
     done
+    PYTHONPATH=$PWD python -m pytest -q -p no:cacheprovider "$repo/patches/verl-recipe/gtpo"
 }
 
 tests() {
