@@ -73,7 +73,7 @@ def read_run(
     if rollouts is not None:
         from gtpo_verl.diagnose.rollouts import read_rollouts
 
-        seen = read_rollouts(rollouts, tokenizer, limit)
+        seen = read_rollouts(rollouts, tokenizer, limit, EVIDENCE["early"])
         _join(log, rollouts, seen.steps)
     logged = [name for numbers in log.steps.values() for name in numbers if name in NUMBERS]
     if len(logged) == len(set(logged)):

@@ -6,7 +6,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from gtpo_verl.diagnose.evidence import EVIDENCE
 from gtpo_verl.monitor.completions import group_shares, repetition
 from gtpo_verl.rollouts.sources import Source, find_source, step_of, thin_out
 
@@ -55,15 +54,15 @@ class Rollouts(NamedTuple):
         self.unpunished.extend(above for group in groups.values() for above in _unpunished(group))
 
 
-def read_rollouts(path: Path, tokenizer: str | None, limit: float | None) -> Rollouts:
-    """Read a token dump or verl's rollout files, evenly thinned out if they are large.
+def read_rollouts(path: Path, tokenizer: str | None, limit: float | None, early: int) -> Rollouts:
+    """Read a token dump or verl's rollout files, evenly thinned out if they are large, less so up to the step `early`.
 
     Raises:
         ValueError: there are none, or the tokenizer is of another model.
     """
     source = find_source(path, tokenizer)
-    early = [file for file in source.paths if step_of(file) <= EVIDENCE["early"]]
-    files = {*thin_out(early, _BYTES // 4), *thin_out(source.paths, _BYTES)}
+    first = [file for file in source.paths if step_of(file) <= early]
+    files = {*thin_out(first, _BYTES // 4), *thin_out(source.paths, _BYTES)}
     found = Rollouts(source, limit, {}, [], [])
     for file in (file for file in source.paths if file in files):
         rows = source.read(file)

@@ -24,7 +24,7 @@ def test_whether_gtpo_would_change_it(tmp_path, monkeypatch, completions, first,
     ranges = [other | {"share": studied - 0.08, "from": studied - 0.1}, found]
     monkeypatch.setitem(EVIDENCE, "shares", ranges)
     folder = write_rollouts(tmp_path / "rollouts", [completions] * 20, first)
-    gtpo = would_gtpo_change_it(read_rollouts(folder, str(DEMO), 8), False)
+    gtpo = would_gtpo_change_it(read_rollouts(folder, str(DEMO), 8, 50), False)
     assert gtpo["answer"] == answer and why in gtpo["why"]
     if completions is HALF_SHARED:
         assert gtpo["either"] == gtpo["forward"] == 0.5 and gtpo["backward"] == 0
@@ -33,7 +33,7 @@ def test_whether_gtpo_would_change_it(tmp_path, monkeypatch, completions, first,
 
 
 def test_both_models_are_quoted_at_the_share_that_is_nearest():
-    answer = would_gtpo_change_it(read_rollouts(DEMO, str(DEMO), None), False)
+    answer = would_gtpo_change_it(read_rollouts(DEMO, str(DEMO), None, 50), False)
     assert answer["answer"] == "perhaps" and answer["why"].count("pairs,") == 2
     assert "conflict at 68%: clean" in answer["why"] and answer["why"].endswith("SmolLM2-135M)")
     assert would_gtpo_change_it(None, True)["answer"] == "no"

@@ -40,5 +40,5 @@ def test_rollouts_add_to_the_log_what_it_lacks(tmp_path):
 @pytest.mark.parametrize(("limit", "ended"), [(None, None), (2, 0.5), (8, 1.0)])
 def test_a_text_as_long_as_the_limit_did_not_end(tmp_path, limit, ended):
     folder = write_rollouts(tmp_path / "rollouts", [[("12", 1.0, 1), ("1", 0.0, 0)]] * 2)
-    found = read_rollouts(folder, str(DEMO), limit)
+    found = read_rollouts(folder, str(DEMO), limit, 50)
     assert found.steps[1].get("ended") == ended and found.steps[1]["length"] == 1.5 and not found.applied
