@@ -16,7 +16,8 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_gtpo import GTPOTrainer
 
 from gtpo_verl import GTPOConfig
-from gtpo_verl.diagnose import diagnose
+from gtpo_verl.diagnose.report import read_run, report_on
+from gtpo_verl.rollouts.sources import find_source
 
 ROOT = Path(__file__).resolve().parents[1]
 ALL_OFF = GTPOConfig(entropy_coeff=0, completion_filter="never", conflict_span="none")
@@ -138,9 +139,17 @@ def test_evaluation_has_groups_of_its_own_size(model, tmp_path):
 def test_diagnose_reads_what_trl_wrote(model, tmp_path):
     """`tests/diagnose/trainer_state.json` is of 50 such steps of GRPO, with longer completions."""
     train(GRPOTrainer, model, tmp_path, save_strategy="steps", save_steps=3)
-    report = diagnose(tmp_path / "checkpoint-3/trainer_state.json")
+    report = report_on(read_run(tmp_path / "checkpoint-3/trainer_state.json"))
     assert report["framework"] == "TRL" and report["steps"] == [1, 3] and report["verdict"] == "cannot tell"
     assert {"ended", "equal", "reward", "entropy", "length"} <= report["numbers"].keys()
+
+
+def test_the_view_reads_the_completions_that_trl_logs(model, tmp_path):
+    train(GRPOTrainer, model, tmp_path, log_completions=True, epsilon_high=0.28)
+    source = find_source(tmp_path, str(model))
+    steps = [source.read(path) for path in source.paths]
+    assert [rows[0]["step"] for rows in steps] == [1, 2, 3] and {len(rows) for rows in steps} == {len(steps[0])}
+    assert abs(sum(row["group_advantage"] for rows in steps for row in rows)) < 1e-3
 
 
 def test_completions_of_a_prompt_may_be_spread_over_processes(model, tmp_path):
