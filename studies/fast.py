@@ -189,9 +189,7 @@ class Learner:
                 ("conflict_last", conflicts.suffix_len),
             )
         }
-        own, index = arms.own_tokens(batch.responses, mask), batch.index.tolist()
-        shared = [arms.common_length([ids for ids, other in zip(own, index, strict=True) if other == i]) for i in index]
-        logged["forks"] = (conflicts.prefix_len > torch.tensor(shared)).float().mean().item()
+        logged["forks"] = conflicts.forks.float().mean().item()
         if algorithm.adv_estimator == "gtpo":
             settings = VerlGTPOConfig.from_config(algorithm)
             result = compute_gtpo_token_advantages(*inputs, settings)

@@ -24,6 +24,7 @@ class Conflicts(NamedTuple):
     prefix_len: torch.Tensor  # (bs,) int64, tokens on the forward mask
     suffix_len: torch.Tensor  # (bs,) int64, tokens on the backward mask
     conflict_len: torch.Tensor  # (bs,) int64, tokens on M
+    forks: torch.Tensor  # (bs,) bool, whether the forward mask goes past the beginning that all of its prompt share
 
 
 def compute_conflict_mask(
@@ -70,27 +71,29 @@ def find_conflicts(
     bs, width = responses.shape
     if advantages.shape != (bs,):
         raise ValueError(f"advantages has shape {tuple(advantages.shape)}: give one per completion, {(bs,)}")
-    forward = backward = completions.lengths.new_empty(0)
+    forward = backward = unshared = completions.lengths.new_empty(0)
     if config.conflict_span != "none" and config.conflict_masks != "backward":
-        forward = _find_runs(responses, completions, advantages, config.conflict_span, from_end=False)
+        forward, unshared = _find_runs(responses, completions, advantages, config.conflict_span, from_end=False)
     if config.conflict_span != "none" and config.conflict_masks != "forward":
-        backward = _find_runs(responses, completions, advantages, config.conflict_span, from_end=True)
+        backward, _ = _find_runs(responses, completions, advantages, config.conflict_span, from_end=True)
     either = torch.cat([forward, backward]).unique()
-    counts = [(places // width).bincount(minlength=bs) for places in (forward, backward, either)]
-    return Conflicts(either // width, either % width, *counts)
+    first, last, both, forks = ((x // width).bincount(minlength=bs) for x in (forward, backward, either, unshared))
+    return Conflicts(either // width, either % width, first, last, both, forks > 0)
 
 
 def _find_runs(
     responses: torch.Tensor, completions: Completions, advantages: torch.Tensor, span: str, from_end: bool
-) -> torch.Tensor:
-    """Places of the tokens on the forward mask, or from the end on the backward mask, in the flattened responses.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Places of the tokens on the forward mask, or from the end on the backward mask, in the flattened responses; and
+    those among them at which another completion of the prompt has another token, or none.
 
     The rows of a prompt are left once all their runs have ended: the work grows with the conflicts, not the responses.
     """
-    rows = _with_both_signs(completions.prompts, advantages).nonzero().flatten()
+    rows = _with_both_signs(completions.prompts, advantages)[0].nonzero().flatten()
+    sizes = completions.prompts.bincount()
     begun = torch.full((len(rows), 1), span != "first", device=rows.device)
     ended = torch.zeros_like(begun)
-    found, start = [rows.new_empty(0)], 0
+    found, unshared, start = [rows.new_empty(0)], [rows.new_empty(0)], 0
     while len(rows):
         prompts, lengths = completions.prompts[rows, None], completions.lengths[rows, None]
         positions = torch.arange(start, start + _BLOCK, device=rows.device)
@@ -101,24 +104,26 @@ def _find_runs(
         tokens = responses.take(places)
         tokens = tokens - tokens.min()
         keys = (prompts * _BLOCK + positions) * (tokens.max() + 1) + tokens  # (prompt, position, token) as one number
-        conflict = _with_both_signs(torch.where(is_token, keys, -1), advantages[rows]) & is_token
+        conflict, sharing = _with_both_signs(torch.where(is_token, keys, -1), advantages[rows])
+        conflict &= is_token
         if span != "all":  # the last column of the block before tells whether a run has begun or ended
             begun = begun[:, -1:] | (conflict.cumsum(-1) > 0)
             ended = ended[:, -1:] | ((begun & ~conflict).cumsum(-1) > 0)
             conflict &= ~ended
         found.append(places.masked_select(conflict))
+        unshared.append(places.masked_select(conflict & (sharing < sizes[prompts])))
 
         start += _BLOCK
         goes_on = ~ended[:, -1:] & (lengths > start)
         stay = torch.isin(prompts, prompts[goes_on]).squeeze(-1)
         rows, begun, ended = rows[stay], begun[stay], ended[stay]
-    return torch.cat(found)
+    return torch.cat(found), torch.cat(unshared)
 
 
-def _with_both_signs(keys: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
-    """Which of the (bs, …) keys occur both in a row with A > 0 and in one with A < 0."""
-    numbers = keys.unique(return_inverse=True)[1]
+def _with_both_signs(keys: torch.Tensor, advantages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which of the (bs, …) keys occur both in a row with A > 0 and in one with A < 0; and how often each occurs."""
+    _, numbers, counts = keys.unique(return_inverse=True, return_counts=True)
     positive, negative = torch.zeros(2, keys.numel(), dtype=torch.bool, device=keys.device)
     positive[numbers[advantages > 0]] = True
     negative[numbers[advantages < 0]] = True
-    return (positive & negative).take(numbers)
+    return (positive & negative).take(numbers), counts.take(numbers)

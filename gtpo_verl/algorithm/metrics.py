@@ -74,6 +74,7 @@ def _conflict_metrics(result: GTPOAdvantage) -> dict[str, float | None]:
         "conflict/prefix_len/max": _max(conflicts.prefix_len[real]),
         "conflict/suffix_len/mean": _mean(conflicts.suffix_len[real]),
         "conflict/suffix_len/max": _max(conflicts.suffix_len[real]),
+        "conflict/fork_frac": _mean(conflicts.forks[real]),
         "conflict/group_frac": _mean(_groups_with_any(result, conflicts.conflict_len > 0)),
     }
 

@@ -149,6 +149,18 @@ def test_run_lengths_count_what_the_mask_marks(batch, span):
     assert (torch.maximum(found.prefix_len, found.suffix_len) <= found.conflict_len).all()
 
 
+@given(batch=batches())
+def test_a_fork_is_a_forward_mask_beyond_the_beginning_that_the_group_shares(batch):
+    responses, response_mask, advantages, index = batch
+    mask, signs, ids = (torch.tensor(x) for x in (response_mask, advantages, responses))
+    found = find_conflicts(ids, Completions(mask, index), signs, GTPOConfig())
+    own = [[t for t, m in zip(*row, strict=True) if m] for row in zip(responses, response_mask, strict=True)]
+    for row, forks in enumerate(found.forks.tolist()):
+        group = [own[j] for j in range(len(own)) if index[j] == index[row] and own[j]]
+        prefix = own[row][: found.prefix_len[row]]
+        assert forks == any(tokens[: len(prefix)] != prefix for tokens in group)
+
+
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.float32])
 def test_mask_may_have_any_dtype(dtype):
     responses = torch.tensor([[7, 8, 0], [7, 9, 9]])

@@ -49,6 +49,7 @@ def test_every_metric_by_hand(threshold, dropped, dropped_groups):
             "gtpo/conflict/prefix_len/max": 1,
             "gtpo/conflict/suffix_len/mean": 0,
             "gtpo/conflict/suffix_len/max": 0,
+            "gtpo/conflict/fork_frac": 3 / 6,
             "gtpo/conflict/group_frac": 1 / 2,
             "gtpo/lambda/zeroed_frac": 1 / 9,
             "gtpo/lambda/amplified_frac": 1 / 9,
