@@ -95,6 +95,8 @@ class GTPOConfig:
         section: Any = config or {}
         if "adv_estimator" in section or "gtpo" in section:
             section = section.get("gtpo") or {}
+        if not hasattr(section, "keys"):
+            raise ValueError(f"{cls.section}={section!r} is no section: set a key of it, such as entropy_coeff")
         known = [field.name for field in fields(cls)]
         for key in section:
             if key not in known:

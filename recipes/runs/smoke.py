@@ -102,6 +102,7 @@ def environment_of(out: Path, has_gpu: bool) -> dict[str, str]:
 def _can_load(model: str) -> bool:
     from transformers import AutoConfig
 
+    print(f"smoke: looking for {model}, here and on the Hugging Face Hub", flush=True)
     try:
         return bool(AutoConfig.from_pretrained(model))
     except OSError:

@@ -96,6 +96,12 @@ def test_a_key_of_verls_is_refused_elsewhere_with_the_remedy():
             GTPOConfig.from_config({key: 1})
 
 
+@pytest.mark.parametrize("value", [0.1, "gtpo", [1], True])
+def test_a_value_in_place_of_the_section_is_refused(value):
+    with pytest.raises(ValueError, match=rf"^algorithm\.gtpo={re.escape(repr(value))} is no section: set a key of it"):
+        GTPOConfig.from_config({"gtpo": value})
+
+
 def test_unknown_key_names_the_nearest_one():
     with pytest.raises(ValueError, match=r"algorithm\.gtpo\.entropy_coef=.*did you mean entropy_coeff"):
         GTPOConfig.from_config(OmegaConf.create({"adv_estimator": "gtpo", "gtpo": {"entropy_coef": 0.1}}))
