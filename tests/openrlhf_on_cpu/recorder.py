@@ -90,13 +90,13 @@ class Forgetful:
 
 
 def shift_tokens(module):
-    compute = module.compute_gtpo_token_advantages
+    compute = module.apply_gtpo
 
     @functools.wraps(compute)
-    def shifted(advantages, index, responses, *args):
-        return compute(advantages, index, responses.roll(1, -1), *args)
+    def shifted(advantages, completions, responses, *args):
+        return compute(advantages, completions, responses.roll(1, -1), *args)
 
-    module.compute_gtpo_token_advantages = shifted
+    module.apply_gtpo = shifted
 
 
 def install():
