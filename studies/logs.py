@@ -66,6 +66,8 @@ TITLES = {
     "gtpo_G12": "GTPO, G = 12",
     "grpo_betas": "GRPO, betas 0.999999",
     "gtpo_betas": "GTPO, betas 0.999999",
+    "corpo_gtpo": "GTPO, no A > 0 for a wrong answer",
+    "gated_gtpo": "GTPO, equal outcomes gated",
     "span_all": "GTPO, all conflict tokens",
     "threshold_0.2": "GTPO, threshold 0.2",
 }

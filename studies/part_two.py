@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from recipes.paper.evaluation import pass_at_k
+from studies import screen
 from studies.logs import TASKS, TITLES, Comparison, rate, signed, stretches
 from studies.plan import CLEAN, WORDY, Cell, blocks, complete, planned, read_log
 
@@ -187,6 +188,7 @@ def evidence() -> dict[str, tuple[list[str], list[list[str]]]]:
         "real": method_table(fresh),
         "real by seed": seed_table(fresh),
         "real parts": seed_table(parts),
+        "screened": screen.table(),
         "longer": method_table(longer),
         "longer by seed": seed_table(longer),
         "many": method_table(best["2"]),

@@ -32,12 +32,12 @@ from gtpo_verl.monitor.logs import read_metrics
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 GREY = "#555555"
 STYLE: Any = {
-    "font.size": 11,
-    "axes.titlesize": 11,
-    "axes.labelsize": 11,
-    "xtick.labelsize": 10,
-    "ytick.labelsize": 10,
-    "legend.fontsize": 11,
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 8.5,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 9,
     "axes.grid": True,
     "grid.color": "#e4e4e4",
     "grid.linewidth": 0.6,
@@ -146,7 +146,7 @@ def training_figure(runs: Mapping[str, Sequence[pd.DataFrame]], window: int | No
     seeds = max(len(group) for group in runs.values())
     colours = dict(zip(runs, COLOURS, strict=False))
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9, 5.5), layout="constrained")  # 900 pixels of a README, legible at 450
+        figure = Figure(figsize=(7.4, 4.6), layout="constrained")  # 900 pixels of a README, legible at 450
         axes = figure.subplots(2, 3)
         for ax, panel in zip(axes.flat, PANELS, strict=True):
             _draw_panel(ax, panel, runs, colours, window)
@@ -163,7 +163,7 @@ def training_figure(runs: Mapping[str, Sequence[pd.DataFrame]], window: int | No
             caption += " Band: smallest to largest seed."
         figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 4), frameon=False)
         caption += " Panels without a unit: shares."
-        figure.supxlabel(caption, fontsize=9, color=GREY)
+        figure.supxlabel(caption, fontsize=7.5, color=GREY)
     return figure
 
 
