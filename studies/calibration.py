@@ -86,9 +86,9 @@ def observe(path: Path, task: str, model: str, completions: int, limit: int, ste
 
 @functools.cache
 def stored_runs() -> list[Run]:
-    """All that are long enough."""
-    found = []
-    for cell, seed in complete([*one_prompt(), *planned()]):
+    """All of blocks 1 to 7 and part one that are long enough: the signs are older than the others."""
+    found, later = [], {*planned("8"), *planned("9")}
+    for cell, seed in complete([*one_prompt(), *(run for run in planned() if run not in later)]):
         curves = {name: np.array(values) for name, values in read_log(cell.log(seed))["steps"].items()}
         curves = {ours: curves[theirs] for ours, theirs in _FAST.items() if theirs in curves}
         curves["reward"] = curves["format"] + 10 * curves["accuracy"]

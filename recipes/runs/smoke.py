@@ -56,10 +56,10 @@ def run(args: argparse.Namespace) -> int:
     """
     import torch
 
-    if args.recipe.suffix != ".sh" or not args.recipe.is_file():
-        raise ValueError(f"{args.recipe} is no script: name one of recipes/, such as recipes/run_gtpo_qwen.sh")
     if reason := unusable_gpus():
         raise ValueError(f"{reason}: {DRIVER_REMEDY}")
+    if args.recipe.suffix != ".sh" or not args.recipe.is_file():
+        raise ValueError(f"{args.recipe} is no script: name one of recipes/, such as recipes/run_gtpo_qwen.sh")
     has_gpu = torch.cuda.is_available()
     out = Path(os.environ.get("OUT", f"outputs/{args.recipe.stem}")).absolute()
     out = out.with_name(f"{out.name}_smoke")
