@@ -17,15 +17,6 @@ REASONING = [44, 23759, 274, 46]
 """The tokens of `<reasoning>` in SmolLM2's vocabulary, in which `SPACES` are blank and `SHORT` begin with `<`."""
 SPACES, SHORT = {198, 216, 256, 472, 1116, 3805}, {44, 2067, 9617}
 LAST = 5
-ARMS = TITLES | {
-    "common": "common beginning, and backward",
-    "agreed": "forward without forks, and backward",
-    "common_skip": "common beginning, and backward, skipped only",
-    "gated": "GRPO, equal outcomes gated",
-    "gated_masks": "both masks, equal outcomes gated",
-    "corpo_masks": "both masks, no A > 0 for a wrong answer",
-    "divided_masks": "both masks, divided by conflict tokens",
-}
 
 
 def decision(ids: Sequence[int]) -> int | None:
@@ -61,7 +52,7 @@ def table() -> tuple[list[str], list[list[str]]]:
             by_arm[cell.method][seed] = [", ".join(signed(x) for x in pushes), end]
     header = ["", *(title for seed in SHRUNK for title in (f"push, seed {seed}", f"length, right, clean, seed {seed}"))]
     return header, [
-        [ARMS[method], *(cell for seed in SHRUNK for cell in seeds[seed])]
+        [TITLES[method], *(cell for seed in SHRUNK for cell in seeds[seed])]
         for method, seeds in by_arm.items()
         if seeds.keys() >= set(SHRUNK)
     ]

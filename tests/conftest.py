@@ -66,6 +66,22 @@ def compose_config(tmp_path):
     return composed
 
 
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory):
+    """Folder of the tokenizer that spells the completions of `dump`."""
+    from token_dump import save_tokenizer
+
+    return save_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="session")
+def dump(tmp_path_factory, tokenizer):
+    """Folder of a token dump of `token_dump.STEPS`, which tests read and do not change."""
+    from token_dump import STEPS, write_dump
+
+    return write_dump(tmp_path_factory.mktemp("run") / "dump", tokenizer, STEPS)
+
+
 @pytest.fixture
 def rows():
     """A small batch as verl's trainers hold it after the old-log-prob pass."""

@@ -58,6 +58,8 @@ def findings(config: Any) -> Iterator[Finding]:
 
 def _packages(get: Callable) -> Iterator[Finding]:
     """What verl imports."""
+    from gtpo_verl.verl_plugin.preflight import V1_PACKAGES
+
     ppo = get("actor_rollout_ref") is not None
     model = "actor_rollout_ref.model" if ppo else "model"
     strategy = get(f"{_ACTOR}.strategy") if ppo else get("engine.strategy")
@@ -66,8 +68,7 @@ def _packages(get: Callable) -> Iterator[Finding]:
     loggers = [loggers] if isinstance(loggers, str) else list(loggers)
     reward, rollout = str(get("reward.custom_reward_function.path", "")), get(f"{_ROLLOUT}.name")
     needed = {  # module -> (what pip calls it, whether this run needs it)
-        "cachetools": ("cachetools", ppo and bool(get("trainer.use_v1"))),
-        "transfer_queue": ("TransferQueue", ppo and bool(get("trainer.use_v1"))),
+        **{module: (pip, ppo and bool(get("trainer.use_v1"))) for module, pip in V1_PACKAGES.items()},
         "vllm": ("vllm", rollout == "vllm"),
         "sglang": ("sglang", rollout == "sglang"),
         "math_verify": ("math-verify", reward.startswith("pkg://gtpo_verl.reward")),

@@ -2,9 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from gtpo_verl.monitor.completions import group_shares, repetition
 from gtpo_verl.rollouts.sources import Source, find_source, step_of, thin_out
@@ -15,7 +16,8 @@ _SCORES = {"accuracy": "acc", "strict": "strict", "format": "format"}
 Completion = dict[str, Any]
 
 
-class Rollouts(NamedTuple):
+@dataclass(frozen=True)
+class Rollouts:
     """What was read.
 
     Args:
@@ -29,10 +31,10 @@ class Rollouts(NamedTuple):
     """
 
     source: Source
-    limit: float | None
-    steps: dict[int, dict[str, float]]
-    completions: list[Completion]
-    unpunished: list[bool]
+    limit: float | None = None
+    steps: dict[int, dict[str, float]] = field(default_factory=dict)
+    completions: list[Completion] = field(default_factory=list)
+    unpunished: list[bool] = field(default_factory=list)
 
     @property
     def applied(self) -> bool:
@@ -63,7 +65,7 @@ def read_rollouts(path: Path, tokenizer: str | None, limit: float | None, early:
     source = find_source(path, tokenizer)
     first = [file for file in source.paths if step_of(file) <= early]
     files = {*thin_out(first, _BYTES // 4), *thin_out(source.paths, _BYTES)}
-    found = Rollouts(source, limit, {}, [], [])
+    found = Rollouts(source, limit)
     for file in (file for file in source.paths if file in files):
         rows = source.read(file)
         tokens, unknown = len(source.tokenizer), source.tokenizer.unk_token_id

@@ -82,18 +82,12 @@ def find_source(path: Path, tokenizer: str | None = None) -> Source:
             f"{path} has no {HEADER_NAME}, N.jsonl or completions_N.parquet: train with +algorithm.gtpo.dump_dir=DIR "
             "or trainer.rollout_data_dir=DIR (TRL: log_completions=True) and name that folder or a file of it"
         )
-    is_trl = files[0].suffix == ".parquet"
-    of, read_rows, a = (
-        ("TRL's completions", _trl_rows, "the run's")
-        if is_trl
-        else ("verl's rollout files", _verl_rows, "GRPO's, from the scores")
-    )
+    of, read_rows, a = _TEXTS[files[0].suffix]
     if tokenizer is None:
         raise ValueError(f"{path} has {of}, which are text: name the run's tokenizer with --tokenizer")
     loaded, settings = load_tokenizer(tokenizer), GTPOConfig(completion_filter="never")
     header = {"rollouts": of, "advantage": a, "gtpo_applied": False, "filter_active": False, "gtpo": asdict(settings)}
-    read = lambda file: _read_text(file, read_rows(file), loaded, settings)  # noqa: E731
-    return Source(header, loaded, files, _TEXT_BYTES, read)
+    return Source(header, loaded, files, _TEXT_BYTES, lambda file: _read_text(file, read_rows(file), loaded, settings))
 
 
 def thin_out(paths: list[Path], size: int) -> list[Path]:
@@ -198,11 +192,16 @@ def _trl_rows(path: Path) -> list[dict[str, Any]]:
             for name, x in row.items()
             if name not in ("step", "advantage") and isinstance(x, int | float) and math.isfinite(x)
         }
-        rows.append(
-            {"uid": row["prompt"], "input": row["prompt"], "output": row["completion"], "score": sum(rewards.values())}
-            | {"advantage": row["advantage"], "scores": rewards}
-        )
+        own = {"uid": row["prompt"], "input": row["prompt"], "output": row["completion"], "advantage": row["advantage"]}
+        rows.append(rewards | own | {"score": sum(rewards.values())})
     return sorted(rows, key=lambda row: row["uid"])
+
+
+_TEXTS: dict[str, tuple[str, Callable[[Path], list[dict[str, Any]]], str]] = {
+    ".jsonl": ("verl's rollout files", _verl_rows, "GRPO's, from the scores"),
+    ".parquet": ("TRL's completions", _trl_rows, "the run's"),
+}
+"""By the suffix of its files: what a text is, what reads its rows, and whose A is."""
 
 
 def _read_text(path: Path, rows: list[dict[str, Any]], tokenizer: Any, config: GTPOConfig) -> list[dict[str, Any]]:
@@ -236,9 +235,7 @@ def _read_text(path: Path, rows: list[dict[str, Any]], tokenizer: Any, config: G
             "step": step_of(path),
             "uid": row["uid"],
             "reward": row["score"],
-            "scores": {
-                key: x for key, x in (row.get("scores") or row).items() if key in _SCORES and isinstance(x, int | float)
-            },
+            "scores": {key: row[key] for key in _SCORES if isinstance(row.get(key), int | float)},
             "group_advantage": advantages[i].item(),
             "keep": True,
             "prefix_len": int(result.conflicts.prefix_len[i]),

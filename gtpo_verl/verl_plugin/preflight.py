@@ -29,6 +29,9 @@ _ENTROPY_FROM, _INITIAL_ENTROPY = "algorithm.gtpo.entropy_from", "algorithm.gtpo
 _FILTER_GROUPS = "algorithm.filter_groups.enable"
 _CALCULATE = f"{_ACTOR}.calculate_entropy"
 
+V1_PACKAGES = {"transfer_queue": "TransferQueue", "cachetools": "cachetools"}
+"""What verl's V1 trainer imports, and what pip calls it."""
+
 # Losses of verl under which a conflict token's gradient is not λ times what it would be.
 _LOSSES_THAT_CHANGE_LAMBDA = {
     "geo_mean": "averages λ over each completion",
@@ -110,8 +113,7 @@ def _read(config: DictConfig) -> tuple[RunConfig | None, list[str]]:
 
 def _packages(config: DictConfig) -> Iterator[str]:
     """What verl's V1 trainer imports once its workers are up, and `pip install verl` without extras does not bring."""
-    names = {"transfer_queue": "TransferQueue", "cachetools": "cachetools"}
-    missing = [pip for module, pip in names.items() if not find_spec(module)]
+    missing = [pip for module, pip in V1_PACKAGES.items() if not find_spec(module)]
     if missing and select(config, "trainer.use_v1"):
         yield f"trainer.use_v1=True needs packages that are not installed: pip install {' '.join(missing)}"
 

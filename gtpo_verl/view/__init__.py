@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     source = find_source(args.path, args.tokenizer)
     paths = thin_out(source.paths, source.size_limit)
     name = "gtpo-verl view --demo" if args.demo else str(args.path)
-    seen = Rollouts(source, None, {}, [], [])
+    seen = Rollouts(source)
 
     def steps() -> Iterator[list[dict[str, Any]]]:
         for path in paths:

@@ -18,7 +18,7 @@ def render(
     steps: Iterable[list[dict[str, Any]]],
     tokenizer: Any,
     source: str,
-    findings: Callable[[], dict[str, Any]] = dict,
+    findings: Callable[[], dict[str, Any]],
 ) -> str:
     """The page; all data of the run in it is ASCII.
 
@@ -27,7 +27,7 @@ def render(
         steps: the completions of each, as `gtpo_verl.rollouts.sources` reads them, in their order.
         tokenizer: of the run.
         source (str): where the steps came from, for the reader.
-        findings: called after the last step: more for `run-data`.
+        findings: called after the last step: the `numbers` of each step, and the `signs`.
     """
     pieces: dict[int, Piece] = {}
     summaries, data = [], []

@@ -5,21 +5,11 @@ import shutil
 
 import pandas as pd
 import pytest
-from token_dump import BAD, END, GOOD, STEPS, save_tokenizer, write_dump, write_rollouts
+from token_dump import BAD, END, GOOD, STEPS, write_rollouts
 
 from gtpo_verl import cli
 from gtpo_verl.rollouts import sources
 from gtpo_verl.rollouts.sources import find_source, read_step, thin_out
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return save_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture(scope="module")
-def dump(tmp_path_factory, tokenizer):
-    return write_dump(tmp_path_factory.mktemp("run") / "dump", tokenizer, STEPS)
 
 
 def test_a_dump_is_found_by_folder_by_run_and_by_file(dump):

@@ -1,35 +1,10 @@
 """What tokens spell."""
 
-import pytest
-from token_dump import END, STEPS, save_tokenizer, write_dump
+from token_dump import END
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from gtpo_verl import cli
-from gtpo_verl.rollouts.sources import find_source
 from gtpo_verl.rollouts.tokens import load_tokenizer, token_pieces
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return save_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture(scope="module")
-def dump(tmp_path_factory, tokenizer):
-    return write_dump(tmp_path_factory.mktemp("run") / "dump", tokenizer, STEPS)
-
-
-def refusal(capsys, folder, *options):
-    assert cli.main(["view", str(folder), *map(str, options), "--out", str(folder / "view.html")]) == 2
-    assert not (folder / "view.html").exists()
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
-
-
-def read_rollouts(path, tokenizer):
-    source = find_source(path, tokenizer)
-    return [completion for file in source.paths for completion in source.read(file)]
 
 
 def test_pieces_keep_every_byte(tokenizer):

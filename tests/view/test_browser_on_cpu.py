@@ -7,7 +7,7 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from token_dump import END, GOOD, HOSTILE, STEPS, batch_of, save_tokenizer, write, write_dump, write_rollouts
+from token_dump import END, GOOD, HOSTILE, STEPS, batch_of, write, write_dump, write_rollouts
 
 from gtpo_verl import cli
 from gtpo_verl.verl_plugin.config import VerlGTPOConfig
@@ -24,16 +24,6 @@ FLAGS = (
     *("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking"),
     *("disable-component-update", "disable-sync"),
 )
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return save_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture(scope="module")
-def dump(tmp_path_factory, tokenizer):
-    return write_dump(tmp_path_factory.mktemp("run") / "dump", tokenizer, STEPS)
 
 
 @pytest.fixture(scope="module")

@@ -2,22 +2,16 @@
 
 import re
 
-import pytest
-from token_dump import HOSTILE, save_tokenizer, write_dump
+from token_dump import HOSTILE, write_dump
 
 from gtpo_verl.rollouts.sources import find_source
 from gtpo_verl.view.page import render, summarize
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return save_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
 def test_the_page_holds_no_markup_of_the_run_and_asks_for_nothing(tmp_path, tokenizer):
     source = find_source(write_dump(tmp_path, tokenizer, {1: (HOSTILE, [1.0, 0.0, 0.5], 0.2)}, prompt="</script><b>"))
     steps = map(source.read, source.paths)
-    page = render(source.header, steps, source.tokenizer, source="</title><script>x</script>")
+    page = render(source.header, steps, source.tokenizer, "</title><script>x</script>", dict)
     assert page.count("</script>") == 3 and "<img" not in page and page.count("</title>") == 1
     assert "default-src 'none'" in page
     assert not re.search(r"<[^>]+(src|href)=|https?://(?!www.w3.org/2000/svg)|@\w+@", page)

@@ -2,19 +2,8 @@
 
 import pytest
 from own_process import run_python
-from token_dump import STEPS, save_tokenizer, write_dump
 
 from gtpo_verl import cli, view
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return save_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture(scope="module")
-def dump(tmp_path_factory, tokenizer):
-    return write_dump(tmp_path_factory.mktemp("run") / "dump", tokenizer, STEPS)
 
 
 def test_the_demo_needs_no_run_and_no_verl(tmp_path):
