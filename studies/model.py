@@ -69,9 +69,9 @@ class Fused(NamedTuple):
     head: torch.Tensor
 
 
-def load(folder: str | Path) -> tuple[Shape, dict[str, torch.Tensor]]:
+def load(folder: str | Path, device: str = "cpu") -> tuple[Shape, dict[str, torch.Tensor]]:
     """A model in Hugging Face format, as one run: (1, …) float32 parameters."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
     return Shape.of(model.config), {name: values.detach().unsqueeze(0) for name, values in model.named_parameters()}
 
 
@@ -145,11 +145,12 @@ def hidden(
         mask: broadcasts to (runs * rows, 1, length, positions), added before the softmax; None: causal.
     """
     runs, rows, length = ids.shape
-    shape = fused.shape
+    shape, table = fused.shape, fused.embeddings
     if mask is None:
-        mask = _causal(length)
-    cos, sin = (part[start : start + length] for part in _rotation(shape.head_dim, shape.theta, fused.embeddings.dtype))
-    x = fused.embeddings[torch.arange(runs).view(-1, 1), ids.reshape(runs, -1)]
+        mask = _causal(length).to(table.device)
+    rotation = _rotation(shape.head_dim, shape.theta, table.dtype, table.device)
+    cos, sin = (part[start : start + length] for part in rotation)
+    x = table[torch.arange(runs, device=table.device).view(-1, 1), ids.reshape(runs, -1)]
     for i, (norm, qkv, bias, out, mlp_norm, gate_up, down) in enumerate(fused.layers):
         h = torch.bmm(_normed(x, norm, shape.eps), qkv) + bias
         h = h.view(runs * rows, length, -1, shape.head_dim).transpose(1, 2)
@@ -185,12 +186,12 @@ def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 @functools.cache
-def _rotation(dim: int, theta: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def _rotation(dim: int, theta: float, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     frequencies = theta ** (-torch.arange(0, dim, 2) / dim)
     angles = torch.arange(POSITIONS).unsqueeze(-1) * frequencies.repeat(2)
     sign = torch.ones(dim)
     sign[: dim // 2] = -1
-    return angles.cos().to(dtype), (angles.sin() * sign).to(dtype)
+    return angles.cos().to(device, dtype), (angles.sin() * sign).to(device, dtype)
 
 
 def logits_of(fused: Fused, states: torch.Tensor) -> torch.Tensor:
@@ -206,16 +207,16 @@ def read_prompts(fused: Fused, prompts: Sequence[torch.Tensor]) -> tuple[torch.T
         The states at their last tokens, (runs, prompts, width); their keys and values, padded on the left; and what to
         add to attention for that padding, (prompts, longest).
     """
-    runs, longest = len(fused.embeddings), max(map(len, prompts))
+    runs, longest, device = len(fused.embeddings), max(map(len, prompts)), fused.embeddings.device
     ids = pad_sequence([prompt.flip(0) for prompt in prompts], batch_first=True).flip(1)
     padding = torch.arange(longest) < longest - torch.tensor([len(prompt) for prompt in prompts]).unsqueeze(-1)
     added = torch.zeros(padding.shape, dtype=fused.embeddings.dtype).masked_fill(padding, -torch.inf)
     # A padding token sees itself: a row of -inf alone would be nan.
     own = torch.eye(longest, dtype=torch.bool)
-    mask = torch.where(own, 0, added.unsqueeze(1) + _causal(longest)).unsqueeze(1).repeat(runs, 1, 1, 1)
+    mask = torch.where(own, 0, added.unsqueeze(1) + _causal(longest)).unsqueeze(1).to(device).repeat(runs, 1, 1, 1)
     cache = Cache()
-    states = hidden(fused, ids.expand(runs, -1, -1), cache, mask=mask)
-    return states[:, :, -1], cache, added
+    states = hidden(fused, ids.to(device).expand(runs, -1, -1), cache, mask=mask)
+    return states[:, :, -1], cache, added.to(device)
 
 
 def log_probs(
@@ -231,14 +232,15 @@ def log_probs(
     Rows of similar length go through the model together, `rows_at_once` of them.
 
     Returns:
-        Two tensors (rows, response_length) with the completions of all rollouts, 0 after their ends.
+        Two tensors (rows, response_length) on the CPU with the completions of all rollouts, 0 after their ends.
     """
     fused = fuse(shape, weights, dtype)
-    responses = pad_rows([rollout.responses for rollout in rollouts])
-    own = pad_rows([rollout.response_mask for rollout in rollouts]).bool()
-    prompt_of = torch.arange(len(rollouts)).repeat_interleave(len(responses) // len(rollouts))
+    device = fused.embeddings.device
+    responses = pad_rows([rollout.responses for rollout in rollouts]).to(device)
+    own = pad_rows([rollout.response_mask for rollout in rollouts]).bool().to(device)
+    prompt_of = torch.arange(len(rollouts), device=device).repeat_interleave(len(responses) // len(rollouts))
     first, prefix, added = read_prompts(fused, [rollout.prompt for rollout in rollouts])
-    log_prob, entropy = torch.zeros(own.shape), torch.zeros(own.shape)
+    log_prob, entropy = torch.zeros(own.shape, device=device), torch.zeros(own.shape, device=device)
     for rows in own.sum(-1).argsort().split(rows_at_once):
         prompts, longest = prompt_of[rows], int(own[rows].sum(-1).max())
         ids, mine = responses[rows, :longest], own[rows, :longest]
@@ -247,7 +249,8 @@ def log_probs(
             cache = Cache()
             cache.layers = {i: kv[:, prompts] for i, kv in prefix.layers.items()}
             before = added[prompts][:, None, None, :].expand(-1, -1, longest - 1, -1)
-            mask = torch.cat([before, _causal(longest - 1).to(dtype).expand(len(rows), 1, -1, -1)], -1)
+            causal = _causal(longest - 1).to(device, dtype)
+            mask = torch.cat([before, causal.expand(len(rows), 1, -1, -1)], -1)
             behind = hidden(fused, ids[:, :-1].unsqueeze(0), cache, added.shape[1], mask)
             states = torch.cat([states, behind], 2)
         distribution = (logits_of(fused, states[:, mine]).squeeze(0) / temperature).log_softmax(-1)
@@ -255,7 +258,7 @@ def log_probs(
         places = rows[row], place
         log_prob = log_prob.index_put(places, distribution.gather(-1, ids[mine].unsqueeze(-1)).squeeze(-1))
         entropy[places] = -(distribution.exp() * distribution).sum(-1).detach()
-    return log_prob, entropy
+    return log_prob.cpu(), entropy.cpu()
 
 
 def pad_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -281,19 +284,20 @@ def sample(
     A run draws from its own generator, so its completions do not depend on the runs beside it.
 
     Returns:
-        For each run, a rollout for each prompt.
+        For each run, a rollout for each prompt, on the CPU.
     """
-    runs, rows = len(weights), len(prompts) * n
+    runs, rows, device = len(weights), len(prompts) * n, weights[0]["model.norm.weight"].device
     fused = fuse(shape, {name: torch.cat([own[name] for own in weights]) for name in weights[0]}, dtype)
     states, prefix, added = read_prompts(fused, prompts)
     logits = logits_of(fused, states).repeat_interleave(n, 1)
     prefix.layers = {i: kv.repeat_interleave(n, 1) for i, kv in prefix.layers.items()}
     cache, start = Room(prefix, limit), added.shape[1]
     mask = F.pad(added.repeat_interleave(n, 0), (0, limit)).expand(runs, rows, -1)
-    responses, ended = torch.full((runs, rows, limit), eos), torch.zeros(runs, rows, dtype=torch.bool)
-    active, places = torch.arange(runs), torch.arange(rows).repeat(runs, 1)
+    responses = torch.full((runs, rows, limit), eos, device=device)
+    ended = torch.zeros(runs, rows, dtype=torch.bool, device=device)
+    active, places = torch.arange(runs, device=device), torch.arange(rows, device=device).repeat(runs, 1)
     for i in range(limit):
-        drawn = torch.stack([torch.rand(rows, generator=generators[k], dtype=torch.float64) for k in active])
+        drawn = torch.stack([torch.rand(rows, generator=generators[k], dtype=torch.float64) for k in active]).to(device)
         cumulated = (logits.double() / temperature).softmax(-1).cumsum(-1)
         drawn = drawn.gather(1, places).unsqueeze(-1) * cumulated[..., -1:]
         tokens = torch.searchsorted(cumulated, drawn, right=True).squeeze(-1)
@@ -320,7 +324,7 @@ def sample(
         states = hidden(fused, tokens.unsqueeze(-1), cache, start + i, mask.flatten(0, 1)[:, None, None, :end])
         logits = logits_of(fused, states[:, :, -1])
     masks = get_response_mask(responses.view(-1, limit), eos).view(runs, len(prompts), n, limit)
-    responses = responses.view(masks.shape).masked_fill(masks == 0, eos)
+    responses, masks = responses.view(masks.shape).masked_fill(masks == 0, eos).cpu(), masks.cpu()
     results = []
     for of_run, own_masks in zip(responses, masks, strict=True):
         lengths = own_masks.sum(-1).amax(-1).tolist()

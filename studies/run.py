@@ -1,8 +1,9 @@
 """Run what is missing of the study's plan, on one core, and keep its logs. Started by run.sh.
 
 Several processes, one for each core, share the runs: a start of one seed is in one process at a time.
-Runs with one start and one seed train side by side (see `studies.model.sample`), those of the real model one after
-another. A run that is complete has its log in results/ and is not run again; what was interrupted begins anew.
+Runs with one start and one seed train side by side (see `studies.model.sample`); those of the real model do so on a GPU
+alone, and on the CPU one after another. A run that is complete has its log in results/ and is not run again; what was
+interrupted begins anew.
 """
 
 import argparse
@@ -58,7 +59,7 @@ def batches(runs: Sequence[tuple[Cell, int]]) -> Iterator[tuple[Start, int, list
     for cell, seed in runs:
         together.setdefault((cell.start, seed, group_size(cell.method)), []).append(cell)
     for (start, seed, _), cells in together.items():
-        number = len(cells) if start.is_real else -(-len(cells) // AT_A_TIME)
+        number = len(cells) if start.is_real and start.device == "cpu" else -(-len(cells) // AT_A_TIME)
         for i in range(number):
             yield start, seed, cells[i::number]
 
@@ -81,7 +82,7 @@ def execute(start: Start, seed: int, cells: Sequence[Cell], outputs: Path) -> No
     results = hold_out(learners, task, task.held_out, samples, prompts) if start.evaluated else [None] * len(cells)
     seconds = (time.monotonic() - began) / len(cells)
     common = {"commit": commit(), "initial_entropy": task.initial_entropy, "seconds": seconds}
-    common |= {"dtype": str(start.dtype).removeprefix("torch.")}
+    common |= {"dtype": str(start.dtype).removeprefix("torch."), "device": start.device}
     for cell, log, result, rollouts in zip(cells, logs, results, kept, strict=True):
         more = {"held_out": result} if result else {}
         keep({**common, "steps": log, **more, **({"rollouts": rollouts} if rollouts else {})}, cell.log(seed))
