@@ -21,7 +21,8 @@ import numpy as np
 from gtpo_verl.monitor.frameworks import translate
 from gtpo_verl.monitor.logs import read_metrics
 from gtpo_verl.monitor.signs import NUMBERS, SIGNS, Sign, Trend, Watch, window
-from studies.plan import HERE, ROOT, complete, one_prompt, planned, read_log
+from studies import confirm
+from studies.plan import ROOT, complete, one_prompt, planned, read_log
 
 MODEL, REAL_MODEL = "0.4 M parameters", "SmolLM2-135M"
 MANY_PROMPTS = f"{MODEL}, 8 prompts a step"
@@ -98,18 +99,19 @@ def stored_runs() -> list[Run]:
         model = REAL_MODEL if cell.start.is_real else MODEL if cell.start.prompts == 1 else MANY_PROMPTS
         task = cell.start.task.split("_after_")[0]  # the same questions
         found.append(observe(cell.log(seed), task, model, completions, cell.start.limit, steps))
-    for path in sorted((HERE / "results/verl").rglob("*.jsonl.gz")):
-        found.append(observe(path, path.parent.name.partition("-")[0], MODEL, 8, _LIMIT, _under_verl(path)))
+    for cell, seed in confirm.runs():
+        steps = _under_verl(confirm.read_steps(cell, seed))
+        found.append(observe(confirm.log_of(cell, seed), cell.start.task, MODEL, 8, _LIMIT, steps))
     for path in sorted((ROOT / "docs/results/cpu").glob("*.jsonl")):
-        found.append(observe(path, "arithmetic", MODEL, 64, _LIMIT, _under_verl(path)))
+        found.append(observe(path, "arithmetic", MODEL, 64, _LIMIT, _under_verl(read_metrics(path))))
     return [run for run in found if run]
 
 
-def _under_verl(path: Path) -> Steps:
+def _under_verl(logged: Steps) -> Steps:
     return {
         step: translate(metrics, "verl", _LIMIT)
         | {ours: metrics[name] for ours, name in _UNDER_VERL.items() if name in metrics}
-        for step, metrics in read_metrics(path).items()
+        for step, metrics in logged.items()
     }
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from recipes.tasks.tiny import WarmStartConfig, prepare
 from studies import questions
 from studies.missing import missing_runs, write_log
-from studies.plan import ADDITION, COUNTING, HERE, METHODS, ROOT, SPELLING, Cell, Start, cells
+from studies.plan import ADDITION, COUNTING, HERE, METHODS, ROOT, SPELLING, Cell, Start, cells, read_text
 
 SUBTRACTION, NOISY = Start("subtraction"), Start("arithmetic", 100)
 # What is kept of a run: verl logs a hundred numbers a step, most of them about throughput.
@@ -50,6 +50,12 @@ def runs() -> list[tuple[Cell, int]]:
 def log_of(cell: Cell, seed: int) -> Path:
     """Where a run's metrics lie once it is complete: verl's log, a line per step."""
     return HERE / "results/verl" / cell.start.name / f"{cell.method}-lr{cell.lr:g}-seed{seed}.jsonl.gz"
+
+
+def read_steps(cell: Cell, seed: int) -> dict[int, dict[str, float]]:
+    """The metrics of each step of a run."""
+    records = map(json.loads, read_text(log_of(cell, seed)).splitlines())
+    return {record.pop("step"): record for record in records}
 
 
 def steps_of(cell: Cell) -> int:

@@ -1,13 +1,13 @@
 """The runs of the study from their logs: curves, endpoints, and how methods are compared."""
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import bootstrap, mannwhitneyu, trim_mean
+from scipy.stats import mannwhitneyu, t, trim_mean
 
 from recipes.paper.evaluation import pass_at_k
 from studies.plan import (
@@ -161,18 +161,26 @@ def iqm(values: np.ndarray) -> float:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """95% interval of the mean of independent values, by the percentile bootstrap."""
-    if len(set(values)) == 1:
-        return values[0], values[0]
-    rng = np.random.default_rng(0)
-    result = bootstrap((np.array(values),), np.mean, rng=rng, method="percentile", n_resamples=2000)
-    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+    """95% t interval of the mean of independent values.
+
+    With few values the percentile bootstrap is too narrow: of five it covers the mean in 85% of the cases, of three in
+    75%.
+    """
+    half = t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5
+    return float(np.mean(values) - half), float(np.mean(values) + half)
 
 
 class Comparison(NamedTuple):
-    """One method against another in pairs of runs of one start, rate and seed."""
+    """One method against another in pairs of runs of one start, rate and seed.
+
+    Args:
+        differences: of the pairs.
+        clusters: what a pair depends on beside its rate: pairs of one cluster are one value of the interval. Each pair
+            is its own if there are none.
+    """
 
     differences: list[float]
+    clusters: Sequence[Hashable] = ()
 
     @property
     def mean(self) -> float:
@@ -185,9 +193,12 @@ class Comparison(NamedTuple):
         return sum(difference > 0 for difference in self.differences)
 
     def __str__(self) -> str:
-        if len(self.differences) == 1:
+        of_cluster: dict[Hashable, list[float]] = {}
+        for cluster, difference in zip(self.clusters or range(len(self.differences)), self.differences, strict=True):
+            of_cluster.setdefault(cluster, []).append(difference)
+        if len(of_cluster) == 1:
             return signed(self.mean)
-        low, high = interval(self.differences)
+        low, high = interval([float(np.mean(own)) for own in of_cluster.values()])
         return f"{signed(self.mean)} [{signed(low)}, {signed(high)}]"
 
 
@@ -202,14 +213,14 @@ def signed(value: float) -> str:
 
 
 def compare(runs: Sequence[Run], first: str, second: str, metric: str) -> Comparison:
-    """The pairs among `runs`."""
+    """The pairs among `runs`, clustered by task and seed."""
     values = {(run.cell, run.seed): run.summary[metric] for run in runs}
-    pairs = [
-        (value, values.get((replace(cell, method=second), seed)))
+    pairs = {
+        (cell, seed): value - values[twin]
         for (cell, seed), value in values.items()
-        if cell.method == first
-    ]
-    return Comparison([value - other for value, other in pairs if other is not None])
+        if cell.method == first and (twin := (replace(cell, method=second), seed)) in values
+    }
+    return Comparison([*pairs.values()], [(cell.start, seed) for cell, seed in pairs])
 
 
 def prediction(runs: Sequence[Run]) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gtpo_verl.records import atomic_write
-from studies.plan import ROOT, Cell
+from studies.plan import ROOT, Cell, is_stored
 
 
 def missing_runs(
@@ -21,7 +21,7 @@ def missing_runs(
     parser.add_argument("--list", action="store_true", help="what there is, and what is done")
     parser.add_argument("--outputs", type=Path, default=ROOT / "outputs/study", help="folder of warm starts and runs")
     args = parser.parse_args()
-    missing = [(cell, seed) for cell, seed in runs if not log_of(cell, seed).exists()]
+    missing = [(cell, seed) for cell, seed in runs if not is_stored(log_of(cell, seed))]
     print(f"{len(runs)} runs, {len(runs) - len(missing)} of them done", flush=True)
     if args.list:
         for cell, seed in runs:

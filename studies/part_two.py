@@ -8,8 +8,8 @@ import pandas as pd
 
 from recipes.paper.evaluation import pass_at_k
 from studies import screen
-from studies.logs import TASKS, TITLES, Comparison, rate, signed, stretches
-from studies.plan import CLEAN, WORDY, Cell, blocks, complete, planned, read_log
+from studies.logs import LOST, TASKS, TITLES, Comparison, rate, signed, stretches
+from studies.plan import CLEAN, MANY_RATES, WORDY, Cell, blocks, complete, planned, read_log
 
 ENDPOINTS = ("accuracy", "clean", "pass8")
 EARLY = 20
@@ -78,8 +78,9 @@ def at_own_best_rate(runs: pd.DataFrame, least_clean: float = 0.0) -> pd.DataFra
 
 
 def compare(runs: pd.DataFrame, first: str, second: str, metric: str) -> Comparison:
-    """First minus second in each cluster of task and seed that has one run of both."""
-    by_cluster = runs.pivot(index=["task", "seed"], columns="method", values=metric).dropna(subset=[first, second])
+    """First minus second in each cluster of task and seed that has both, of runs at several rates their means."""
+    by_cluster = runs.pivot_table(index=["task", "seed"], columns="method", values=metric)
+    by_cluster = by_cluster.dropna(subset=[first, second])
     return Comparison((by_cluster[first] - by_cluster[second]).tolist())
 
 
@@ -136,6 +137,34 @@ def share_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     return ["task", "first", "last", "pairs", *(METRICS[name] for name in ENDPOINTS)], rows
 
 
+def equal_rate_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Header and a row per rate that every task has: runs of GRPO and of GTPO that lost their clean endings, and GTPO
+    minus GRPO."""
+    rows = []
+    for lr, own in runs[runs["lr"].isin(MANY_RATES)].groupby("lr"):
+        lost = [(own[own["method"] == method]["clean"] < LOST).sum() for method in ("grpo", "gtpo")]
+        number = (own["method"] == "gtpo").sum()
+        differences = [str(compare(own, "gtpo", "grpo", name)) for name in ENDPOINTS]
+        rows.append([rate(lr), *(f"{n} of {number}" for n in lost), *differences])
+    titles = [f"{METRICS[name]}, GTPO − GRPO" for name in ENDPOINTS]
+    return ["rate", "GRPO lost its endings", "GTPO lost its endings", *titles], rows
+
+
+def candidate_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Header and a row per method of block 8 or 9: runs that lost answers (accuracy below half of GRPO's mean), endings
+    or either, its accuracy and clean endings, and its accuracy minus GTPO's."""
+    rows = []
+    for method, own in runs.groupby("method", sort=False):
+        wrong = own["accuracy"] < runs[runs["method"] == "grpo"]["accuracy"].mean() / 2
+        unclean = own["clean"] < LOST
+        counts = [f"{lost.sum()} of {len(own)}" for lost in (wrong, unclean, wrong | unclean)]
+        means = [f"{own[name].mean():.2f}" for name in ("accuracy", "clean")]
+        difference = "" if method == "gtpo" else str(compare(runs, method, "gtpo", "accuracy"))
+        rows.append([TITLES[method], *counts, *means, difference])
+    lost = [f"{what} lost" for what in ("answers", "endings", "either")]
+    return ["", *lost, "accuracy", "clean endings", "accuracy minus GTPO's"], rows
+
+
 def rate_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     """Header and a row per task and method: the rates that it bears."""
     cells = runs[["task", "method"]].drop_duplicates().itertuples(index=False)
@@ -180,17 +209,19 @@ def of_real_model(block: str) -> pd.DataFrame:
 
 def evidence() -> dict[str, tuple[list[str], list[list[str]]]]:
     """The tables of the page, of the runs that are complete."""
-    rates, many, shares = (results(planned(block)) for block in ("1a", "2", "4"))
+    many, shares, candidates = (results(planned(block)) for block in "248")
     fresh, longer, parts = map(of_real_model, ("1b", "1c", "6"))
     best, best_clean = at_best(), at_best(CLEAN)
     return {
-        "real rates": block_table(rates, (*ENDPOINTS, "worst", "length", "first", "last")),
         "real": method_table(fresh),
         "real by seed": seed_table(fresh),
         "real parts": seed_table(parts),
         "screened": screen.table(),
         "longer": method_table(longer),
         "longer by seed": seed_table(longer),
+        "equal rates": equal_rate_table(many),
+        "candidates": candidate_table(candidates),
+        "confirmed": candidate_table(of_real_model("9")),
         "many": method_table(best["2"]),
         "many, clean": method_table(best_clean["2"]),
         "borne": rate_table(many),

@@ -1,4 +1,7 @@
-"""What the study runs, as data: docs/study-design.md says why. A run's name is its log's, results/NAME.json.gz."""
+"""What the study runs, as data: docs/study-design.md says why. A run's name is its log's, results/NAME.json.gz.
+
+The logs of finished blocks lie under these names in archives, results/*.zip.
+"""
 
 import functools
 import gzip
@@ -8,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import torch
 
@@ -176,7 +180,7 @@ class Cell:
     lr: float
 
     def log(self, seed: int) -> Path:
-        """Where a run's log is once it is complete."""
+        """Where a run's log is once it is complete, until its block is archived."""
         return HERE / "results" / self.start.name / f"{self.method}-lr{self.lr:g}-seed{seed}.json.gz"
 
 
@@ -246,6 +250,8 @@ SCREEN_SEEDS = (3, 6, 1, 2, 4, 5)
 """Those on which GTPO's completions shrank come first."""
 CANDIDATES = ("corpo_gtpo", "gated_gtpo")
 """Of block 7, the best first."""
+ENDED_EARLY = ("7.",)
+"""Blocks that get no further runs: docs/study-design.md says why."""
 CLEAN = 0.9
 """Least share of clean endings at a rate that one would keep."""
 
@@ -258,7 +264,7 @@ def best_rate(
     Rates with a mean of clean endings below `least_clean` come last.
     """
     logs = {rate: [Cell(start, method, rate).log(seed) for seed in seeds] for rate in rates}
-    if not all(log.exists() for of_rate in logs.values() for log in of_rate):
+    if not all(is_stored(log) for of_rate in logs.values() for log in of_rate):
         return None
 
     def rank(rate: float) -> tuple[bool, float, float]:
@@ -270,13 +276,45 @@ def best_rate(
 
 def complete(runs: Iterable[tuple[Cell, int]]) -> list[tuple[Cell, int]]:
     """Those that have a log."""
-    return [(cell, seed) for cell, seed in runs if cell.log(seed).exists()]
+    return [(cell, seed) for cell, seed in runs if is_stored(cell.log(seed))]
+
+
+@functools.cache
+def _archives(folder: Path) -> dict[str, ZipFile]:
+    """Of each archived log, by its name in results/, the archive that has it."""
+    archives = [ZipFile(path) for path in sorted(folder.glob("*.zip"))]
+    return {name: archive for archive in archives for name in archive.namelist()}
+
+
+def _name(log: Path) -> str:
+    return log.relative_to(HERE / "results").as_posix()
+
+
+def is_stored(log: Path) -> bool:
+    """Whether there is a log, as a file of its own or in an archive."""
+    return log.exists() or _name(log) in _archives(HERE / "results")
+
+
+def read_text(log: Path) -> str:
+    """The text of a stored log."""
+    packed = log.read_bytes() if log.exists() else _archives(HERE / "results")[_name(log)].read(_name(log))
+    return gzip.decompress(packed).decode()
 
 
 @functools.cache  # a log never changes, and every look at the blocks reads those that rates are chosen by
 def read_log(log: Path) -> dict[str, Any]:
     """What a run of the fast loop has left."""
-    return json.loads(gzip.decompress(log.read_bytes()))
+    return json.loads(read_text(log))
+
+
+def archive(logs: Iterable[Path], name: str) -> None:
+    """Move logs into results/NAME.zip, which grows if it is there."""
+    with ZipFile(HERE / "results" / f"{name}.zip", "a") as target:
+        for log in logs:
+            target.write(log, _name(log))
+    for log in logs:
+        log.unlink()
+    _archives.cache_clear()
 
 
 def held_out_share(log: Path, of: str) -> float:

@@ -1,6 +1,6 @@
-"""Tables, figures and the page of the study, from the logs in results/: docs/results/study and docs/study.md.
+"""Tables, figures and the pages of the study, from the logs in results/: docs/results/study, docs/study*.md.
 
-docs/study.md is studies/page.template with its {{names}} replaced by numbers of this module: no number is typed.
+A page is its template with the {{names}} replaced by numbers of this module: no number is typed.
 """
 
 import csv
@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from gtpo_verl.algorithm.config import LN2
-from recipes.paper.plots import read_run, save
+from recipes.paper.plots import save
 from studies import confirm, figures, part_two
 from studies.logs import (
     LAST,
@@ -37,8 +38,10 @@ from studies.logs import (
     stretches,
 )
 from studies.plan import (
+    CLEAN,
     GTPO,
     HERE,
+    MANY_RATES,
     METHODS,
     MIDDLE,
     RATES,
@@ -55,7 +58,18 @@ from studies.plan import (
 )
 
 OUT = ROOT / "docs/results/study"
-PAGE = ROOT / "docs/study.md"
+PAGES = {"page": ROOT / "docs/study.md", "one_prompt": ROOT / "docs/study-one-prompt.md"}
+"""By the name of their templates."""
+FURTHER = {
+    "many": "Block 2, rates chosen by accuracy alone",
+    "rivals": "Block 3, rates chosen by accuracy alone",
+    "real": "Block 1b, GTPO minus each method",
+    "longer": "Block 1c, GTPO minus GRPO",
+    "longer by seed": "Block 1c by seed",
+    "longest by seed": "Block 4, after 440 characters, by seed",
+    "better": "Every mean above GTPO's at chosen rates, the method minus GTPO",
+}
+"""Tables of tables.md beside those of cells, and their titles."""
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -129,7 +143,8 @@ def confirmations(steps: int) -> list[Confirmed]:
     """The runs under verl, as if they had ended after so many steps."""
     found = []
     for cell, seed in confirm.runs():
-        values = {name: column[:steps].to_numpy() for name, column in read_run(confirm.log_of(cell, seed)).items()}
+        logged = pd.DataFrame.from_dict(confirm.read_steps(cell, seed), orient="index")
+        values = {name: column[:steps].to_numpy() for name, column in logged.items()}
         strict = np.minimum(values["reward/strict/mean"], values["completion/eos_rate"])
         summary = {
             "worst": float(stretches(strict[SETTLED:]).min()),
@@ -201,9 +216,7 @@ def facts() -> dict[str, object]:
         found[f"prediction {TASKS[start]}"] = f"{prediction([run for run in plain if run.cell.start == start]):.2f}"
     conflict = [run.curves["conflict"][:20].mean() for run in runs_of(TABLES["main"]) if run.cell.method == "gtpo"]
     found["shares"] = f"{min(conflict):.0%} to {max(conflict):.0%}"
-    progress = part_two.progress()
-    found["table progress"] = markdown(["block of part two", "runs"], progress)
-    found |= {f"progress {block.split('.')[0]}": runs for block, runs in progress}
+    found |= {f"progress {block.split('.')[0]}": runs for block, runs in part_two.progress()}
     rates = complete(planned("1a"))
     found["1a start"] = f"{np.mean([read_log(cell.log(seed))['steps']['strict'][0] for cell, seed in rates]):.2f}"
     for (cell, seed), (name, steps) in product(rates, {"first": slice(20), "last": slice(-20, None)}.items()):
@@ -215,9 +228,10 @@ def facts() -> dict[str, object]:
         found |= {f"1b {run['method']} seed {run['seed']}: {name}": f"{run[name]:.2f}" for name in part_two.ENDPOINTS}
     for run in part_two.results(rates).to_dict("records"):
         found |= {f"1a {run['method']} {rate(run['lr'])}: {name}": f"{run[name]:.2f}" for name in part_two.ENDPOINTS}
-    for method, own in part_two.results([*rates, *planned("1b")]).groupby("method"):
-        found[f"1 {method} lost"] = f"{(own['clean'] < LOST).sum()} of {len(own)}"
-        found[f"1 {method} wrong"] = f"{(own['accuracy'] < part_two.WRONG).sum()} of {len(own)}"
+    for place, of_place in {"1": [*rates, *planned("1b")], "1b": planned("1b")}.items():
+        for method, own in part_two.results(of_place).groupby("method"):
+            found[f"{place}: {method} lost"] = f"{(own['clean'] < LOST).sum()} of {len(own)}"
+            found[f"{place}: {method} wrong"] = f"{(own['accuracy'] < part_two.WRONG).sum()} of {len(own)}"
     found |= _of_part_two()
     for name, (header, rows) in part_two.evidence().items():
         found[f"table {name}"] = markdown(header, rows) if rows else "None of these runs is complete."
@@ -227,15 +241,18 @@ def facts() -> dict[str, object]:
 def _of_part_two() -> dict[str, object]:
     """Numbers of blocks 2 and 4 over all their runs, and of 1b, 1c, 2, 3 and 5 at each method's own best rate."""
     found: dict[str, object] = {}
-    for block in "24":
+    for block in "248":
         runs = part_two.results(planned(block))
-        for place, here in {block: runs, **{f"{block} {task}": own for task, own in runs.groupby("task")}}.items():
+        places = {block: runs, f"{block} planned": runs[runs["lr"].isin(MANY_RATES)]}
+        for place, here in (places | {f"{block} {task}": own for task, own in runs.groupby("task")}).items():
             for method, own in here.groupby("method"):
                 found[f"{place}: {method} lost"] = f"{(own['clean'] < LOST).sum()} of {len(own)}"
+                found[f"{place}: {method} lowest accuracy"] = f"{own['accuracy'].min():.2f}"
                 found[f"{place}: {method} entropy"] = f"{own['entropy'].mean():.2f}"
                 found[f"{place}: {method} conflict"] = f"{own['conflict'].mean():.0%}"
     best = part_two.at_best()
-    places = {f"{block} best": runs for block, runs in best.items()}
+    places = {f"{block} best": runs for block, runs in best.items()} | {"8": part_two.results(planned("8"))}
+    places["3 clean"] = part_two.at_best(CLEAN)["3"]
     places |= {block: part_two.of_real_model(block) for block in ("1b", "1c")}
     places |= {f"{place} {task}": own for place, runs in places.items() for task, own in runs.groupby("task")}
     metrics = (*part_two.ENDPOINTS, "template")
@@ -280,18 +297,19 @@ def _confirmed() -> dict[str, object]:
     found: dict[str, object] = {"verl runs": str(len(confirm.runs()))}
     runs = {(run.cell.start, run.cell.method, run.cell.lr, run.seed): run.summary for run in confirmations(600)}
     chosen = [
-        (summary, runs[start, "gtpo", MIDDLE, seed])
+        ((start, seed), summary, runs[start, "gtpo", MIDDLE, seed])
         for (start, method, lr, seed), summary in runs.items()
         if (method, lr) == ("grpo", RATES[0]) and start in USUAL and (start, "gtpo", MIDDLE, seed) in runs
     ]
     equal = [
-        (summary, runs[start, "gtpo", lr, seed])
+        ((start, seed), summary, runs[start, "gtpo", lr, seed])
         for (start, method, lr, seed), summary in runs.items()
         if method == "grpo" and (start, "gtpo", lr, seed) in runs and start.warm_steps == Start("").warm_steps
     ]
     for name, pairs in {"verl chosen": chosen, "verl equal": equal}.items():
         for metric in ("worst", "accuracy", "pass8", "entropy", "strict"):
-            comparison = Comparison([gtpo[metric] - grpo[metric] for grpo, gtpo in pairs])
+            differences = [gtpo[metric] - grpo[metric] for _, grpo, gtpo in pairs]
+            comparison = Comparison(differences, [cluster for cluster, *_ in pairs])
             found[f"{name} {metric}"] = comparison
             found[f"{name} {metric} higher"] = f"{comparison.higher} of {len(pairs)}"
     for run in confirmations(600):
@@ -341,6 +359,7 @@ def main() -> int:
         own = part_two.results([(cell, seed) for cell, seed in runs if cell.start.evaluated])
         if len(own):
             sections.append(f"## Part two, block {name}\n\n{markdown(*part_two.block_table(own))}")
+    sections += [f"## {title}\n\n{numbers[f'table {name}']}" for name, title in FURTHER.items()]
     sections.append(f"## Under verl and in the fast loop\n\n{numbers['table agreement']}")
     head = f"# Tables of the study\n\n{numbers['runs']} runs. Mean of a cell's runs (smallest–largest)."
     head += " Made by `python -m studies.report`."
@@ -351,8 +370,9 @@ def main() -> int:
         for run in runs_of(cell for cells in TABLES.values() for cell in cells):
             row = [run.cell.start.name, run.cell.method, rate(run.cell.lr), run.seed]
             writer.writerow([*row, *(f"{v:.4f}" for v in (*run.summary.values(), *run.pass_at.values()))])
-    PAGE.write_text(render((HERE / "page.template").read_text(), numbers))
-    written: list[Path] = [OUT / "tables.md", OUT / "runs.csv", PAGE]
+    for name, page in PAGES.items():
+        page.write_text(render((HERE / f"{name}.template").read_text(), numbers))
+    written: list[Path] = [OUT / "tables.md", OUT / "runs.csv", *PAGES.values()]
     for figure in (figures.answer, figures.overview, figures.collapse):
         written += save(figure(), OUT / figure.__name__)
     print(*written, sep="\n")

@@ -23,7 +23,21 @@ from filelock import FileLock, Timeout
 
 from studies.fast import Learner, build_config, hold_out, train
 from studies.missing import write_log
-from studies.plan import CONTROLS, METHODS, ROOT, Cell, Start, blocks, complete, one_prompt, planned, read_log
+from studies.plan import (
+    CONTROLS,
+    ENDED_EARLY,
+    METHODS,
+    ROOT,
+    Cell,
+    Start,
+    archive,
+    blocks,
+    complete,
+    is_stored,
+    one_prompt,
+    planned,
+    read_log,
+)
 from studies.tasks import open_task
 
 AT_A_TIME = 12
@@ -117,16 +131,32 @@ def list_runs() -> None:
             continue
         done = complete(runs)
         seconds = [read_log(cell.log(seed))["seconds"] for cell, seed in done]
-        left = f", about {statistics.median(seconds) * (len(runs) - len(done)) / 3600:.1f} h left" if seconds else ""
+        missing = len(runs) - len(done)
+        left = f", about {statistics.median(seconds) * missing / 3600:.1f} h left" if seconds and missing else ""
+        left = ", ended early" if name.startswith(ENDED_EARLY) else left
         print(f"{name}: {len(done)} of {len(runs)} runs, {sum(seconds) / 3600:.1f} h{left}")
 
 
+def archive_finished() -> None:
+    """Move the logs of each block that is complete, or ended early, into its archive."""
+    for name, runs in {"one prompt": one_prompt(), **blocks()}.items():
+        if len(done := complete(runs)) == len(runs) or name.startswith(ENDED_EARLY):
+            if loose := [log for cell, seed in done if (log := cell.log(seed)).exists()]:
+                archive(loose, name.split(".")[0].replace(" ", "-"))
+                print(f"{name}: {len(loose)} logs archived")
+
+
 def run_next(block: str, outputs: Path) -> bool:
-    """Execute the first batch that is missing and that no other process has; whether there was one."""
-    for start, seed, cells in batches([(cell, seed) for cell, seed in planned(block) if not cell.log(seed).exists()]):
+    """Execute the first batch that is missing and that no other process has; whether there was one.
+
+    A block that ended early gets further runs only if it is named.
+    """
+    ended = {run for name in ENDED_EARLY for run in planned(name) if not block}
+    missing = [run for run in planned(block) if run not in ended and not is_stored(run[0].log(run[1]))]
+    for start, seed, cells in batches(missing):
         lock = FileLock(outputs / f"{start.name}-seed{seed}.lock")
         with contextlib.suppress(Timeout), lock.acquire(blocking=False):
-            if left := [cell for cell in cells if not cell.log(seed).exists()]:
+            if left := [cell for cell in cells if not is_stored(cell.log(seed))]:
                 execute(start, seed, left, outputs)
             return True
     return False
@@ -136,12 +166,16 @@ def main() -> int:
     """Run what is missing, a batch at a time: a choice of rates adds runs to the plan."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="what there is, and what is done")
+    parser.add_argument("--archive", action="store_true", help="move the logs of finished blocks into archives")
     names = [name.split(".")[0] for name in blocks()]
     parser.add_argument("--block", default="", choices=names, help="this one only")
     parser.add_argument("--outputs", type=Path, default=ROOT / "outputs/study", help="folder of the warm starts")
     args = parser.parse_args()
     if args.list:
         list_runs()
+        return 0
+    if args.archive:
+        archive_finished()
         return 0
     torch.set_num_threads(1)
     args.outputs.mkdir(parents=True, exist_ok=True)

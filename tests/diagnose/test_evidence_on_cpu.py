@@ -29,7 +29,8 @@ def test_whether_gtpo_would_change_it(tmp_path, monkeypatch, completions, first,
     if completions is HALF_SHARED:
         assert gtpo["either"] == gtpo["forward"] == 0.5 and gtpo["backward"] == 0
     low, high = found["effects"]["clean endings"][1:]
-    assert (f"[{low:+.2f}, {high:+.2f}]" in gtpo["why"]) is (answer == "perhaps")
+    quoted = f"[{low:+.2f}, {high:+.2f}]".replace("-", "−")
+    assert (quoted in gtpo["why"]) is (answer == "perhaps")
 
 
 def test_both_models_are_quoted_at_the_share_that_is_nearest():

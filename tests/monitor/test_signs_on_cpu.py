@@ -1,4 +1,3 @@
-import gzip
 import json
 import math
 import random
@@ -8,6 +7,7 @@ import pytest
 
 from gtpo_verl.monitor.frameworks import translate
 from gtpo_verl.monitor.signs import NUMBERS, STEPS, Watch, window
+from studies import confirm
 
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = sorted((ROOT / "docs/results/cpu").glob("*.jsonl"))
@@ -264,7 +264,6 @@ def test_no_false_alarm_on_healthy_runs(log):
     assert said(translate(json.loads(line), "verl", 64) for line in log.read_text().splitlines()) == []
 
 
-STUDY = ROOT / "studies/results/verl"
 BESIDE, NO_END, NO_FORMAT = (
     "completions are no longer the format alone",
     "some completions no longer end",
@@ -295,9 +294,10 @@ SICK = {
 """What ails the study's runs of one prompt a step, as their curves show it. docs/reliability.md says what is missed."""
 
 
-@pytest.mark.parametrize("log", sorted(STUDY.rglob("*.jsonl.gz")), ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_the_signs_name_the_sick_runs_of_the_study_and_no_other(log):
-    records = [translate(json.loads(line), "verl", 64) for line in gzip.open(log, "rt")]
-    expected = SICK.get(str(log.relative_to(STUDY)).removesuffix(".jsonl.gz"), [])
+@pytest.mark.parametrize(("cell", "seed"), confirm.runs())
+def test_the_signs_name_the_sick_runs_of_the_study_and_no_other(cell, seed):
+    records = [translate(metrics, "verl", 64) for metrics in confirm.read_steps(cell, seed).values()]
+    log = confirm.log_of(cell, seed)
+    expected = SICK.get(f"{log.parent.name}/{log.name}".removesuffix(".jsonl.gz"), [])
     for sentence, meaning in zip(said(records, steps=window(8)), expected, strict=True):
         assert sentence.startswith(meaning)

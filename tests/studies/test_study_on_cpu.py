@@ -198,6 +198,23 @@ def test_a_log_is_kept_small_and_reads_back(tmp_path):
         assert json.load(file) == {"steps": {"entropy": [0.1235, 1.0]}, "held_out": {"right": [63]}}
 
 
+def test_an_archived_log_reads_back_and_is_not_run_again(no_logs, monkeypatch, capsys):
+    cell = Cell(MANY[0], "gtpo", 1e-4)
+    record = {"steps": {"entropy": [0.5]}, "held_out": {"right": [63]}}
+    for seed in (1, 2):
+        run.keep(record | {"seconds": float(seed)}, cell.log(seed))
+    monkeypatch.setattr(run, "one_prompt", lambda: [])
+    monkeypatch.setattr(run, "blocks", lambda: {"2. done": [(cell, 1)], "3. begun": [(cell, 2), (cell, 3)]})
+    run.archive_finished()
+    assert capsys.readouterr().out == "2. done: 1 logs archived\n"
+    assert not cell.log(1).exists() and cell.log(2).exists()
+    assert plan.complete([(cell, seed) for seed in (1, 2, 3)]) == [(cell, 1), (cell, 2)]
+    plan.read_log.cache_clear()
+    assert plan.read_log(cell.log(1)) == record | {"seconds": 1.0}
+    plan.archive([cell.log(2)], "2")
+    assert plan.read_log(cell.log(2))["seconds"] == 2 and plan.is_stored(cell.log(1))
+
+
 def test_a_run_is_judged_by_its_worst_stretch_after_the_hundredth_step(logged):
     cell = Cell(COUNTING, "grpo", 1e-4)
     early = logged(cell, 1, lambda step: float(step >= 100), right=[64, 0])
@@ -232,9 +249,12 @@ def test_a_prediction_is_the_share_of_pairs_in_the_right_order(logged):
 def test_the_statistics_by_hand():
     assert logs.iqm(np.array([0.0, 1.0, 2.0, 100.0])) == 1.5
     assert logs.interval([1.0, 1.0]) == (1.0, 1.0)
-    low, high = logs.interval([0.0, 1.0] * 50)
-    assert low == pytest.approx(0.4, abs=0.02) and high == pytest.approx(0.6, abs=0.02)
+    # t of 2 degrees of freedom is 4.303, and the standard error of 0, 1, 2 is 1 / √3.
+    assert logs.interval([0.0, 1.0, 2.0]) == pytest.approx((1 - 4.303 / 3**0.5, 1 + 4.303 / 3**0.5), abs=1e-3)
     assert str(logs.Comparison([-0.5, -0.5])) == "−0.50 [−0.50, −0.50]"
+    # Pairs of one task and seed at several rates are one value.
+    clustered = logs.Comparison([0.0, 2.0, 3.0, 3.0, 5.0], ["a", "a", "b", "b", "c"])
+    assert clustered.mean == 2.6 and str(clustered) == str(logs.Comparison([1.0, 3.0, 5.0])).replace("+3.00", "+2.60")
 
 
 def test_the_page_knows_no_number_that_the_report_does_not():
@@ -244,12 +264,11 @@ def test_the_page_knows_no_number_that_the_report_does_not():
 
 
 def test_the_page_and_the_tables_are_what_the_logs_give(tmp_path, monkeypatch):
-    page, out = report.PAGE.read_text(), {path.name: path.read_text() for path in report.OUT.glob("*.[mc]*")}
+    expected = {path.name: path.read_text() for path in (*report.PAGES.values(), *report.OUT.glob("*.[mc]*"))}
     monkeypatch.setattr(report, "OUT", tmp_path)
-    monkeypatch.setattr(report, "PAGE", tmp_path / "study.md")
+    monkeypatch.setattr(report, "PAGES", {name: tmp_path / page.name for name, page in report.PAGES.items()})
     assert report.main() == 0
-    assert (tmp_path / "study.md").read_text() == page
-    assert {path.name: path.read_text() for path in tmp_path.glob("*.[mc]*")} == {**out, "study.md": page}
+    assert {path.name: path.read_text() for path in tmp_path.glob("*.[mc]*")} == expected
     assert all((tmp_path / name).stat().st_size > 10_000 for name in ("answer.png", "overview.png", "collapse.png"))
 
 
@@ -276,19 +295,26 @@ def test_a_short_or_failed_run_under_verl_leaves_no_log(tmp_path, monkeypatch, c
     assert confirm.log_of(cell, 1).exists()
 
 
-RESULT = ["2 best: gtpo - grpo accuracy", "1b: gtpo - grpo accuracy", "2: gtpo lost", "2: grpo lost"]
+RESULT = [
+    f"{place}: {method} {what}"
+    for place, what in (("2 planned", "lost"), ("1b", "wrong"))
+    for method in ("gtpo", "grpo")
+]
+RESULT.append("8: gtpo - grpo accuracy")
 PART_ONE = [*(f"main: {method} lost" for method in ("gtpo", "grpo", "grpo_token_mean")), "main: gtpo - grpo accuracy"]
-TOKEN_MEAN = ["2 best: gtpo - grpo_token_mean accuracy", "2: grpo_token_mean lost"]
+BEST = [f"2 best: gtpo - {rival} accuracy" for rival in ("grpo", "grpo_token_mean")] + [
+    "2 planned: grpo_token_mean lost"
+]
 
 
 @pytest.mark.parametrize(
     ("page", "cited"),
     [
-        ("README.md", [*RESULT, "3 best: gtpo - grpo_kl accuracy", "5 best: gtpo - grpo accuracy"]),
+        ("README.md", [*RESULT, "5 best: gtpo - grpo accuracy"]),
         (
             "patches/README.md",
             [
-                *(*RESULT, *TOKEN_MEAN, *PART_ONE),
+                *(*RESULT, *BEST, *PART_ONE),
                 *("main: gtpo - grpo_token_mean accuracy", "main: gtpo - grpo pass8"),
             ],
         ),
