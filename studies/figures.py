@@ -17,11 +17,17 @@ from studies.plan import (
     MANY_RATES,
     MIDDLE,
     RATES,
+    REAL_RATES,
+    SCREEN,
+    SCREENED,
+    SHRUNK,
     SPELLING,
     TABLES,
     USUAL,
     Cell,
+    complete,
     planned,
+    read_log,
 )
 
 _COLOUR = {
@@ -161,6 +167,25 @@ def _pass_at_k(ax: Axes) -> None:
     ax.set_xticks(K, [str(k) for k in K])
     ax.legend(frameon=False, fontsize=7.5)
     ax.set(ylim=(None, 1.01), xlabel="k", ylabel="pass@k", title=f"What it costs: pass@k, rate {rate(MIDDLE)}")
+
+
+def shrinking() -> Any:
+    """The length of SmolLM2's completions by step, under each arm of block 7 on the two seeds that shrank."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(1, len(SHRUNK), figsize=(9, 3.8), layout="constrained", sharey=True)
+        for ax, seed in zip(axes, SHRUNK, strict=True):
+            for i, method in enumerate(SCREENED):
+                cell = Cell(SCREEN, method, REAL_RATES[1])
+                if complete([(cell, seed)]):
+                    length = stretches(read_log(cell.log(seed))["steps"]["length"], 3)
+                    dashes = "-" if method in ("grpo", "gated_masks", "corpo_masks") else ":"
+                    ax.plot(np.arange(len(length)) + 2, length, dashes, color=f"C{i}", lw=1.8, label=TITLES[method])
+            ax.set(ylim=(0, 100), xlabel="step", title=f"seed {seed}")
+        axes[0].set_ylabel("tokens of a completion, mean of 3 steps")
+        figure.legend(
+            *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7.5, frameon=False
+        )
+        return figure
 
 
 def collapse() -> Any:

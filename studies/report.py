@@ -373,7 +373,7 @@ def main() -> int:
     for name, page in PAGES.items():
         page.write_text(render((HERE / f"{name}.template").read_text(), numbers))
     written: list[Path] = [OUT / "tables.md", OUT / "runs.csv", *PAGES.values()]
-    for figure in (figures.answer, figures.overview, figures.collapse):
+    for figure in (figures.answer, figures.shrinking, figures.overview, figures.collapse):
         written += save(figure(), OUT / figure.__name__)
     print(*written, sep="\n")
     return 0
