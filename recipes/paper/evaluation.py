@@ -37,9 +37,6 @@ RIGHT, UNPARSED = 0, -1
 """Votes; a wrong answer has a positive number."""
 
 
-# ---------------------------------------------------------------- one question
-
-
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Probability that k of n completions, drawn without replacement, hold one of the c right ones (arXiv:2107.03374);
     1 <= k <= n."""
@@ -112,9 +109,6 @@ def number_answers(preds: Sequence[str], correct: Sequence[bool]) -> tuple[int, 
     return tuple(numbers[answer] for answer in preds)
 
 
-# ---------------------------------------------------------------- dumps
-
-
 class Question(NamedTuple):
     """The n completions of a question, in the order they were drawn.
 
@@ -164,9 +158,6 @@ def _checked(row: dict[str, Any]) -> dict[str, Any]:
 def _question(draws: list[dict[str, Any]]) -> Question:
     correct, preds = tuple(row["correct"] for row in draws), [row["pred"] for row in draws]
     return Question(draws[0]["input"], correct, None if None in preds else number_answers(preds, correct))
-
-
-# ---------------------------------------------------------------- figures
 
 
 class Label(NamedTuple):
@@ -266,9 +257,6 @@ def table(records: Iterable[Record]) -> str:
         figures = paper, f"{r.draw:.1f}", f"{r.estimate:.1f}", f"{r.low:.1f}–{r.high:.1f}"
         lines.append([r.model, r.training_set, r.method, f"{r.data_set} {r.metric}@{r.k}".strip(), *figures])
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
-
-
-# ---------------------------------------------------------------- python3 -m recipes evaluate
 
 
 def parse_dump_argument(argument: str) -> tuple[Label, str, Path]:

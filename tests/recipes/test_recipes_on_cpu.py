@@ -79,9 +79,6 @@ def check_against_verl(config: DictConfig) -> None:
         omega_conf_to_dataclass(config.actor_rollout_ref[section])
 
 
-# ---------------------------------------------------------------- what the recipes give to verl
-
-
 def read_golden() -> dict[str, dict[str, str]]:
     """Command -> key, with Hydra's plus signs -> value."""
     commands: dict[str, dict[str, str]] = {}
@@ -166,9 +163,6 @@ def test_the_settings_that_all_recipes_share_are_the_papers():
     assert VerlGTPOConfig(**config.algorithm.gtpo) == VerlGTPOConfig()
 
 
-# ---------------------------------------------------------------- what else the recipes do
-
-
 def test_missing_data_is_made_and_present_data_is_not(call, tmp_path):
     _, made, _ = call("run_gtpo_qwen", DATASET="math", DATA_DIR=str(tmp_path / "data"))
     assert made == ["-m", "recipes", "data", "--dataset", "math", "--out", str(tmp_path / "data")]
@@ -224,9 +218,6 @@ def test_a_wrong_variable_is_named_before_anything_starts(call, tmp_path, comman
     assert not (tmp_path / "calls").exists()
 
 
-# ---------------------------------------------------------------- the initial entropy
-
-
 def test_the_initial_entropy_is_measured_with_the_runs_own_settings(call):
     changes = (
         "actor_rollout_ref.model.path=my/model",
@@ -270,9 +261,6 @@ def test_the_initial_entropy_is_not_measured_where_it_is_given_or_not_needed(cal
 def test_a_config_whose_initial_entropy_is_yet_to_be_measured_passes_the_check(call):
     check, *_ = call("run_gtpo_qwen", ENTROPY_FROM="update")
     preflight.validated(compose_call(check[4:]))
-
-
-# ---------------------------------------------------------------- evaluation
 
 
 def test_evaluation_checks_first_and_reads_what_verl_has_sampled(call, tmp_path):

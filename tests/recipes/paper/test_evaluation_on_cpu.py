@@ -50,9 +50,6 @@ def write_dump(path, rows):
     return path
 
 
-# --- the estimators --------------------------------------------------------------------------------------------------
-
-
 @given(st.lists(st.booleans(), min_size=1, max_size=9), st.data())
 def test_pass_at_k_is_the_mean_over_all_k_subsets(correct, data):
     k = data.draw(st.integers(1, len(correct)))
@@ -90,16 +87,10 @@ def test_a_tie_counts_one_over_the_number_tied(votes, expected):
     assert majority_at_k(votes, len(votes)) == pytest.approx(expected)
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
-
-
 def test_every_accepted_answer_is_one_answer_whatever_its_spelling_and_an_unparsed_one_is_never_right():
     # "half" is accepted by the grader only; the third completion spells it and fails for its format.
     answers, ok = ["0.5", "half", "half", "7", "", ""], [True, True, False, False, False, True]
     assert number_answers(answers, ok) == (RIGHT, RIGHT, RIGHT, 1, UNPARSED, UNPARSED)
-
-
-# --- verl's dumps ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -197,9 +188,6 @@ def test_a_dump_of_this_packages_reward_written_by_verl_itself_is_read(tmp_path)
     }
 
 
-# --- figures of a data set -------------------------------------------------------------------------------------------
-
-
 def test_the_two_figures_of_a_data_set_are_the_mean_over_all_subsets_and_the_first_k():
     questions = [question("0011", "ab42"), question("1000", "4 cc")]
     figures = {(r.metric, r.k): r for r in evaluate(GTPO, "AIME2024", questions, ks=[1, 2, 4])}
@@ -249,9 +237,6 @@ def test_the_papers_table_is_whole():
     assert len(rows) == 12 and all(len(row) == 3 + 20 for row in rows.values())
     assert rows[Label("qwen", "math", "gtpo")]["AMC2023 maj@4"] == "52.5"
     assert rows[Label("llama", "gsm8k", "sft")]["AMC2023 maj@64"] == "17.5"
-
-
-# --- command line ----------------------------------------------------------------------------------------------------
 
 
 def test_the_command_prints_the_papers_figure_beside_ours_and_writes_every_figure(tmp_path, capsys):

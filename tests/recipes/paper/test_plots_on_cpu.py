@@ -49,9 +49,6 @@ def texts(figure) -> str:
     return "\n".join(text.get_text() for text in figure.findobj(Text))
 
 
-# --- runs ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_run_written_by_verls_own_file_logger_is_read(tmp_path, monkeypatch):
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "run.jsonl"))
     logger = FileLogger("project", "experiment")
@@ -102,9 +99,6 @@ def test_a_pattern_without_runs_and_a_name_used_twice_are_refused(tmp_path):
         read_runs([write_run(tmp_path / "run.jsonl"), write_run(tmp_path / "b" / "run.jsonl")])
 
 
-# --- averages --------------------------------------------------------------------------------------------------------
-
-
 def test_the_moving_average_is_over_steps_however_many_of_them_were_logged():
     seeds = pd.DataFrame({"a": [1.0, 2.0, 4.0, 8.0]}, index=[1, 2, 4, 9])
     assert moving_average(seeds, 3)["a"].tolist() == [1.5, 1.5, 4.0, 8.0]
@@ -118,9 +112,6 @@ def test_seeds_are_averaged_over_the_steps_that_all_of_them_reached():
     (band,) = entropy.collections
     heights = band.get_paths()[0].vertices[:, 1]
     assert (heights.min(), heights.max()) == pytest.approx((0.1 + 0.01 * 20, 0.1 + 0.01 * 40))
-
-
-# --- figures ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_figure_names_its_metrics_units_and_seeds():
@@ -163,9 +154,6 @@ def test_gtpos_own_entropy_is_drawn_and_a_run_of_one_step_is_a_visible_point():
 def test_more_labels_than_colours_are_refused():
     with pytest.raises(ValueError, match="7 labels: at most 6"):
         training_figure({str(i): [] for i in range(7)})
-
-
-# --- command line ----------------------------------------------------------------------------------------------------
 
 
 def test_the_command_writes_the_figure(tmp_path, capsys):

@@ -45,9 +45,6 @@ def greedy_by_transformers(model, prompt_ids, max_tokens, stop_token_ids=()):
     return output[0, len(prompt_ids) :].tolist()
 
 
-# ---------------------------------------------------------------- generate
-
-
 def test_a_completion_ends_with_its_first_stop_token_and_the_others_go_on(model):
     free = [greedy_by_transformers(model, prompt, 20) for prompt in PROMPTS]
     stops = frozenset({free[0][3], free[2][0]})
@@ -77,9 +74,6 @@ def test_log_probs_are_those_of_the_distribution_that_a_plain_forward_gives(mode
         torch.testing.assert_close(torch.tensor(log_probs), expected, rtol=1e-4, atol=1e-4)
 
 
-# ---------------------------------------------------------------- load_weights
-
-
 @pytest.mark.parametrize("absent", ["lm_head.weight", "model.embed_tokens.weight"])
 def test_one_name_of_a_tied_pair_is_enough(absent):
     source, target = tiny_model(seed=0, tied=True), tiny_model(seed=1, tied=True)
@@ -93,9 +87,6 @@ def test_missing_and_unknown_weights_are_an_error_that_names_them(model, absent)
     with pytest.raises(ValueError, match=f"1 weights missing .*{absent}.* 1 unknown .*lora_A"):
         weights = model.state_dict() | {"model.lora_A.weight": torch.zeros(2)}
         load_weights(tiny_model(), {name: weight for name, weight in weights.items() if name != absent})
-
-
-# ---------------------------------------------------------------- HFServer, as a plain object
 
 
 @pytest.fixture(scope="module")
@@ -249,9 +240,6 @@ def test_new_weights_wait_for_the_running_batch(server, monkeypatch):
     old, new = asyncio.run(sync_during_a_batch())
     assert (old.extra_fields["global_steps"], new.extra_fields["global_steps"]) == (3, 4)
     assert old.token_ids != new.token_ids
-
-
-# ---------------------------------------------------------------- the trainer's end
 
 
 @pytest.fixture
