@@ -72,7 +72,9 @@ def export(checkpoint: Path, out: Path, base: str | None = None) -> str:
             raise ValueError(
                 f"{checkpoint} is of a LoRA adapter and does not name the model that was trained: give --base"
             )
-        _name_base(base, adapter, partial)
+        config = read_record(adapter / "adapter_config.json") | {"base_model_name_or_path": base}
+        (partial / "adapter_config.json").write_text(json.dumps(config, indent=1) + "\n")
+        (adapter / "adapter_model.safetensors").replace(partial / "adapter_model.safetensors")
         shutil.rmtree(adapter)
     claim(partial / RECORD, made_from, "")
     partial.replace(out)
@@ -138,9 +140,3 @@ def _name_of_base(checkpoint: Path) -> str | None:
     record = checkpoint.resolve().parents[1] / "settings.json"
     settings = read_record(record) if record.is_file() else {}
     return settings.get("actor_rollout_ref.model.path") or settings.get("model.path")
-
-
-def _name_base(base: str, adapter: Path, target: Path) -> None:
-    config = json.loads((adapter / "adapter_config.json").read_text()) | {"base_model_name_or_path": base}
-    (target / "adapter_config.json").write_text(json.dumps(config, indent=1) + "\n")
-    (adapter / "adapter_model.safetensors").replace(target / "adapter_model.safetensors")

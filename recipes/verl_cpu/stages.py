@@ -32,11 +32,6 @@ class InMemoryQueue:
         self.rows = {key: dict(fields) for key, fields in rows.items()}
         self.tags = tags or {}
 
-    @classmethod
-    def of_columns(cls, columns: Rows, keys: Sequence[str]) -> "InMemoryQueue":
-        """The rows of `columns` under their keys."""
-        return cls({key: {name: values[row] for name, values in columns.items()} for row, key in enumerate(keys)})
-
     def kv_list(self) -> dict[str, dict[str, Any]]:
         return self.tags
 
@@ -76,6 +71,9 @@ def padded(rows: Sequence[torch.Tensor]) -> torch.Tensor:
 class Stage:
     """A trainer of verl at one step.
 
+    Attributes:
+        trainer_class: verl's, of which an instance is made without what it makes of a config.
+
     Args:
         config: verl's.
         rows (Rows): the batch.
@@ -83,17 +81,15 @@ class Stage:
         keys: of the rows in TransferQueue.
     """
 
+    trainer_class: Any
+
     def __init__(self, config: Any, rows: Rows, global_steps: int = 1, keys: Sequence[str] | None = None):
         self.config, self.rows = config, rows
         self.keys = keys or [f"{uid}_{i}_0" for i, uid in enumerate(rows["uid"])]
-        self.trainer = self.make_trainer()
+        self.trainer: Any = object.__new__(self.trainer_class)
         self.trainer.config, self.trainer.global_steps = config, global_steps
         self.order: list[int] = []
         self.batch: Any = {}
-
-    def make_trainer(self) -> Any:
-        """verl's trainer, without what it makes of a config."""
-        raise NotImplementedError
 
     def advantages(self, order: Sequence[int] | None = None) -> torch.Tensor:
         """(rows, response_length), in the rows' own order, of a batch that has them in another one."""
@@ -130,12 +126,12 @@ class Stage:
 class V1Stage(Stage):
     """The V1 trainer's `_compute_advantage`, on what TransferQueue would hold."""
 
-    def make_trainer(self) -> Any:
-        return PPOTrainerSync.__new__(PPOTrainerSync)
+    trainer_class = PPOTrainerSync
 
     def advantages(self, order: Sequence[int] | None = None) -> torch.Tensor:
         self.order = list(range(len(self.keys)) if order is None else order)
-        queue = trainer_base.tq = InMemoryQueue.of_columns(self.rows, self.keys)
+        rows = {key: {name: self.rows[name][i] for name in self.rows} for i, key in enumerate(self.keys)}
+        queue = trainer_base.tq = InMemoryQueue(rows)
         keys = [self.keys[i] for i in self.order]
         batch = KVBatchMeta(partition_id="train", keys=keys, tags=[{}] * len(keys))
         self.trainer._compute_advantage(batch, metrics={})
@@ -147,13 +143,9 @@ class V1Stage(Stage):
 class LegacyStage(Stage):
     """What the legacy trainer's `fit` calls, on padded rows behind their prompts."""
 
+    trainer_class = ray_trainer.RayPPOTrainer
     keeps_entropy = False
     """Whether `fit` leaves the entropy in the batch, as that of a patched verl does (patches/)."""
-
-    def make_trainer(self) -> Any:
-        trainer: Any = ray_trainer.RayPPOTrainer.__new__(ray_trainer.RayPPOTrainer)
-        trainer.actor_rollout_wg = SimpleNamespace(compute_log_prob=self.output_of_the_workers)
-        return trainer
 
     def output_of_the_workers(self, _: Any) -> TensorDict:
         """An engine returns its value for a token at the position before it."""
@@ -189,6 +181,7 @@ class LegacyStage(Stage):
     def old_log_prob_pass(self, order: Sequence[int] | None = None) -> DataProto:
         """What `fit` does before it computes advantages, in its order."""
         data = self.data(order)
+        self.trainer.actor_rollout_wg = SimpleNamespace(compute_log_prob=self.output_of_the_workers)
         old_log_prob, _ = self.trainer._compute_old_log_prob(data)
         entropy = old_log_prob.batch.pop("entropys")
         data = data.union(old_log_prob)
