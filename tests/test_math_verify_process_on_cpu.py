@@ -9,35 +9,23 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
-from hypothesis import strategies as st
 
 from gtpo_verl import math_verify_process, reward
-from gtpo_verl.reward import (
-    compute_score,
-    is_equal,
-)
+from gtpo_verl.reward import compute_score, is_equal
 
 
-def completion(answer: str) -> str:
-    return f"<reasoning>some thought</reasoning><answer>{answer}</answer>"
-
-
-def score(solution_str: str, ground_truth: str = "5") -> dict:
-    return compute_score("test", solution_str, ground_truth)
-
-
-def groups(parts):
-    return st.lists(parts, max_size=4).map(lambda chosen: "{" + "".join(chosen) + "}")
+def score(answer: str, ground_truth: str) -> dict:
+    return compute_score("test", f"<reasoning>some thought</reasoning><answer>{answer}</answer>", ground_truth)
 
 
 @pytest.mark.parametrize("answer", ["9^{9^{9^{9}}}", r"\binom{10000000}{5000000}"])
 def test_a_runaway_comparison_is_a_timeout_and_the_next_one_works(answer, monkeypatch):
     assert is_equal("x+y", "y+x")  # the child has loaded what it needs before its time is cut
     monkeypatch.setattr(math_verify_process, "TIMEOUT_SECONDS", 1.0)
-    result = score(completion(answer), "7")
+    result = score(answer, "7")
     assert (result["acc"], result["timeout"], result["score"]) == (0.0, 1.0, 10.0)
     monkeypatch.undo()
-    result = score(completion("3+4"), "7")
+    result = score("3+4", "7")
     assert (result["acc"], result["timeout"]) == (1.0, 0.0)
 
 

@@ -27,7 +27,7 @@ def wheel(tmp_path_factory):
 def in_the_wheel(wheel, code, *arguments, status=0):
     """What the code prints where the wheel is installed and this clone is not."""
     site = f"import sys; sys.path[:] = [{str(wheel)!r}, *sys.path, {sysconfig.get_path('purelib')!r}]\n"
-    command = [sys.executable, "-S", "-P", "-c", site + code, *map(str, arguments)]  # -S: without .pth files
+    command = [sys.executable, "-S", "-I", "-c", site + code, *map(str, arguments)]  # no .pth files, no PYTHONPATH
     done = subprocess.run(command, cwd=wheel.parent, capture_output=True, text=True, timeout=900)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout

@@ -31,11 +31,6 @@ Then, give the final answer between <answer> and </answer>."""
 """The prompt of App. 8.2, word for word."""
 
 
-def build_messages(question: str) -> list[dict[str, str]]:
-    """The chat messages of one question, as in verl's ``prompt`` column: the system prompt, then the question."""
-    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
-
-
 def extract_gsm8k_answer(answer: str) -> str:
     """The number after the last ``####``, without thousands separators.
 
@@ -217,7 +212,7 @@ def make_rows(dataset: MathDataset, split: str, rows: Iterable[Row]) -> list[Row
         made.append(
             {
                 "data_source": dataset.name,
-                "prompt": build_messages(question),
+                "prompt": [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}],
                 "ability": "math",
                 "reward_model": {"style": "rule", "ground_truth": ground_truth},
                 "extra_info": extra | {"split": split, "index": index, "question": question},

@@ -158,11 +158,9 @@ def training_figure(runs: Mapping[str, Sequence[pd.DataFrame]], window: int | No
         ]
         notes = ["mean of the seeds"] if seeds > 1 else []
         notes += [f"moving average over {window} steps (faint: unsmoothed)"] if window > 1 else []
-        caption = f"Line: {', '.join(notes) or 'as logged'}."
-        if seeds > 1:
-            caption += " Band: smallest to largest seed."
+        band = " Band: smallest to largest seed." if seeds > 1 else ""
+        caption = f"Line: {', '.join(notes) or 'as logged'}.{band} Panels without a unit: shares."
         figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 4), frameon=False)
-        caption += " Panels without a unit: shares."
         figure.supxlabel(caption, fontsize=7.5, color=GREY)
     return figure
 

@@ -85,7 +85,7 @@ class StallDetector:
             return
         self._fatal = found[0]
         if self._ends:
-            # The error that follows has a moment to reach the log.
+            # A grace period for the traceback.
             self._last, self._limit = time.monotonic(), _GRACE_S
         else:
             print(f"verl says {found[0]!r}: it may hang, or go on with fewer completions", flush=True)
@@ -154,12 +154,6 @@ def disk_note(out: Path) -> str:
     return f"; only {free >> 20} MiB of disk are free there" if free < _FULL_BYTES else ""
 
 
-def job_variables() -> dict[str, str]:
-    """Variables of the Ray job that this process belongs to, if it is in one; Ray refuses to be given them again."""
-    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
-    return job.get("runtime_env", {}).get("env_vars", {})
-
-
 def start_trainer(command: list[str], out: Path, log: Path, keep_open: Sequence[int] = ()) -> subprocess.Popen:
     """Start the command in a session of its own, its loggers writing into `out`, its output added to `log`.
 
@@ -170,7 +164,9 @@ def start_trainer(command: list[str], out: Path, log: Path, keep_open: Sequence[
     if "verl.trainer.main_ppo" in command:
         # The trainer runs in a worker of Ray, and a cluster that runs already has an environment of its own.
         prefix = "++ray_kwargs.ray_init.runtime_env.env_vars."
-        of_job = job_variables()
+        # Ray refuses to be given the variables of the Ray job that this process belongs to again.
+        job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
+        of_job = job.get("runtime_env", {}).get("env_vars", {})
         if "VERL_FILE_LOGGER_PATH" in of_job:
             raise ValueError(
                 "the runtime_env of this Ray job sets VERL_FILE_LOGGER_PATH, which this command reads: remove it"

@@ -10,8 +10,7 @@
   The task has right answers but no solutions; `solve` writes them.
 
 A question is about one kind of animal: it needs a fact and a product. With `animals=2` it needs two of each, and a sum.
-The packages are those of
-scripts/requirements-smollm2-cpu.txt.
+The packages are those of scripts/requirements-smollm2-cpu.txt.
 """
 
 import importlib.util

@@ -1,6 +1,6 @@
 """A task small enough for two CPU cores, a model of 0.4 M parameters and its warm start.
 
-The task is two-digit addition; another caller may bring questions of its own. `prepare` writes, for `gtpo-verl
+The task is two-digit addition; another caller may bring questions of its own. `prepare` writes, for `python3 -m recipes
 make-task arithmetic`,
 
 - `DIR/model`: a Qwen2 in Hugging Face format with its tokenizer, trained for a few hundred supervised steps on
@@ -136,13 +136,11 @@ def two_digit(sign: str = "+") -> list[Question]:
             carry = one * (not 0 <= a0 + one * b0 <= 9)
             units = a0 + b0 if one > 0 else (a0 - b0) % 10
             tens = f"{a1}{sign}{b1}{f'{carry:+}' if carry else ''}={a1 + one * b1 + carry}"
-            questions.append(_number_question(f"{a}{sign}{b}=", a + one * b, f"{a0}{sign}{b0}={units}", tens))
+            reasonings = tuple(f"{a0}{sign}{b0}={units}{between}{tens}" for between in ",;")
+            answer = a + one * b
+            wrong = tuple(str(answer + error) for error in (-20, -11, -10, -9, -1, 1, 9, 10, 11, 20))
+            questions.append(Question(f"{a}{sign}{b}=", str(answer), reasonings, wrong))
     return questions
-
-
-def _number_question(text: str, answer: int, units: str, tens: str) -> Question:
-    wrong = tuple(str(answer + error) for error in (-20, -11, -10, -9, -1, 1, 9, 10, 11, 20))
-    return Question(text, str(answer), (f"{units},{tens}", f"{units};{tens}"), wrong)
 
 
 def split_questions(config: WarmStartConfig, ask: Ask = two_digit) -> tuple[list[Question], list[Question]]:

@@ -30,8 +30,7 @@ class HostDevice(types.ModuleType):
     def get_device_name(self, device: Any = None) -> str:
         return "cpu"
 
-    def set_rng_state(self, state: torch.Tensor) -> None:
-        torch.set_rng_state(state)
+    set_rng_state = staticmethod(torch.set_rng_state)
 
     def mem_get_info(self) -> tuple[int, int]:
         return 0, 0

@@ -221,9 +221,8 @@ class HFServer:
 
 
 def _eos_token_ids(model_config: HFModelConfig) -> frozenset[int]:
-    sources = (model_config.tokenizer, model_config.generation_config, model_config.hf_config)
     ids: set[int] = set()
-    for source in sources:
+    for source in (model_config.tokenizer, model_config.generation_config, model_config.hf_config):
         eos = getattr(source, "eos_token_id", None)
         ids.update([eos] if isinstance(eos, int) else eos or ())
     return frozenset(ids)

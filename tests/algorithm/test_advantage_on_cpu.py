@@ -58,21 +58,13 @@ def test_equation_11_by_hand(two_completions):
     torch.testing.assert_close(a[0].item(), 5 / (math.sqrt(50) + 1))
 
 
-def test_equation_10_filters_what_exceeds_the_threshold(two_completions):
+@pytest.mark.parametrize(("initial_entropy", "kept"), [(0.3, False), (0.8, True)])
+def test_equation_10_filters_what_exceeds_the_threshold_by_the_initial_entropy(two_completions, initial_entropy, kept):
     two_completions["entropy"][1] = 0.7
-    advantages, _ = compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3)
-    assert (advantages[1] == 0).all() and (advantages[0] != 0).all()
-    advantages, _ = compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.8)
-    assert (advantages[1, 1:3] != 0).all()
-
-
-def test_the_initial_entropy_of_the_settings_decides_where_none_is_given(two_completions):
-    two_completions["entropy"][1] = 0.7
-    for initial_entropy in (0.3, 0.8):
-        config = GTPOConfig(initial_entropy=initial_entropy)
-        given, _ = compute_gtpo_outcome_advantage(**two_completions, initial_entropy=initial_entropy)
-        assert torch.equal(compute_gtpo_outcome_advantage(**two_completions, config=config)[0], given)
-        assert (given[1] == 0).all() == (initial_entropy == 0.3)
+    advantages, _ = compute_gtpo_outcome_advantage(**two_completions, initial_entropy=initial_entropy)
+    assert (advantages != 0).tolist() == [[True] * 4, [False, kept, kept, False]]
+    of_the_settings = {"config": GTPOConfig(initial_entropy=initial_entropy)}
+    assert torch.equal(compute_gtpo_outcome_advantage(**two_completions, **of_the_settings)[0], advantages)
 
 
 def test_entropy_equal_to_the_threshold_is_kept():
@@ -183,16 +175,13 @@ def test_responses_of_no_token_one_and_32768_share_a_group():
     responses = torch.full((4, long), 7)
     entropy = torch.full((4, long), 0.25, dtype=torch.bfloat16)
     rewards = at_last_token([1.0, 0.0, 0.0, 0.0], response_mask)
-    advantages, _ = compute_gtpo_outcome_advantage(
-        rewards, response_mask, ["p"] * 4, responses, entropy, initial_entropy=0.3
-    )
+    batch = rewards, response_mask, ["p"] * 4, responses, entropy
+    advantages, _ = compute_gtpo_outcome_advantage(*batch, initial_entropy=0.3)
     a = 2 / 3 / (math.sqrt(1 / 3) + 1e-6)
     torch.testing.assert_close(advantages[0], torch.full((long,), 2 * (a - 0.025)))
     assert (advantages[1:] == 0).all()
     responses[0] += 1
-    advantages, _ = compute_gtpo_outcome_advantage(
-        rewards, response_mask, ["p"] * 4, responses, entropy, initial_entropy=0.3
-    )
+    advantages, _ = compute_gtpo_outcome_advantage(*batch, initial_entropy=0.3)
     torch.testing.assert_close(advantages[1], torch.full((long,), -a / 2 - 0.025))
     torch.testing.assert_close(advantages[2, 0], advantages[1, 0])
 
@@ -271,17 +260,7 @@ configs = st.builds(
 @given(batch=batches(), config=configs, initial_entropy=st.sampled_from([0.2, 0.9]), norm=st.booleans())
 def test_advantages_equal_the_slow_reference(batch, config, initial_entropy, norm):
     fast = run(batch, config=config, initial_entropy=initial_entropy, norm_adv_by_std_in_grpo=norm)
-    slow = slow_advantages(
-        batch["rewards"],
-        batch["response_mask"],
-        batch["index"],
-        batch["responses"],
-        batch["entropy"],
-        config,
-        initial_entropy,
-        norm,
-        1e-6,
-    )
+    slow = slow_advantages(**batch, config=config, initial_entropy=initial_entropy, norm_by_std=norm, epsilon=1e-6)
     torch.testing.assert_close(fast, torch.tensor(slow), rtol=1e-5, atol=1e-5)
 
 

@@ -39,12 +39,9 @@ def test_partner_may_differ_from_token_to_token():
     assert masks_of(completions, [1.0, -1.0, -1.0], "aaa") == ["110", "100", "000"]
 
 
-def test_no_conflict_without_both_signs():
+def test_no_conflict_without_both_signs_and_zero_has_none():
     assert masks_of([[1, 2], [1, 2], [1, 2]], [1.0, 1.0, 0.0], "aaa") == ["00", "00", "00"]
-
-
-def test_completion_of_zero_advantage_is_no_partner():
-    assert masks_of([[1, 2], [1, 2]], [1.0, 0.0], "aa") == ["00", "00"]
+    assert masks_of([[1, 2], [1, 2], [1, 2]], [-1.0, -1.0, 0.0], "aaa") == ["00", "00", "00"]
 
 
 def test_groups_do_not_mix():

@@ -11,9 +11,10 @@ COMMAND = ["python3", "-m", "verl.trainer.main_ppo", "--config-name", "gtpo", "s
 
 @pytest.fixture
 def save(tmp_path):
-    """Note a complete checkpoint, as verl does."""
+    """Start the run, and note a complete checkpoint as verl does."""
 
     def saved():
+        hold_settings(COMMAND, tmp_path)
         (tmp_path / "checkpoints/global_step_20").mkdir(parents=True)
         (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("20")
 
@@ -27,7 +28,6 @@ def test_the_last_value_of_a_key_counts_however_it_is_given():
 
 def test_a_retry_with_other_settings_is_welcome_until_there_is_a_checkpoint(tmp_path, save):
     hold_settings([*COMMAND, "algorithm.gtop=1"], tmp_path)
-    hold_settings(COMMAND, tmp_path)
     save()
     hold_settings(COMMAND, tmp_path)
     with pytest.raises(ValueError, match=r"\(seed=2, was 1\): give another folder .* or remove .*settings.json"):
@@ -46,7 +46,6 @@ def test_a_retry_with_other_settings_is_welcome_until_there_is_a_checkpoint(tmp_
     ],
 )
 def test_memory_speed_and_reports_may_change(tmp_path, save, change):
-    hold_settings(COMMAND, tmp_path)
     save()
     hold_settings([*COMMAND, change], tmp_path)
 
@@ -62,14 +61,12 @@ def test_memory_speed_and_reports_may_change(tmp_path, save, change):
     ],
 )
 def test_what_is_learned_and_the_number_of_gpus_may_not(tmp_path, save, change):
-    hold_settings(COMMAND, tmp_path)
     save()
     with pytest.raises(ValueError, match=change.split("=")[0]):
         hold_settings([*COMMAND, change], tmp_path)
 
 
 def test_a_run_may_be_extended_by_steps_and_by_nothing_else(tmp_path, save):
-    hold_settings(COMMAND, tmp_path)
     save()
     longer = [*COMMAND, "trainer.total_training_steps=9", "trainer.total_epochs=2"]
     with pytest.raises(ValueError, match="to train it for longer --extend"):
@@ -101,7 +98,6 @@ def test_a_checkpoint_that_is_gone_is_named(tmp_path, save, tracker):
 
 def test_a_run_begun_anew_beside_a_checkpoint_of_other_settings_is_refused(tmp_path, save):
     """It could die before it saves, and the next start would go on from the other run's checkpoint."""
-    hold_settings(COMMAND, tmp_path)
     save()
     hold_settings([*COMMAND, "trainer.resume_mode=disable"], tmp_path)
     with pytest.raises(ValueError, match=r"\(seed=2, was 1\): give another folder"):
