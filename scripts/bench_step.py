@@ -63,18 +63,13 @@ def trainer_of(task: Path, overrides: list[str]):
 
 
 def seconds_of_step(trainer, rows: dict) -> tuple[float, float]:
-    """One step from the rollouts on, all but reward and weight sync: wall-clock time and CPU time."""
+    """One step: wall-clock time and CPU time."""
     queue, batch = one_process.take(trainer, rows, seed=0)
-    extra_info, metrics = batch.extra_info, {}
-    start = time.perf_counter(), time.process_time()
-    batch = trainer._compute_old_log_prob(batch, metrics)
-    batch.extra_info = extra_info
-    if trainer.config.actor_rollout_ref.actor.use_kl_loss:
+    if hasattr(trainer, "ref_policy_wg"):
         trainer.ref_policy_wg.queue = queue
-        trainer._compute_ref_log_prob(batch, metrics)
-    batch = trainer._compute_advantage(batch, metrics)
-    batch.extra_info = extra_info
-    trainer._update_actor(batch, metrics)
+    metrics: dict[str, float] = {}
+    start = time.perf_counter(), time.process_time()
+    one_process.train_on(trainer, batch, metrics)
     seconds = time.perf_counter() - start[0], time.process_time() - start[1]
     assert metrics["actor/grad_norm"] > 0
     return seconds

@@ -1,1 +1,1 @@
-"""The experiments of the GTPO paper (arXiv:2508.03772): prompt, data, reward, evaluation, figures."""
+"""The experiments of the GTPO paper (arXiv:2508.03772): prompt, data, evaluation, figures."""

@@ -252,14 +252,9 @@ def write_parquet(
 ) -> dict[Path, list[Row]]:
     """Writes ``train.parquet`` and ``test.parquet`` under ``out``; returns the rows of each file written.
 
-    The "train" split of a set that is trained on is written to ``train.parquet``, any other split to ``test.parquet``.
-    Nothing is written unless every row can be parsed.
-
-    Args:
-        dataset: What the rows are.
-        splits: The raw rows of each split.
-        out: The folder, made if it is missing.
-        sft: Write ``sft_train.parquet`` and ``sft_test.parquet`` for verl's SFT trainer instead.
+    The "train" split of a set that is trained on is written to ``train.parquet``, any other split to ``test.parquet``;
+    with ``sft`` to ``sft_train.parquet`` and ``sft_test.parquet`` for verl's SFT trainer. Nothing is written unless
+    every row can be parsed.
 
     Raises:
         ValueError: if a split is empty, a row cannot be parsed, or there are no solutions to train on.

@@ -23,7 +23,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -245,7 +244,7 @@ def _bootstrap(values: np.ndarray) -> np.ndarray:
 @lru_cache(maxsize=1)
 def _paper_table() -> dict[Label, dict[str, str]]:
     """The rows of the paper's Table 1, in percent; labels in lower case."""
-    with (files("recipes.paper") / "table1.csv").open(encoding="utf-8") as file:
+    with Path(__file__).with_name("table1.csv").open(encoding="utf-8") as file:
         return {Label(*(row[name].lower() for name in Label._fields)): row for row in csv.DictReader(file)}
 
 

@@ -190,7 +190,7 @@ def _draw_panel(
         if curve.mark_ln2:
             target.axhline(LN2, color="black", lw=1, ls=":")
             target.annotate("ln 2", (1, LN2), (-2, 2), ("axes fraction", "data"), "offset points", ha="right")
-        # From zero up, for an axis cut off at the data shouts.
+        # Every axis starts at zero: one cut off at the data exaggerates.
         high = max(1.1 * target.dataLim.y1, 1e-3) if curve.unit else 1.03
         target.set_ylim(-0.03 * high, high)
 

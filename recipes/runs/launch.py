@@ -42,6 +42,7 @@ COLUMNS = {
     "val loss": "val/loss",
     "s/step": "timing_s/step",
 }
+_VERLS_LOG = "verl_metrics.jsonl"  # of verl's file logger, which empties it at each start
 _WINDOW = 5
 _POLL_S = 0.2
 _STEPS = re.compile(r"Total training steps: (\d+)")
@@ -157,10 +158,12 @@ def disk_note(out: Path) -> str:
 def start_trainer(command: list[str], out: Path, log: Path, keep_open: Sequence[int] = ()) -> subprocess.Popen:
     """Start the command in a session of its own, its loggers writing into `out`, its output added to `log`.
 
-    Args:
-        keep_open: file descriptors to pass to the process.
+    The file descriptors in `keep_open` stay open in it.
+
+    Raises:
+        ValueError: the Ray job that this process belongs to sets the file of verl's logger.
     """
-    variables = {"VERL_FILE_LOGGER_PATH": str(verl_metrics(out)), **run_folder.logger_variables(out)}
+    variables = {"VERL_FILE_LOGGER_PATH": str(out.absolute() / _VERLS_LOG), **run_folder.logger_variables(out)}
     if "verl.trainer.main_ppo" in command:
         # The trainer runs in a worker of Ray, and a cluster that runs already has an environment of its own.
         prefix = "++ray_kwargs.ray_init.runtime_env.env_vars."
@@ -185,17 +188,10 @@ def start_trainer(command: list[str], out: Path, log: Path, keep_open: Sequence[
         )
 
 
-def verl_metrics(out: Path) -> Path:
-    """The file of verl's file logger, which verl empties at each start."""
-    return out.absolute() / "verl_metrics.jsonl"
-
-
 def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO, starts: int = 3) -> int:
     """Run a trainer of verl and watch it; returns the exit status.
 
     Args:
-        command: the trainer and its overrides.
-        out (Path): the run's folder.
         stall_s (float, optional): see `StallDetector`.
         lock (TextIO): see `run_folder.lock`; the trainer holds it too, and its number is written there.
         starts: how often to start at most, if Ray is too slow to start.
@@ -203,7 +199,7 @@ def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO, st
     log = out / "train.log"
     said_before = log.stat().st_size if log.exists() else 0
     tail = run_folder.Tail(log, said_before)
-    metrics = run_folder.MetricsFile(verl_metrics(out), out / "metrics.jsonl")
+    metrics = run_folder.MetricsFile(out / _VERLS_LOG, out / "metrics.jsonl")
     total = run_folder.overrides(command).get("trainer.total_training_steps", "?")
     process = start_trainer(command, out, log, keep_open=[lock.fileno()])
     lock.truncate(0)

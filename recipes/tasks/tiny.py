@@ -223,8 +223,6 @@ def prepare(out: str | Path, config: WarmStartConfig, ask: Ask = two_digit, sour
     """Write the data set, the model and the settings under `out`, unless they are there, made with these settings.
 
     Args:
-        out: a folder of its own: new, empty, or written by an earlier call.
-        config: the settings.
         ask: makes the questions of `config.task`.
         sources: `__file__` of the modules that `ask` is from, unless it is this one.
 

@@ -137,17 +137,26 @@ def take(trainer, rows, seed):
     return queue, trainer._balance_batch(batch, {})
 
 
+def train_on(trainer, batch, metrics):
+    """The trainer's step from the rollouts on, all but reward and weight sync; returns the batch of the update."""
+    extra_info = batch.extra_info
+    batch = trainer._compute_old_log_prob(batch, metrics)
+    batch.extra_info = extra_info
+    if hasattr(trainer, "ref_policy_wg"):
+        trainer._compute_ref_log_prob(batch, metrics)
+    batch = trainer._compute_advantage(batch, metrics)
+    batch.extra_info = extra_info
+    trainer._update_actor(batch, metrics)
+    return batch
+
+
 def step(task, out, overrides, seed, rows):
     """The parameters after one step, its metrics and the rows."""
     # Every rank is a driver here, with a record of its own.
     trainer = make_trainer(task, out / f"rank{os.environ['RANK']}", [*OVERRIDES, *overrides])
     queue, batch = take(trainer, rows, seed)
-    extra_info = batch.extra_info
     metrics: dict[str, Any] = {}
-    batch = trainer._compute_old_log_prob(batch, metrics)
-    batch = trainer._compute_advantage(batch, metrics)
-    batch.extra_info = extra_info
-    trainer._update_actor(batch, metrics)
+    batch = train_on(trainer, batch, metrics)
     engine = trainer.actor_rollout_wg.worker.actor.engine
     parameters = {name: tensor.detach().clone() for name, tensor in engine.get_per_tensor_param()[0]}
     return {"parameters": parameters, "metrics": metrics, "rows": queue.rows, "in_update": len(batch.keys)}

@@ -69,19 +69,10 @@ def padded(rows: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class Stage:
-    """A trainer of verl at one step.
-
-    Attributes:
-        trainer_class: verl's, of which an instance is made without what it makes of a config.
-
-    Args:
-        config: verl's.
-        rows (Rows): the batch.
-        global_steps: verl's.
-        keys: of the rows in TransferQueue.
-    """
+    """A trainer of verl at one step, with a batch of `rows` that TransferQueue holds under `keys`."""
 
     trainer_class: Any
+    """verl's, of which an instance is made without what it makes of a config."""
 
     def __init__(self, config: Any, rows: Rows, global_steps: int = 1, keys: Sequence[str] | None = None):
         self.config, self.rows = config, rows

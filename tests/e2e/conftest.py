@@ -80,7 +80,7 @@ def train(task, environment, tmp_path):
         *overrides,
         steps=2,
         wait=True,
-        options=("--stall", "400"),
+        options=("--stall", "400"),  # fully_async takes minutes to start
         module="verl.trainer.main_ppo",
         out=out,
         **variables,

@@ -132,8 +132,7 @@ FROM_UPDATE = (
 )
 def test_bypass_mode_trains_with_the_entropy_from_the_update(train, module, overrides, tmp_path):
     dump = () if "experimental" in module else (f"+algorithm.gtpo.dump_dir={tmp_path / 'dump'}",)
-    stall = ("--stall", "400")  # fully_async takes minutes to start
-    result = train(*overrides, *FROM_UPDATE, *dump, module=f"verl.{module}", steps=3, options=stall)
+    result = train(*overrides, *FROM_UPDATE, *dump, module=f"verl.{module}", steps=3)
     assert result.returncode == 0, result.stdout + result.stderr
     records = [record for record in train.records() if "gtpo/entropy/initial" in record]
     assert len(records) >= 2
@@ -215,8 +214,7 @@ def test_a_grpo_run_is_bit_for_bit_and_line_for_line_what_it_is_without_the_plug
     others = ",".join(plugin.name for plugin in entry_points(group="verl.plugins") if plugin.name != "gtpo")
     runs = [tmp_path / f"run{i}" for i in range(3)]  # a number, since log lines that name a folder are compared too
     for out, plugins in zip(runs, (others, others, "auto"), strict=True):
-        stall = ("--stall", "400")  # fully_async takes minutes to start
-        run = train(*overrides, module=f"verl.{module}", options=stall, out=out, VERL_USE_EXTERNAL_PLUGINS=plugins)
+        run = train(*overrides, module=f"verl.{module}", out=out, VERL_USE_EXTERNAL_PLUGINS=plugins)
         assert run.returncode == 0, run.stdout + run.stderr
     weights, numbers, lines = outcome(runs[1])
     weights_with, numbers_with, lines_with = outcome(runs[2])

@@ -71,14 +71,6 @@ def compose_call(arguments: list[str]) -> DictConfig:
         return compose(name, overrides=arguments[arguments.index("--config-name") + 2 :])
 
 
-def check_against_verl(config: DictConfig) -> None:
-    OmegaConf.resolve(config)
-    config.actor_rollout_ref.rollout.name = "hf"  # with LoRA, verl asks an installed vLLM for its largest rank
-    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=False)
-    for section in ("actor", "rollout"):
-        omega_conf_to_dataclass(config.actor_rollout_ref[section])
-
-
 def read_golden() -> dict[str, dict[str, str]]:
     """Command -> key, with Hydra's plus signs -> value."""
     commands: dict[str, dict[str, str]] = {}
@@ -131,7 +123,11 @@ def test_a_recipe_gives_the_settings_on_record_and_they_fit_verl(call, tmp_path,
         if script == "run_gtpo_qwen3.sh":  # which changes the advantages alone, at the settings of TRL #6407
             known |= {f"actor_rollout_ref.actor.{key}" for key in ("policy_loss.loss_mode", "loss_agg_mode")}
         assert {departure.setting for departure in preflight.departures(config, run.gtpo)} <= known
-    check_against_verl(config)
+    OmegaConf.resolve(config)
+    config.actor_rollout_ref.rollout.name = "hf"  # with LoRA, verl asks an installed vLLM for its largest rank
+    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=False)
+    for section in ("actor", "rollout"):
+        omega_conf_to_dataclass(config.actor_rollout_ref[section])
 
 
 def ablations() -> list[str]:

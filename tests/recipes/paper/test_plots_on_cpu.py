@@ -16,8 +16,9 @@ MEAN = 1.7
 """Width of the line of a mean."""
 
 
-def metrics(step: int, seed: int = 0) -> dict[str, float]:
-    return {
+def a_run(steps=40, seed=0, drop=()) -> pd.DataFrame:
+    step = np.arange(1, steps + 1)
+    metrics = {
         "reward/acc/mean": 0.01 * step,
         "reward/format/mean": 9.0 + 0.01 * step,
         "reward/strict/mean": 0.9,
@@ -27,12 +28,7 @@ def metrics(step: int, seed: int = 0) -> dict[str, float]:
         "gtpo/filter/dropped_frac": 0.0,
         "response_length/mean": 30.0,
     }
-
-
-def a_run(steps=40, seed=0, drop=()) -> pd.DataFrame:
-    return pd.DataFrame([metrics(step, seed) for step in range(1, steps + 1)], index=range(1, steps + 1)).drop(
-        columns=list(drop)
-    )
+    return pd.DataFrame(metrics, index=step).drop(columns=list(drop))
 
 
 def write_run(path, **kwargs) -> str:
