@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from reference import conflict_mask as slow_conflict_mask
 
@@ -127,6 +127,7 @@ def batches(draw):
     span=st.sampled_from(["leading", "first", "all", "none"]),
     masks=st.sampled_from(["both", "forward", "backward"]),
 )
+@example(([[1, 0]] * 4, [[1, 1]] * 4, [2.0, -0.1, 2.0, 0.2], ["a", "a", "b", "b"]), "leading", "both")  # one is mixed
 def test_masks_equal_the_slow_reference(batch, span, masks):
     responses, response_mask, advantages, index = batch
     fast = compute_conflict_mask(
