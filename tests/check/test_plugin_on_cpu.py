@@ -1,4 +1,4 @@
-from own_process import run_python
+from own_process import NOT_LOADED, run_python
 from verl.trainer.ppo import core_algos
 
 from gtpo_verl.cli import main
@@ -30,9 +30,6 @@ def test_report_says_what_is_not_hooked(capsys, monkeypatch):
     monkeypatch.setattr(core_algos, "get_policy_loss_fn", core_algos.get_policy_loss_fn.__wrapped__)
     assert main(["check"]) == 1
     assert "verl.trainer.ppo.core_algos.get_policy_loss_fn is not hooked" in capsys.readouterr().out
-
-
-NOT_LOADED = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": "", "VERL_PLATFORM": ""}
 
 
 def test_report_says_that_verl_did_not_load_the_plugin():

@@ -4,6 +4,9 @@ import os
 import subprocess
 import sys
 
+NOT_LOADED = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": "", "VERL_PLATFORM": ""}
+"""Variables under which verl loads no plugin."""
+
 
 def run_python(code, *arguments, status=0, inherited=os.environ, **variables):
     """What the code printed, once it has ended with a status; further environment variables by name."""

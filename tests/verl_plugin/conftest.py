@@ -1,6 +1,7 @@
 import pytest
 from verl.trainer.ppo.v1 import trainer_base
 
+from gtpo_verl.verl_plugin import names_and_versions
 from gtpo_verl.verl_plugin.state import current
 from recipes.verl_cpu.stages import STAGES
 
@@ -22,3 +23,8 @@ def make_stage(compose_config, rows, monkeypatch):
 def stage(make_stage, request):
     """`make_stage` of each trainer."""
     return lambda *overrides, **kwargs: make_stage(request.param, *overrides, **kwargs)
+
+
+@pytest.fixture
+def no_load_errors(monkeypatch):
+    monkeypatch.setattr(names_and_versions, "_load_errors", [])

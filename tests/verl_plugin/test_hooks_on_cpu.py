@@ -8,53 +8,14 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from operator import attrgetter
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import ray.cloudpickle
-import verl
-from own_process import run_python
-from verl.utils import config as verl_config
 from verl.utils.metric import reduce_metrics
 
 from gtpo_verl import verl_plugin
 from gtpo_verl.verl_plugin import hooks, names_and_versions
-
-ROOT = Path(__file__).resolve().parents[2]
-NOT_LOADED = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": "", "VERL_PLATFORM": ""}
-
-
-def last_line(code, **environment):
-    return run_python(code, **environment).stdout.strip().splitlines()[-1]
-
-
-def validate(config):
-    verl_config.validate_config(config=config, use_reference_policy=False, use_critic=False)
-
-
-def group_turn_policy_optimization(**kwargs): ...
-
-
-KNOWN = "algorithm.gtpo.initial_entropy=0.2"
-
-
-@pytest.fixture
-def no_load_errors(monkeypatch):
-    monkeypatch.setattr(names_and_versions, "_load_errors", [])
-
-
-@pytest.fixture
-def install_in(monkeypatch, no_load_errors):
-    def install(version):
-        monkeypatch.setattr(verl, "__version__", version)
-        monkeypatch.setattr(verl_plugin.wrapt, "register_post_import_hook", lambda *args: None)
-        verl_plugin._install()
-
-    return install
-
-
-NOT_TESTED = ["0.9.1.dev", "0.9.1+fork", "0.10.0.dev", "1.0", "main"]
 
 
 def hook_into(path, hook, **functions):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import verl
-from own_process import run_python
+from own_process import NOT_LOADED, run_python
 from verl.trainer.ppo import core_algos
 from verl.utils import config as verl_config
 
@@ -16,7 +16,6 @@ from gtpo_verl.cli import main
 from gtpo_verl.verl_plugin import names_and_versions
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_LOADED = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": "", "VERL_PLATFORM": ""}
 
 
 def last_line(code, **environment):
@@ -31,11 +30,6 @@ def group_turn_policy_optimization(**kwargs): ...
 
 
 KNOWN = "algorithm.gtpo.initial_entropy=0.2"
-
-
-@pytest.fixture
-def no_load_errors(monkeypatch):
-    monkeypatch.setattr(names_and_versions, "_load_errors", [])
 
 
 @pytest.fixture

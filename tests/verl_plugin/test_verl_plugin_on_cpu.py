@@ -1,22 +1,6 @@
 import logging
-from pathlib import Path
 
-import pytest
-import verl
-from own_process import run_python
-from verl.utils import config as verl_config
-
-from gtpo_verl import verl_plugin
-from gtpo_verl.verl_plugin import names_and_versions
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-NOT_LOADED = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": "", "VERL_PLATFORM": ""}
-
-
-def last_line(code, **environment):
-    return run_python(code, **environment).stdout.strip().splitlines()[-1]
+from own_process import NOT_LOADED, run_python
 
 
 def test_the_log_is_shown_once_also_where_the_root_logger_shows_errors_only():
@@ -32,34 +16,6 @@ logging.getLogger("gtpo_verl.reward").warning("seen")
         assert run_python(code, level).stderr.count("seen") == 2
 
 
-def validate(config):
-    verl_config.validate_config(config=config, use_reference_policy=False, use_critic=False)
-
-
-def group_turn_policy_optimization(**kwargs): ...
-
-
-KNOWN = "algorithm.gtpo.initial_entropy=0.2"
-
-
-@pytest.fixture
-def no_load_errors(monkeypatch):
-    monkeypatch.setattr(names_and_versions, "_load_errors", [])
-
-
-@pytest.fixture
-def install_in(monkeypatch, no_load_errors):
-    def install(version):
-        monkeypatch.setattr(verl, "__version__", version)
-        monkeypatch.setattr(verl_plugin.wrapt, "register_post_import_hook", lambda *args: None)
-        verl_plugin._install()
-
-    return install
-
-
-NOT_TESTED = ["0.9.1.dev", "0.9.1+fork", "0.10.0.dev", "1.0", "main"]
-
-
 def test_what_keeps_the_plugin_from_loading_is_said_aloud():
     code = """
 import contextlib, io, wrapt
@@ -70,4 +26,5 @@ with contextlib.redirect_stderr(said), contextlib.suppress(OSError):
     import verl
 print("the disk is gone" in said.getvalue() and "no estimator gtpo" in said.getvalue())
 """
-    assert last_line(code, **NOT_LOADED | {"VERL_USE_EXTERNAL_MODULES": "gtpo_verl.verl_plugin"}) == "True"
+    variables = NOT_LOADED | {"VERL_USE_EXTERNAL_MODULES": "gtpo_verl.verl_plugin"}
+    assert run_python(code, **variables).stdout.split()[-1] == "True"
