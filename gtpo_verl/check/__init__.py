@@ -7,7 +7,7 @@ The user's own program composes its config, in a process that ends there (`guard
 import argparse
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -49,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
         return 1
     seen = guard.run(command.words, command.environment, command.is_script, args.timeout)
     if command.is_script:
-        print(f"the lines of {command} up to the program below were run, but for {_listed(seen.left_out)}")
+        left_out = "; ".join(dict.fromkeys(seen.left_out)) or "none"
+        print(f"the lines of {command} up to the program below were run, but for {left_out}")
     if seen.said.keys() >= {"settings", "machine"}:
         return _report(seen.said, args)
     print(f"problem: {_unjudged(command, seen, args.timeout)}")
@@ -67,10 +68,6 @@ def _agreed(command: Command) -> bool:
         return True
     print("Nothing was run or judged. To run them: gtpo-verl check --run-script -- …")
     return False
-
-
-def _listed(left_out: Sequence[str]) -> str:
-    return "; ".join(dict.fromkeys(left_out)) or "none"
 
 
 def _unjudged(command: Command, seen: guard.Verdict, timeout: float) -> str:

@@ -8,7 +8,6 @@ import inspect
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -52,9 +51,6 @@ class Verdict(NamedTuple):
     without: str
 
 
-# ---------------------------------------------------------------- outside
-
-
 def run(command: Sequence[str], environment: dict[str, str], is_script: bool, timeout: float) -> Verdict:
     """Start a command, and end it with its first verdict.
 
@@ -95,8 +91,8 @@ def run(command: Sequence[str], environment: dict[str, str], is_script: bool, ti
 def _folder() -> Iterator[Path]:
     """A folder of the check, with the stand-ins: as programs, and as bash's own functions, which come before both its
     builtins and what a script puts on PATH."""
-    folder = Path(tempfile.mkdtemp(prefix="gtpo-verl-check-"))
-    try:
+    with tempfile.TemporaryDirectory(prefix="gtpo-verl-check-", ignore_cleanup_errors=True) as made:
+        folder = Path(made)
         for name in STAND_INS:
             path = folder / name
             path.write_text(f"#!/bin/sh\nNAME={name}\n{_STAND_IN}")
@@ -104,11 +100,6 @@ def _folder() -> Iterator[Path]:
         functions = (f'{name}() {{ command "${{GTPO_VERL_CHECK:?}}/{name}" "$@"; }}\n' for name in STAND_INS)
         (folder / "bash").write_text("".join(functions))
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-# ---------------------------------------------------------------- inside
 
 
 def install() -> None:

@@ -150,9 +150,6 @@ def _own_advantages() -> Iterator[tuple[str, str]]:
                 yield f"{trainer.__module__}.{trainer.__qualname__}", method
 
 
-# ---------------------------------------------------------------- GPUs against settings
-
-
 def _of_resources(config: DictConfig) -> Iterator[Finding]:
     """Settings that do not fit the GPUs that the command asks for."""
     get = machine.getter(config)

@@ -64,16 +64,12 @@ def unread(overrides: Iterable[str], base: Any, config: Any) -> Iterator[Finding
     for word in overrides:
         key, _, value = word.lstrip("+").partition("=")
         parts = key.split(".")
-        first = next((i for i in range(len(parts)) if OmegaConf.select(base, ".".join(parts[: i + 1])) is None), None)
+        new = [part for i, part in enumerate(parts, 1) if OmegaConf.select(base, ".".join(parts[:i])) is None]
         handed_on = any(_FREE.search(part) for part in parts[:-1])
-        if (
-            word.startswith("+")
-            and "@" not in key
-            and first is not None
-            and not handed_on
-            and not _is_group(key, config)
-        ):
-            added[parts[first]] = key, value
+        # An addition that chose a file of a config group adds other keys.
+        is_group = "@" in key or ("." not in key and OmegaConf.select(config, key) is None)
+        if word.startswith("+") and new and not handed_on and not is_group:
+            added[new[0]] = key, value
     read = re.compile("|".join(rf"\b({re.escape(name)})\b" for name in added))
     for path in _sources(config) if added else ():
         for line in path.read_text(errors="ignore").splitlines():
@@ -86,22 +82,17 @@ def unread(overrides: Iterable[str], base: Any, config: Any) -> Iterator[Finding
         yield Finding(key, "nothing in verl or in this program reads it", advice=advice)
 
 
-def _is_group(key: str, config: Any) -> bool:
-    """Whether an addition chose a file of a config group, which adds other keys."""
-    return "." not in key and OmegaConf.select(config, key) is None
-
-
 def _sources(config: Any) -> Iterator[Path]:
     import verl
 
     import gtpo_verl
 
     named = ("reward.custom_reward_function.path", "custom_reward_function.path", "data.custom_cls.path")
-    own = [Path(path) for key in named if (path := str(OmegaConf.select(config, key))) and Path(path).is_file()]
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if file and file.endswith(".py") and not re.search(r"site-packages|dist-packages|/lib/python3", file):
-            own += [Path(file)] if Path(file).is_file() else []
+    named_files = [str(OmegaConf.select(config, key)) for key in named]
+    loaded = [str(getattr(module, "__file__", None)) for module in list(sys.modules.values())]
+    libraries = re.compile(r"site-packages|dist-packages|/lib/python3")
+    programs = [file for file in loaded if file.endswith(".py") and not libraries.search(file)]
+    own = [path for path in map(Path, named_files + programs) if path.is_file()]
     for package in (verl, gtpo_verl):
         yield from Path(package.__path__[0]).rglob("*.py")
     folders = {path.parent for path in own}

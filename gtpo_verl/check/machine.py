@@ -40,20 +40,13 @@ def getter(config: Any) -> Callable[..., Any]:
 
 
 def findings(config: Any) -> Iterator[Finding]:
-    """What a run with this config lacks here.
-
-    Args:
-        config (DictConfig): of verl's PPO or SFT trainer.
-    """
+    """What a run with this config, of verl's PPO or SFT trainer, lacks here."""
     get = getter(config)
     yield from _packages(get)
     yield from _files(get)
     yield from _weights(get)
     nodes, gpus = int(get("trainer.nnodes", 1)), int(get("trainer.n_gpus_per_node", 1))
     yield from (_cluster if nodes > 1 or os.environ.get("RAY_ADDRESS") else _this_machine)(get, nodes, gpus)
-
-
-# ---------------------------------------------------------------- packages
 
 
 def _packages(get: Callable) -> Iterator[Finding]:
@@ -98,9 +91,6 @@ def _has(module: str) -> bool:
         return find_spec(module) is not None
     except ModuleNotFoundError:  # the package that it would be in is missing
         return False
-
-
-# ---------------------------------------------------------------- files and folders
 
 
 def _files(get: Callable) -> Iterator[Finding]:
@@ -178,9 +168,6 @@ def _code(key: str, path: Path, name: str) -> Iterator[Finding]:
         yield Finding(f"{key}={path}", f"has no {name}", f"set {key.removesuffix('path')}name to what is in it")
 
 
-# ---------------------------------------------------------------- the model's weights
-
-
 def _weights(get: Callable) -> Iterator[Finding]:
     """Whether the rollout takes them as verl sends them, and the disk the checkpoints that exist at one time."""
     model = "actor_rollout_ref.model" if get("actor_rollout_ref") is not None else "model"
@@ -245,9 +232,6 @@ def _model(path: str, trust_remote_code: bool) -> tuple[bool, int]:
     return tied, sum(x.numel() for x in model.state_dict().values())
 
 
-# ---------------------------------------------------------------- GPUs, CPUs and nodes
-
-
 def unusable_gpus() -> str:
     """Why torch cannot use the GPUs that the driver counts, such as a driver too old for it; else empty."""
     import torch
@@ -265,13 +249,12 @@ def unusable_gpus() -> str:
 def pools(get: Callable) -> dict[str, str]:
     """Who has GPUs beside the trainer's: its section of the config."""
     reward = "reward.reward_model"
-    asked = {
-        "distillation": get("distillation.enabled"),
-        reward: get(f"{reward}.enable") and get(f"{reward}.enable_resource_pool"),
-        "rollout": get("rollout.n_gpus_per_node") and not get("actor_rollout_ref.hybrid_engine", True),
-    }
-    names = {"distillation": "teacher", reward: "reward model", "rollout": "rollout"}
-    return {names[section]: section for section, on in asked.items() if on}
+    asked = (
+        ("teacher", "distillation", get("distillation.enabled")),
+        ("reward model", reward, get(f"{reward}.enable") and get(f"{reward}.enable_resource_pool")),
+        ("rollout", "rollout", get("rollout.n_gpus_per_node") and not get("actor_rollout_ref.hybrid_engine", True)),
+    )
+    return {name: section for name, section, on in asked if on}
 
 
 def _this_machine(get: Callable, nodes: int, gpus: int) -> Iterator[Finding]:
