@@ -44,32 +44,23 @@ class Hook(NamedTuple):
 
 
 def validate_config(proceed: Callable, *, config: Any) -> Any:
-    """verl's own trainers call this in their driver, before any worker is up, and some again in their task runner."""
+    """Before any worker is up: verl's own trainers call `validate_config` in their driver, some again in their task
+    runner; the experimental ones call `run_ppo` before they start Ray, fully_async nothing else."""
     _start(config)
     return proceed()
 
 
 def get_adv_estimator_fn(proceed: Callable, *, name_or_enum: Any) -> Callable:
     """verl looks an estimator up when a config asks for it; then `gtpo` is this one, if nobody has taken the name."""
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
-
     if name_or_enum == "gtpo":
-        ADV_ESTIMATOR_REGISTRY.setdefault("gtpo", estimate_gtpo_advantage)
+        names_and_versions.registry(names_and_versions.ADV_ESTIMATOR).setdefault("gtpo", estimate_gtpo_advantage)
     return proceed()
 
 
 def get_policy_loss_fn(proceed: Callable, *, name: Any) -> Callable:
     """As `get_adv_estimator_fn`, in the workers."""
-    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-
     if name == "gtpo":
-        POLICY_LOSS_REGISTRY.setdefault("gtpo", compute_policy_loss_gtpo)
-    return proceed()
-
-
-def run_ppo(proceed: Callable, *, config: Any) -> Any:
-    """verl's experimental trainers call this before they start Ray; fully_async calls no other check."""
-    _start(config)
+        names_and_versions.registry(names_and_versions.LOSS_MODE).setdefault("gtpo", compute_policy_loss_gtpo)
     return proceed()
 
 
@@ -84,7 +75,7 @@ def _start(config: Any) -> None:
     if found:
         table = textwrap.indent(preflight.as_table(found), "GTPO: ")
         logger.warning("GTPO: with these settings the run is not the paper's:\n%s", table)
-    other = names_and_versions.foreign_estimator(config)
+    other = names_and_versions.foreign(config)
     if other and not other.startswith("verl."):
         logger.warning(
             "algorithm.adv_estimator=%s is %s; for GTPO of arXiv:2508.03772 set it to %s",
@@ -203,8 +194,7 @@ def reduce_metrics(proceed: Callable, *, metrics: dict[str, Any]) -> dict[str, A
 def fit(proceed: Callable, trainer: Any) -> Any:
     """The watch for collapse lives as long as the trainer's loop."""
     before, state = current.get(), TrainerState.enter(trainer)
-    if names_and_versions.select(trainer.config, collapse_watch.KEY) is not None:
-        state.watch = collapse_watch.TrainerWatch.of(trainer)
+    state.watch = collapse_watch.TrainerWatch.of(trainer)
     try:
         return proceed()
     finally:
@@ -223,7 +213,7 @@ def log(proceed: Callable, tracking: Any, *, data: dict[str, Any]) -> Any:
 
 HOOKS = (
     Hook("settings", "verl.utils.config", "validate_config", validate_config),
-    Hook("settings of experimental trainers", "verl.trainer.main_ppo", "run_ppo", run_ppo),
+    Hook("settings of experimental trainers", "verl.trainer.main_ppo", "run_ppo", validate_config),
     Hook("estimator by its name", "verl.trainer.ppo.core_algos", "get_adv_estimator_fn", get_adv_estimator_fn),
     Hook("loss by its name", "verl.trainer.ppo.core_algos", "get_policy_loss_fn", get_policy_loss_fn),
     Hook("V1 trainer", "verl.trainer.ppo.v1.trainer_base", "PPOTrainer._compute_advantage", v1_compute_advantage),

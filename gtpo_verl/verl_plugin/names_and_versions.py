@@ -1,6 +1,6 @@
-"""Which verls this plugin serves and under which names, and what stops it in this process."""
+"""Which verls this plugin serves, under which names, and load errors."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import verl
@@ -24,35 +24,25 @@ def select(config: Any, key: str) -> Any:
     return OmegaConf.select(config, key) if OmegaConf.is_config(config) else None
 
 
-def foreign(registry: Mapping[str, Callable], name: str) -> str:
-    """The function of verl, or of another package, that is registered under one of our names; empty if none is."""
-    function = registry.get(name)
+def registry(key: str) -> dict[str, Callable]:
+    """verl's functions by the names that a key, `ADV_ESTIMATOR` or `LOSS_MODE`, may have."""
+    from verl.trainer.ppo import core_algos
+
+    return {ADV_ESTIMATOR: core_algos.ADV_ESTIMATOR_REGISTRY, LOSS_MODE: core_algos.POLICY_LOSS_REGISTRY}[key]
+
+
+def foreign(config: Any, key: str = ADV_ESTIMATOR) -> str:
+    """The function of another package that serves one of our names in a verl config; empty if none does."""
+    name = select(config, key)
+    function = registry(key).get(name) if name in NAMES else None
     if function is None or function.__module__.partition(".")[0] == "gtpo_verl":
         return ""
     return f"{function.__module__}.{function.__qualname__}"
 
 
-def foreign_estimator(config: Any) -> str:
-    """What serves a verl config that asks for an estimator of our name, if this plugin does not."""
-    name = select(config, ADV_ESTIMATOR)
-    if name not in NAMES:
-        return ""
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
-
-    return foreign(ADV_ESTIMATOR_REGISTRY, name)
-
-
-def serves(config: Any) -> bool:
-    """Whether a verl config asks for the advantages of this plugin."""
-    return select(config, ADV_ESTIMATOR) in NAMES and not foreign_estimator(config)
-
-
-def serves_loss(config: Any) -> bool:
-    """Whether a verl config asks for the policy loss of this plugin."""
-    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-
-    name = select(config, LOSS_MODE)
-    return name in NAMES and not foreign(POLICY_LOSS_REGISTRY, name)
+def serves(config: Any, key: str = ADV_ESTIMATOR) -> bool:
+    """Whether a verl config asks for the advantages of this plugin or, under `LOSS_MODE`, for its policy loss."""
+    return select(config, key) in NAMES and not foreign(config, key)
 
 
 def verl_version() -> Version | None:

@@ -31,7 +31,7 @@ def _driver(job: str) -> str:
 
         (known,) = (known for known in jobs() if known["JobID"] == job)
         return f", process {known['DriverPid']} on {known['DriverIPAddress']}: {shorten(known['Entrypoint'], 200)}"
-    except Exception:  # another Ray says it otherwise
+    except Exception:  # private API, varies by Ray version
         return ""
 
 

@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator
 from dataclasses import fields
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -18,7 +18,7 @@ from gtpo_verl.initial_entropy import PAPER_SAMPLES, InitialEntropy, changed_set
 from gtpo_verl.records import nearest_existing, read_record
 from gtpo_verl.verl_plugin import collapse_watch, names_and_versions
 from gtpo_verl.verl_plugin.config import Mode, RunConfig, VerlGTPOConfig
-from gtpo_verl.verl_plugin.names_and_versions import ADV_ESTIMATOR, ALIAS, LOSS_MODE, NAMES, foreign, select
+from gtpo_verl.verl_plugin.names_and_versions import ADV_ESTIMATOR, ALIAS, LOSS_MODE, NAMES, select
 
 logger = logging.getLogger("gtpo_verl")
 
@@ -50,16 +50,11 @@ class Departure(NamedTuple):
 
 
 def problems(config: DictConfig) -> list[str]:
-    """Why a run with this config cannot start, or would not do what it says: all reasons, with key, value and remedy.
-
-    Args:
-        config (DictConfig): verl's whole config, under any estimator.
-    """
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
-
+    """Why a run with this config, under any estimator, cannot start, or would not do what it says: all reasons, with
+    key, value and remedy."""
     _, found = _read(config)
-    for key, registry in ((ADV_ESTIMATOR, ADV_ESTIMATOR_REGISTRY), (LOSS_MODE, POLICY_LOSS_REGISTRY)):
-        found += [problem for problem in _unknown(config, key, registry) if problem not in found]
+    for key in (ADV_ESTIMATOR, LOSS_MODE):
+        found += [problem for problem in _unknown(config, key) if problem not in found]
     return found + (names_and_versions.load_errors() if names_and_versions.serves(config) else [])
 
 
@@ -74,9 +69,6 @@ def is_validated(config: DictConfig) -> bool:
 
 def validated(config: DictConfig) -> RunConfig:
     """What a config asks for, read and checked once in a process.
-
-    Args:
-        config (DictConfig): verl's whole config.
 
     Raises:
         RuntimeError: GTPO cannot run in this process.
@@ -151,20 +143,17 @@ def _said_by(check: Callable[..., Any], *arguments: Any) -> Iterator[str]:
         yield str(error)
 
 
-def _unknown(config: DictConfig, key: str, registry: Mapping[str, Any], misspelt_only: bool = False) -> Iterator[str]:
-    name, known = str(select(config, key)), sorted({*registry, *NAMES})
+def _unknown(config: DictConfig, key: str, misspelt_only: bool = False) -> Iterator[str]:
+    name, known = str(select(config, key)), sorted({*names_and_versions.registry(key), *NAMES})
     near = get_close_matches(name, known, n=1)
     if name not in known and (near or not misspelt_only):
         yield f"{key}={name}: unknown: " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}")
 
 
 def _loss(config: DictConfig) -> Iterator[str]:
-    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-
     # Another may be of a package that the workers alone import.
-    yield from _unknown(config, LOSS_MODE, POLICY_LOSS_REGISTRY, misspelt_only=True)
-    name = select(config, LOSS_MODE)
-    other = foreign(POLICY_LOSS_REGISTRY, name) if name in NAMES else ""
+    yield from _unknown(config, LOSS_MODE, misspelt_only=True)
+    name, other = select(config, LOSS_MODE), names_and_versions.foreign(config, LOSS_MODE)
     if other and not other.startswith("verl."):
         yield (
             f"{LOSS_MODE}={name} is {other}; two other papers are called GTPO (arXiv:2508.04349, arXiv:2511.14846). "
@@ -283,12 +272,7 @@ _ONE_UPDATE = "one update per rollout (Sec. 6; the gtpo loss is not clipped)"
 
 
 def departures(config: DictConfig, gtpo: VerlGTPOConfig) -> list[Departure]:
-    """Settings under which GTPO runs but is not the paper's GTPO.
-
-    Args:
-        config (DictConfig): verl's whole config, already checked.
-        gtpo (VerlGTPOConfig): its settings of GTPO.
-    """
+    """Settings of a checked config under which GTPO runs but is not the paper's GTPO."""
     loss_mode = select(config, LOSS_MODE)
     note = f"; {loss_mode} {change}" if (change := _LOSSES_THAT_CHANGE_LAMBDA.get(loss_mode)) else ""
     papers = {LOSS_MODE: (NAMES, f"gtpo (Eq. 11: no clipping){note}"), **_PAPERS}
@@ -311,12 +295,8 @@ def departures(config: DictConfig, gtpo: VerlGTPOConfig) -> list[Departure]:
 
 
 def unclipped_updates(config: DictConfig) -> list[Departure]:
-    """Settings that make several updates per rollout with the `gtpo` loss, which is not clipped.
-
-    Args:
-        config (DictConfig): verl's whole config; any estimator.
-    """
-    if not names_and_versions.serves_loss(config):
+    """Settings that make several updates per rollout with the `gtpo` loss, which is not clipped; any estimator."""
+    if not names_and_versions.serves(config, LOSS_MODE):
         return []
     papers = _updates(config)
     if select(config, "trainer.use_v1"):
@@ -372,12 +352,7 @@ def as_table(found: list[Departure]) -> str:
 
 
 def resume_warnings(config: DictConfig, run: RunConfig) -> list[str]:
-    """What is odd about the folder of a run's checkpoints: other settings before, or checkpoints that verl passes over.
-
-    Args:
-        config (DictConfig): verl's whole config, already checked.
-        run (RunConfig): what it asks for.
-    """
+    """What is odd about the folder of a run's checkpoints: other settings before, or checkpoints that verl ignores."""
     folder = run.resumed_from or config.trainer.default_local_dir
     if not run.resumed_from:
         if config.trainer.resume_mode == "disable" or not InitialEntropy.path(folder).exists():
