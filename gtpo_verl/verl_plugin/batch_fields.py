@@ -46,12 +46,9 @@ class BatchFields(NamedTuple):
 
 
 def from_transfer_queue(tq: Any, batch: Any, with_entropy: bool = True) -> BatchFields:
-    """The fields of a batch of the V1 trainer.
+    """The fields of a batch of the V1 trainer, a KVBatchMeta whose keys are `{uid}_{session}_{output}`.
 
-    Args:
-        tq: verl's module `transfer_queue`.
-        batch: KVBatchMeta; its keys are `{uid}_{session}_{output}`.
-        with_entropy (bool): whether there has been an old-log-prob pass, which is to give the entropy.
+    `tq` is verl's module `transfer_queue`; without an old-log-prob pass there is no entropy in it.
 
     Raises:
         RuntimeError: TransferQueue does not hold a field, or entropy and responses do not fit together.
@@ -75,9 +72,7 @@ def from_transfer_queue(tq: Any, batch: Any, with_entropy: bool = True) -> Batch
 def keep_in_batch(old_log_prob: Any, batch: Any) -> None:
     """Add what `take_from_batch` needs to the result of the legacy trainer's old-log-prob pass; it moves with the rows.
 
-    Args:
-        old_log_prob: TensorDict with `entropys`, which verl joins with the batch and takes that field out.
-        batch: TensorDict of the batch.
+    verl joins `old_log_prob` with the batch, without its field `entropys`; both are a TensorDict.
     """
     old_log_prob[ENTROPY], old_log_prob[RESPONSE_MASK] = old_log_prob["entropys"], batch["response_mask"]
 
@@ -104,15 +99,9 @@ def _one_each(rows: int) -> tuple[list[int], list[int]]:
 
 def _sessions(keys: Iterable[str]) -> tuple[list[int], list[int]]:
     """`last_outputs` and `sessions` of rows with these keys."""
-    numbers: dict[str, int] = {}
-    latest: list[tuple[int, int]] = []  # of each session: its last output so far, and the row of that
-    sessions = []
-    for row, key in enumerate(keys):
-        name, _, output = key.rpartition("_")
-        session = numbers.setdefault(name, len(numbers))
-        sessions.append(session)
-        if session == len(latest):
-            latest.append((int(output), row))
-        elif int(output) > latest[session][0]:
-            latest[session] = int(output), row
-    return [row for _, row in latest], sessions
+    names, outputs = zip(*(key.rsplit("_", 1) for key in keys), strict=True)
+    places = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    last = dict.fromkeys(names, -1)
+    for row in sorted(range(len(names)), key=lambda row: int(outputs[row])):
+        last[names[row]] = row
+    return [*last.values()], [places[name] for name in names]

@@ -26,12 +26,7 @@ class CollapseError(RuntimeError):
 
 
 class TrainerWatch:
-    """The watch of one trainer of verl, fed with what it logs.
-
-    Args:
-        trainer: verl's trainer.
-        stop (bool): end the run when it has collapsed, after a checkpoint.
-    """
+    """The watch of one trainer of verl, fed with what it logs; `stop` ends a run that collapsed, after a checkpoint."""
 
     def __init__(self, trainer: Any, stop: bool):
         self._trainer, self._stop = trainer, stop

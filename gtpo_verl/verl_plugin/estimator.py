@@ -3,7 +3,6 @@
 import logging
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,16 +27,12 @@ class Estimate:
     Args:
         advantages (torch.Tensor): (bs, response_length), for the loss.
         result (GTPOAdvantage): of one output per session.
-        last_outputs (list): their rows.
-        truncated (torch.Tensor): bool, which of them were cut off at a limit.
         columns (update_pass.Columns | None): what the actor needs, if the entropy comes from the update.
         metrics (dict): to be logged; in that case there are none before the update.
     """
 
     advantages: torch.Tensor
     result: GTPOAdvantage
-    last_outputs: list[int]
-    truncated: torch.Tensor
     columns: update_pass.Columns | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -48,16 +43,20 @@ class GTPOEstimator:
     Under another estimator, with a token dump, it computes what GTPO would do.
 
     Args:
-        config: verl's whole config.
-        run (RunConfig): what it asks for.
-        folder: where to write the record of the initial entropy.
-        resumed_from: the folder of the record, if the run is resumed; None if it is new.
+        trainer: verl's, at its first batch.
+        run (RunConfig): what its config asks for.
 
     Raises:
         ValueError: a resumed run lacks the initial entropy that it needs.
     """
 
-    def __init__(self, config: Any, run: RunConfig, folder: str | Path, resumed_from: str | Path | None):
+    def __init__(self, trainer: Any, run: RunConfig):
+        config, folder = trainer.config, trainer.config.trainer.default_local_dir
+        if run.mode.applies_gtpo:
+            resumed_from = (run.resumed_from or folder) if trainer.global_steps > 1 else None
+        else:
+            folder = run.gtpo.dump_dir or folder
+            resumed_from = folder if InitialEntropy.path(folder).exists() else None
         self.mode, self.config = run.mode, run.gtpo
         self.initial_entropy: InitialEntropy | None = None
         self._folder, self._resumed = folder, resumed_from is not None
@@ -69,32 +68,16 @@ class GTPOEstimator:
         if known := InitialEntropy.known_before(self.config, resumed_from):
             self._fix_initial_entropy(known)
 
-    @classmethod
-    def of(cls, trainer: Any, run: RunConfig) -> "GTPOEstimator":
-        """The estimator of a trainer of verl that is at its first batch.
-
-        Raises:
-            ValueError: a resumed run without its initial entropy.
-        """
-        folder = trainer.config.trainer.default_local_dir
-        if run.mode.applies_gtpo:
-            return cls(trainer.config, run, folder, (run.resumed_from or folder) if trainer.global_steps > 1 else None)
-        folder = run.gtpo.dump_dir or folder
-        return cls(trainer.config, run, folder, folder if InitialEntropy.path(folder).exists() else None)
-
     def estimate(
         self, fields: BatchFields, token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Any
     ) -> Estimate:
-        """Advantages of a batch; λA, where the entropy comes from the update.
+        """Advantages of a batch, from what `compute_gtpo_outcome_advantage` takes; λA, where the entropy comes from the
+        update.
 
         If a session of an agent loop has several outputs, the last one counts, as in verl's `grpo`: group statistics,
         entropy, conflicts and metrics are those of the last outputs. The other outputs of a session get
         its δ(A − γ⟨H⟩) with λ = 1 on all their tokens, since their prompts are others. (With the entropy from the
         update δ and ⟨H⟩ are each output's own.)
-
-        Args:
-            fields (BatchFields): of the batch.
-            token_level_rewards, response_mask, index: as for `compute_gtpo_outcome_advantage`.
 
         Raises:
             ValueError: a reward or entropy that is not finite; the message names uid and row.
@@ -111,40 +94,37 @@ class GTPOEstimator:
             advantages[last] = result.advantages
         if self._rejects:
             advantages = advantages * response_mask
-        estimate = Estimate(advantages, result, last, self._truncated(fields.of_sessions()))
+        estimate = Estimate(advantages, result)
         if self.mode is Mode.GTPO_FROM_UPDATE:
             a = result.group_advantages[fields.sessions]
             estimate.columns = update_pass.Columns.make(a, self.config, self.initial_entropy_value)
         else:
-            estimate.metrics = self._metrics(estimate)
+            estimate.metrics = self._metrics(fields, result)
         return estimate
 
     def complete(
-        self, estimate: Estimate, columns: update_pass.Columns, entropies: list[update_pass.RowEntropy]
+        self,
+        fields: BatchFields,
+        estimate: Estimate,
+        columns: update_pass.Columns,
+        entropies: list[update_pass.RowEntropy],
     ) -> None:
-        """Give an estimate the entropy that came from the update, and its metrics.
-
-        Args:
-            estimate (Estimate): of the batch.
-            columns (update_pass.Columns): what the actor got of it.
-            entropies: what the actor's update returned.
+        """Give the estimate of a batch the entropies that its update returned, and its metrics.
 
         Raises:
             ValueError: an entropy that is not finite, or of which the update said nothing; the message names uid and
                 row.
         """
-        result, last = estimate.result, estimate.last_outputs
+        result, last = estimate.result, fields.last_outputs
         trajectory_entropy = update_pass.gather_means(entropies, len(columns.row))[last]
-        completions = result.completions
-        check_finite("entropy", trajectory_entropy, completions.uids)
-        if self.initial_entropy is None and not self._resumed:
-            self._fix_initial_entropy(InitialEntropy.measure(trajectory_entropy, completions.lengths, completions.uids))
+        check_finite("entropy", trajectory_entropy, result.completions.uids)
+        self._measure(trajectory_entropy, result.completions)
         estimate.result = result._replace(
             trajectory_entropy=trajectory_entropy,
             regularizer=self.config.entropy_coeff * trajectory_entropy,
             keep=trajectory_entropy <= columns.highest_entropy[last],
         )
-        estimate.metrics |= self._metrics(estimate)
+        estimate.metrics |= self._metrics(fields, estimate.result)
 
     def compute(self, fields: BatchFields, token_level_rewards: torch.Tensor, index: Any) -> GTPOAdvantage:
         """GTPO on one output per session."""
@@ -154,24 +134,27 @@ class GTPOEstimator:
         trajectory_entropy = torch.zeros(len(prompts))  # with which δ = 1 and γ⟨H⟩ = 0: λA is left
         if fields.entropy is not None:
             trajectory_entropy = completions.mean(fields.entropy)
-            if self.initial_entropy is None and not self._resumed:
-                self._fix_initial_entropy(InitialEntropy.measure(trajectory_entropy, completions.lengths, index))
+            self._measure(trajectory_entropy, completions)
         scores = token_level_rewards.sum(-1)
         group_advantages = compute_group_advantages(scores, completions, self._norm_adv_by_std_in_grpo)
         inputs = group_advantages, completions, fields.responses, trajectory_entropy
         return apply_gtpo(*inputs, self.config, self.initial_entropy_value)
 
-    def _metrics(self, estimate: Estimate) -> dict[str, float]:
-        return compute_gtpo_metrics(estimate.result, self.config, self.initial_entropy_value, estimate.truncated)
-
-    def _truncated(self, fields: BatchFields) -> torch.Tensor:
-        length = fields.response_len + torch.tensor([len(ids) for ids in fields.prompts])
-        return (fields.response_len >= self._max_response_length) | (length >= self._max_model_len)
+    def _metrics(self, fields: BatchFields, result: GTPOAdvantage) -> dict[str, float]:
+        last = fields.of_sessions()
+        length = last.response_len + torch.tensor([len(ids) for ids in last.prompts])
+        truncated = (last.response_len >= self._max_response_length) | (length >= self._max_model_len)
+        return compute_gtpo_metrics(result, self.config, self.initial_entropy_value, truncated)
 
     @property
     def initial_entropy_value(self) -> float | None:
         """⟨H⟩_ini in nats per token; None in a resumed run that does not need it and has no record of it."""
         return self.initial_entropy.value if self.initial_entropy else None
+
+    def _measure(self, trajectory_entropy: torch.Tensor, completions: Completions) -> None:
+        """⟨H⟩_ini, if this is the first batch of a run that does not know it."""
+        if self.initial_entropy is None and not self._resumed:
+            self._fix_initial_entropy(InitialEntropy.measure(trajectory_entropy, completions.lengths, completions.uids))
 
     def _fix_initial_entropy(self, initial_entropy: InitialEntropy) -> None:
         self.initial_entropy = initial_entropy

@@ -28,14 +28,7 @@ logger = logging.getLogger("gtpo_verl")
 
 
 class Hook(NamedTuple):
-    """A function of verl and what is called in its place.
-
-    Args:
-        subject: what it is for, in the report of `gtpo-verl check`.
-        module: of verl.
-        path: of the function in it.
-        hook: called as this module says.
-    """
+    """A function of verl and the hook called in its place; `subject` names it in the report of `gtpo-verl check`."""
 
     subject: str
     module: str
@@ -211,31 +204,23 @@ def log(proceed: Callable, tracking: Any, *, data: dict[str, Any]) -> Any:
     return result
 
 
+_V1, _LEGACY = "verl.trainer.ppo.v1.trainer_base", "verl.trainer.ppo.ray_trainer"
+_SEPARATE = "verl.experimental.separation.ray_trainer"
 HOOKS = (
     Hook("settings", "verl.utils.config", "validate_config", validate_config),
     Hook("settings of experimental trainers", "verl.trainer.main_ppo", "run_ppo", validate_config),
     Hook("estimator by its name", "verl.trainer.ppo.core_algos", "get_adv_estimator_fn", get_adv_estimator_fn),
     Hook("loss by its name", "verl.trainer.ppo.core_algos", "get_policy_loss_fn", get_policy_loss_fn),
-    Hook("V1 trainer", "verl.trainer.ppo.v1.trainer_base", "PPOTrainer._compute_advantage", v1_compute_advantage),
-    Hook("V1 trainer's loop", "verl.trainer.ppo.v1.trainer_base", "PPOTrainer.fit", fit),
-    Hook(
-        "legacy trainer",
-        "verl.trainer.ppo.ray_trainer",
-        "RayPPOTrainer._compute_old_log_prob",
-        legacy_compute_old_log_prob,
-    ),
-    Hook("legacy trainer's loop", "verl.trainer.ppo.ray_trainer", "RayPPOTrainer.fit", fit),
-    Hook(
-        "separate trainers",
-        "verl.experimental.separation.ray_trainer",
-        "SeparateRayPPOTrainer._fit_compute_advantage",
-        separate_compute_advantage,
-    ),
+    Hook("V1 trainer", _V1, "PPOTrainer._compute_advantage", v1_compute_advantage),
+    Hook("V1 trainer's loop", _V1, "PPOTrainer.fit", fit),
+    Hook("legacy trainer", _LEGACY, "RayPPOTrainer._compute_old_log_prob", legacy_compute_old_log_prob),
+    Hook("legacy trainer's loop", _LEGACY, "RayPPOTrainer.fit", fit),
+    Hook("separate trainers", _SEPARATE, "SeparateRayPPOTrainer._fit_compute_advantage", separate_compute_advantage),
     # Where verl #7237 moves it, and where it was.
     Hook("advantages", "verl.trainer.ppo.trainer_utils", "compute_advantage", compute_advantage),
-    Hook("advantages", "verl.trainer.ppo.ray_trainer", "compute_advantage", compute_advantage),
-    Hook("V1 trainer's update", "verl.trainer.ppo.v1.trainer_base", "PPOTrainer._update_actor", update_actor),
-    Hook("legacy trainer's update", "verl.trainer.ppo.ray_trainer", "RayPPOTrainer._update_actor", update_actor),
+    Hook("advantages", _LEGACY, "compute_advantage", compute_advantage),
+    Hook("V1 trainer's update", _V1, "PPOTrainer._update_actor", update_actor),
+    Hook("legacy trainer's update", _LEGACY, "RayPPOTrainer._update_actor", update_actor),
     Hook("actor's loss", "verl.workers.utils.losses", "ppo_loss", ppo_loss),
     Hook("update's metrics", "verl.utils.metric", "reduce_metrics", reduce_metrics),
     Hook("logger", "verl.utils.tracking", "Tracking.log", log),

@@ -49,10 +49,7 @@ class PendingUpdate:
 
 
 class TrainerState:
-    """What this plugin keeps of one trainer, whose config may ask for nothing of it.
-
-    Args:
-        trainer: verl's.
+    """What this plugin keeps of one trainer of verl, whose config may ask for nothing of it.
 
     Raises:
         RuntimeError: GTPO cannot run in this process.
@@ -72,7 +69,7 @@ class TrainerState:
     @cached_property
     def estimator(self) -> GTPOEstimator:
         """Made at the first batch: before that a trainer does not know whether it is resumed."""
-        return GTPOEstimator.of(self._trainer, self.run)
+        return GTPOEstimator(self._trainer, self.run)
 
     @cached_property
     def dump(self) -> TokenDump | None:
@@ -99,9 +96,7 @@ class TrainerState:
 
     @property
     def _dump_is_due(self) -> bool:
-        if self.run.mode is Mode.NOTHING or self.dump is None:
-            return False
-        return self.dump.is_due(self._trainer.global_steps)
+        return self.dump is not None and self.dump.is_due(self._trainer.global_steps)
 
     def begin_step(self) -> bool:
         """Begin the next step; whether there is something to do for GTPO.
@@ -162,10 +157,10 @@ class TrainerState:
         """Give the estimate the entropies of its update, and the dump the advantages that the update used."""
         if pending.estimate is None or pending.columns is None:
             return
-        self.estimator.complete(pending.estimate, pending.columns, entropies)
-        pending.metrics |= pending.estimate.metrics
+        fields = pending.fields
+        self.estimator.complete(fields, pending.estimate, pending.columns, entropies)
         if pending.dumped is not None:
-            fields, batch = pending.fields, pending.dumped.batch
+            batch = pending.dumped.batch
             entropy = update_pass.gather_tokens(entropies, fields.responses.shape)
             applied = batch["advantages"], fields.response_mask, entropy, pending.columns
             batch["advantages"], _ = update_pass.apply_entropy(*applied)

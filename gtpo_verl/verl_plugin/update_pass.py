@@ -50,12 +50,7 @@ class Columns(NamedTuple):
 
     @classmethod
     def make(cls, group_advantages: torch.Tensor, config: GTPOConfig, initial_entropy: float | None) -> "Columns":
-        """The columns of a batch.
-
-        Args:
-            group_advantages (torch.Tensor): (bs,), A_i.
-            config (GTPOConfig): the settings.
-            initial_entropy (float | None): ⟨H⟩_ini in nats per token.
+        """The columns of a batch, from A_i, (bs,), and ⟨H⟩_ini in nats per token.
 
         Raises:
             ValueError: the filter needs the initial entropy, which is None.
