@@ -11,6 +11,7 @@ import platform
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -108,8 +109,6 @@ def versions() -> str:
     """This package's and its neighbours' versions, as far as they are installed, and Python's."""
     found = []
     for name in _VERSIONS:
-        try:
+        with suppress(PackageNotFoundError):
             found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            continue
     return ", ".join([*found, f"Python {platform.python_version()}"])

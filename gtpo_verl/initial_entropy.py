@@ -65,11 +65,10 @@ class InitialEntropy:
 
     def decision(self, config: GTPOConfig) -> str:
         """Say in one line whether completions are filtered, and why."""
-        active = config.filter_is_active(self.value)
-        relation = "<" if self.value < config.entropy_threshold else ">="
-        because = f"{self.value:.3f} {relation} {config.entropy_threshold:.3f} nats"
-        if config.completion_filter != "auto":
-            because = f"completion_filter={config.completion_filter}; initial entropy {self.value:.3f} nats"
+        active, automatic = config.filter_is_active(self.value), config.completion_filter == "auto"
+        because = f"completion_filter={config.completion_filter}; initial entropy {self.value:.3f} nats"
+        if automatic:
+            because = f"{self.value:.3f} {'<' if active else '>='} {config.entropy_threshold:.3f} nats"
         basis = f"given as {config.section}.initial_entropy"
         if self.completions:
             basis = f"{self.completions} completions of {self.prompts} prompt{'s' * (self.prompts > 1)}"
@@ -78,9 +77,8 @@ class InitialEntropy:
         threshold = f"{config.entropy_threshold:.3f} nats per token"
         meaning = f"a completion above {threshold} is left out of the update"
         if not active:
-            meaning = f"all completions count, since many of this model's would lie above {threshold} from the start"
-            if config.completion_filter != "auto":
-                meaning = "all completions count"
+            since = f", since many of this model's would lie above {threshold} from the start"
+            meaning = f"all completions count{since * automatic}"
         if self.may_be_chance(config):
             meaning += (
                 ". Other prompts might decide otherwise: measure it on 100 with `gtpo-verl initial-entropy` and set "
@@ -104,9 +102,7 @@ class InitialEntropy:
     def known_before(cls, config: GTPOConfig, resumed_from: str | Path | None) -> "InitialEntropy | None":
         """What a run knows of its initial entropy before its first batch; None: to be measured, or not needed.
 
-        Args:
-            config: the settings.
-            resumed_from: the folder of the record, if the run is resumed; None if it is new.
+        `resumed_from` is the folder of the record, if the run is resumed; None if it is new.
 
         Raises:
             ValueError: the run is resumed, the filter needs the initial entropy, and there is no record of it.

@@ -52,13 +52,10 @@ class Verdict(NamedTuple):
 
 
 def run(command: Sequence[str], environment: dict[str, str], is_script: bool, timeout: float) -> Verdict:
-    """Start a command, and end it with its first verdict.
+    """Start one of verl's programs, and end it with its first verdict or after `timeout` seconds.
 
-    Args:
-        command: of one of verl's programs, or of a script that starts one.
-        environment: variables that it sets.
-        is_script: whether lines of the user's run before the program: what they change, they must not.
-        timeout: seconds.
+    Where `is_script`, lines of the user's run before the program: the stand-ins keep them from removing or stopping
+    anything.
     """
     with _folder() as folder:
         site = Path(__file__).parent / "site"

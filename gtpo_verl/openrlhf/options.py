@@ -47,11 +47,7 @@ def parse_args(wrapped: Callable, parser: argparse.ArgumentParser, args: tuple, 
 
 
 def check(options: Mapping[str, Any], text: str) -> GTPOConfig:
-    """The settings of a run with GTPO; warns where it is not the paper's.
-
-    Args:
-        options: OpenRLHF's options by their names.
-        text (str): GTPO's settings as JSON.
+    """The settings of a run with these options of OpenRLHF, GTPO's as JSON; warns where it is not the paper's.
 
     Raises:
         ValueError: GTPO cannot run so; the message names option, value and remedy.
