@@ -81,7 +81,7 @@ def test_few_prompts_near_the_threshold_may_be_chance(value, prompts, chance):
 def test_a_run_begins_with_what_is_set_or_recorded(tmp_path):
     record, auto, never = InitialEntropy(0.1), GTPOConfig(), GTPOConfig(completion_filter="never")
     assert InitialEntropy.known_before(auto, None) is InitialEntropy.known_before(never, tmp_path) is None
-    with pytest.raises(ValueError, match="resumed, but .* is missing"):
+    with pytest.raises(ValueError, match="resumed, but .* is missing; set algorithm.gtpo.initial_entropy"):
         InitialEntropy.known_before(auto, tmp_path)
     record.save(tmp_path, auto)
     assert InitialEntropy.known_before(auto, tmp_path) == InitialEntropy.known_before(never, tmp_path) == record
@@ -134,11 +134,6 @@ def test_a_full_disk_leaves_the_old_record(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         InitialEntropy(0.2).save(tmp_path, GTPOConfig())
     assert InitialEntropy.load(tmp_path) == old
-
-
-def test_missing_record_names_the_key_to_set(tmp_path):
-    with pytest.raises(ValueError, match="with its initial entropy is missing; set algorithm.gtpo.initial_entropy"):
-        InitialEntropy.load(tmp_path)
 
 
 def test_changed_settings_name_key_new_and_old_value(tmp_path):

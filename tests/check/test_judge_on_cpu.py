@@ -119,9 +119,7 @@ def test_what_does_not_fit_the_gpus_is_a_problem_with_a_way_out(judged, wrong, s
 def test_several_updates_without_clipping_are_warned_of_with_both_ways_out(judged):
     mini_batch, gtpo = f"{ACTOR}.ppo_mini_batch_size", f"{LOSS_MODE}=gtpo"
     found = judged(gtpo)
-    assert f"{mini_batch}                  256 " in found["GTPO"] or re.search(
-        rf"{mini_batch} +256 +1024:", found["GTPO"]
-    )
+    assert re.search(rf"{mini_batch} +256 +1024:", found["GTPO"])
     assert found["updates"] == f"make one ({mini_batch}=1024), or clip ({LOSS_MODE}=vanilla)"
     for way_out in (f"{mini_batch}=1024", f"{LOSS_MODE}=vanilla"):
         assert "updates" not in judged(gtpo, way_out)

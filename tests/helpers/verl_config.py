@@ -17,6 +17,13 @@ def _composed(name, folder, words):
         return compose(name, overrides=list(words))
 
 
+def validate(config):
+    """As verl's trainers do, before any worker is up."""
+    from verl.utils.config import validate_config
+
+    validate_config(config=config, use_reference_policy=False, use_critic=False)
+
+
 def verl_config(*words, name="ppo_trainer", folder=""):
     """The config that a program of verl gets with these overrides."""
     return copy.deepcopy(_composed(name, str(folder), words))

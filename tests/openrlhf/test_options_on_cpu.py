@@ -130,7 +130,8 @@ def resume(folder, **changes):
     return parse(ckpt__load_enable=True, ckpt__path=folder, **changes)
 
 
-def test_resumed_run_needs_its_initial_entropy(tmp_path, capsys):
+def test_resumed_run_needs_its_initial_entropy_and_one_without_a_checkpoint_is_new(tmp_path, capsys):
+    parse(ckpt__load_enable=True, ckpt__path=tmp_path)
     with pytest.raises(SystemExit):
         resume(tmp_path)
     assert "set algo.gtpo.initial_entropy (nats per token)" in capsys.readouterr().err
@@ -143,7 +144,3 @@ def test_resumed_run_with_other_settings_is_told(tmp_path, caplog):
     InitialEntropy(0.5).save(tmp_path, GTPOConfig())
     resume(tmp_path, algo__gtpo='{"entropy_coeff": 0.2}')
     assert "algo.gtpo.entropy_coeff=0.2, was 0.1" in caplog.text
-
-
-def test_run_without_a_checkpoint_is_a_new_one(tmp_path):
-    parse(ckpt__load_enable=True, ckpt__path=tmp_path)

@@ -1,6 +1,7 @@
 """What a verl config asks of the plugin."""
 
 import pytest
+from verl_config import validate
 
 from gtpo_verl.algorithm.config import GTPOConfig
 from gtpo_verl.verl_plugin.config import Mode, RunConfig
@@ -29,8 +30,6 @@ def test_a_config_asks_for_one_of_four_modes(compose_config, overrides, mode):
 @pytest.mark.parametrize("overrides", [[], [DUMP], [FROM_UPDATE, "algorithm.gtpo.initial_entropy=0.3"], [GRPO, DUMP]])
 def test_a_process_reads_the_settings_once(stage, rows, monkeypatch, tmp_path, overrides):
     """From the checks at the start over two steps of the trainer."""
-    from verl.utils.config import validate_config
-
     overrides = [override.replace("/nowhere", str(tmp_path / "dump")) for override in overrides]
     read, from_config = [], GTPOConfig.from_config.__func__
 
@@ -40,7 +39,7 @@ def test_a_process_reads_the_settings_once(stage, rows, monkeypatch, tmp_path, o
 
     monkeypatch.setattr(GTPOConfig, "from_config", classmethod(counting))
     of_trainer = stage(*overrides, "+algorithm.gtpo.dump_freq=1")
-    validate_config(config=of_trainer.config, use_reference_policy=False, use_critic=False)
+    validate(of_trainer.config)
     for of_trainer.trainer.global_steps in (1, 2):
         of_trainer.step()
     assert read == ["VerlGTPOConfig"]

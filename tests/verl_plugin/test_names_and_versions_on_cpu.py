@@ -9,7 +9,7 @@ import pytest
 import verl
 from own_process import NOT_LOADED, run_python
 from verl.trainer.ppo import core_algos
-from verl.utils import config as verl_config
+from verl_config import validate
 
 from gtpo_verl import verl_plugin
 from gtpo_verl.cli import main
@@ -20,10 +20,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def last_line(code, **environment):
     return run_python(code, **environment).stdout.strip().splitlines()[-1]
-
-
-def validate(config):
-    verl_config.validate_config(config=config, use_reference_policy=False, use_critic=False)
 
 
 def group_turn_policy_optimization(**kwargs): ...

@@ -1,8 +1,9 @@
 import sys
 
 import pytest
-import verl.utils.config
+import verl
 from omegaconf import open_dict
+from verl_config import validate
 
 from gtpo_verl.initial_entropy import InitialEntropy
 from gtpo_verl.verl_plugin import preflight
@@ -12,8 +13,6 @@ KNOWN = "algorithm.gtpo.initial_entropy=0.2"
 BYPASS = "algorithm.rollout_correction.bypass_mode=true"
 LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 CLIPPED = f"{LOSS_MODE}=vanilla"
-
-
 FROM_UPDATE = "algorithm.gtpo.entropy_from=update"
 REJECT = "algorithm.rollout_correction.rollout_rs=token_k1"
 WEIGH = "algorithm.rollout_correction.rollout_is=token"
@@ -25,11 +24,6 @@ def departures(config):
 
 def resume_warnings(config):
     return preflight.resume_warnings(config, RunConfig.read(config))
-
-
-def start(config):
-    """As verl's trainers do, before any worker is up."""
-    verl.utils.config.validate_config(config=config, use_reference_policy=False, use_critic=False)
 
 
 @pytest.mark.parametrize("initial_entropy", ["null", "0.2"])
@@ -59,7 +53,7 @@ def test_cpu_recipe_is_the_papers_gtpo(compose_config, initial_entropy):
 )
 def test_what_cannot_run_is_an_error_before_verl_starts_anything(compose_config, overrides, message):
     with pytest.raises(ValueError, match=message):
-        start(compose_config(*overrides))
+        validate(compose_config(*overrides))
 
 
 @pytest.mark.parametrize("estimator", ["gtpo", "grpo"])
@@ -74,7 +68,7 @@ def test_what_cannot_run_is_an_error_before_verl_starts_anything(compose_config,
 )
 def test_a_key_of_ours_that_nothing_reads_is_an_error(compose_config, key, meant, estimator):
     with pytest.raises(ValueError, match=rf"nothing reads it; did you mean {meant}\?"):
-        start(compose_config(f"algorithm.adv_estimator={estimator}", CLIPPED, f"+{key}"))
+        validate(compose_config(f"algorithm.adv_estimator={estimator}", CLIPPED, f"+{key}"))
 
 
 def test_packages_that_a_plain_verl_lacks_are_named_before_ray_starts(compose_config, monkeypatch):
@@ -87,9 +81,9 @@ def test_packages_that_a_plain_verl_lacks_are_named_before_ray_starts(compose_co
 
 def test_a_section_that_is_anothers_is_left_alone(compose_config):
     elsewhere = "+gtpo.entropy_coeff=1"
-    start(compose_config("algorithm.adv_estimator=grpo", CLIPPED, elsewhere))
+    validate(compose_config("algorithm.adv_estimator=grpo", CLIPPED, elsewhere))
     with pytest.raises(ValueError, match=r"gtpo: nothing reads it; did you mean algorithm\.gtpo\?"):
-        start(compose_config(elsewhere))
+        validate(compose_config(elsewhere))
 
 
 def test_all_problems_are_told_at_once(compose_config):
@@ -142,7 +136,7 @@ def test_a_rollout_correction_that_bypass_mode_would_disable_in_silence_is_an_er
 
 def test_entropy_from_the_update_lifts_the_ban_on_bypass_mode_and_asks_the_actor_for_entropy(compose_config, caplog):
     config = compose_config(FROM_UPDATE, BYPASS, KNOWN)
-    start(config)
+    validate(config)
     assert config.actor_rollout_ref.actor.calculate_entropy
     assert f"actor_rollout_ref.actor.calculate_entropy=True, since {FROM_UPDATE}" in caplog.text
 
@@ -153,14 +147,8 @@ def checkpoint(folder, step=5):
     (folder / "latest_checkpointed_iteration.txt").write_text(str(step))
 
 
-def test_a_resumed_run_has_its_initial_entropy_and_may_take_the_rest_from_the_update(compose_config, tmp_path):
-    checkpoint(tmp_path / "checkpoints")
-    InitialEntropy(0.2).save(tmp_path / "checkpoints", VerlGTPOConfig())
-    preflight.validated(compose_config(FROM_UPDATE))
-
-
 def test_a_config_without_gtpo_is_not_looked_at(compose_config):
-    start(compose_config("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=1", "+algorithm.gtpo.gamma=1"))
+    validate(compose_config("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=1", "+algorithm.gtpo.gamma=1"))
 
 
 @pytest.mark.parametrize(
@@ -249,14 +237,14 @@ def test_megatrons_refusal_of_the_papers_loss_under_context_parallelism_is_named
 def test_the_unclipped_loss_with_several_updates_is_named_under_any_estimator(compose_config, caplog):
     grpo = "algorithm.adv_estimator=grpo"
     config = compose_config(grpo, "actor_rollout_ref.actor.ppo_epochs=2", "actor_rollout_ref.rollout.temperature=0.9")
-    start(config)
+    validate(config)
     assert "ppo_epochs  2      one update per rollout" in caplog.text and "temperature" not in caplog.text
 
 
 def test_departures_are_shown_as_one_table(compose_config, caplog):
     changed = "actor_rollout_ref.rollout.temperature=0.9", "algorithm.norm_adv_by_std_in_grpo=false"
     config = compose_config(KNOWN, *changed)
-    start(config)
+    validate(config)
     (record,) = [r for r in caplog.records if "not the paper's" in r.getMessage()]
     lines = record.getMessage().splitlines()[1:]
     assert all(line.startswith("GTPO: ") for line in lines)  # by which the launcher knows what to show
@@ -272,7 +260,8 @@ def test_resuming_without_the_initial_entropy_is_an_error_at_the_start(compose_c
     for override in (KNOWN, "algorithm.gtpo.completion_filter=always", "trainer.resume_mode=disable"):
         preflight.validated(compose_config(override))
     InitialEntropy(0.2).save(tmp_path / "checkpoints", VerlGTPOConfig())
-    preflight.validated(compose_config())
+    for overrides in ((), (FROM_UPDATE,)):  # which may take the rest from the update
+        preflight.validated(compose_config(*overrides))
 
 
 def test_resuming_with_other_settings_is_told(compose_config, tmp_path):
@@ -297,7 +286,7 @@ def test_a_record_without_the_checkpoint_that_verl_would_resume_from_is_told(com
     InitialEntropy(0.2).save(checkpoints, VerlGTPOConfig())
     (checkpoints / "latest_checkpointed_iteration.txt").unlink()
     config = compose_config(KNOWN)
-    start(config)
+    validate(config)
     assert "gtpo_initial_entropy.json is of an earlier start" in caplog.text and "verl #7952" in caplog.text
     assert resume_warnings(compose_config(KNOWN, "trainer.resume_mode=disable")) == []
 
