@@ -88,7 +88,7 @@ def _sources(config: Any) -> Iterator[Path]:
     import gtpo_verl
 
     named = ("reward.custom_reward_function.path", "custom_reward_function.path", "data.custom_cls.path")
-    named_files = [str(OmegaConf.select(config, key)) for key in named]
+    named_files = [str(path) for key in named if (path := OmegaConf.select(config, key))]
     loaded = [str(getattr(module, "__file__", None)) for module in list(sys.modules.values())]
     libraries = re.compile(r"site-packages|dist-packages|/lib/python3")
     programs = [file for file in loaded if file.endswith(".py") and not libraries.search(file)]
