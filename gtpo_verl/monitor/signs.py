@@ -8,6 +8,7 @@ The limits were tried on this project's stored runs.
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from gtpo_verl.algorithm.config import LN2
@@ -82,12 +83,6 @@ class Trend:
         return self.deviation / math.sqrt(self.window)
 
     @property
-    def is_zero(self) -> bool:
-        """Whether two windows or more, from the first on, had hardly a value but 0."""
-        often = self._zeros >= 0.95 * self.count and self._first_zeros >= 0.9 * self.window
-        return often and self.count >= 2 * self.window
-
-    @property
     def margin(self) -> float:
         """What it must lose to be called lost: a tenth, of what it was at best if it is no share, and beyond noise."""
         return max(0.1 * (1 if self.is_share else self.best - self.floor), 4 * self.noise)
@@ -97,6 +92,11 @@ class Trend:
         third = self.count // 3
         first, last = self._sums[third] / third, (self._sums[-1] - self._sums[-1 - third]) / third
         return first, last, 2 * self.deviation * math.sqrt(2 / third)
+
+    def is_zero(self) -> float:
+        """1 if two windows or more, from the first on, had hardly a value but 0."""
+        often = self._zeros >= 0.95 * self.count and self._first_zeros >= 0.9 * self.window
+        return float(often and self.count >= 2 * self.window)
 
     def add(self, step: int, value: float) -> None:
         """Take the value of one more step."""
@@ -174,34 +174,9 @@ def part_lost(part: Trend, reward: Trend) -> float:
     return share_lost(part) if drop(part) > reward.margin else 0
 
 
-def no_longer_end(ended: Trend) -> float:
-    """The drop, if most completions ended once."""
-    return drop(ended) if ended.best > 0.5 else 0
-
-
-def equal_and_worse(equal: Trend, reward: Trend) -> float:
-    """The share of groups with equal rewards, if these are not all right."""
-    return equal.now if share_lost(reward) > 0.1 else 0
-
-
-def equal_and_wrong(equal: Trend, accuracy: Trend) -> float:
-    """The share of groups with equal rewards, if most answers are wrong."""
-    return equal.now if accuracy.now < 0.5 else 0
-
-
-def noisier(entropy: Trend) -> float:
-    """Entropy now against the first, or half of ln 2."""
-    return entropy.now / max(LN2 / 2, entropy.first)
-
-
 def growth(length: Trend) -> float:
     """Length as a share of its limit, if it was short at first."""
     return length.now / length.limit if length.first < 0.7 * length.limit else 0
-
-
-def is_zero(trend: Trend) -> float:
-    """1 if it was 0 nearly throughout."""
-    return float(trend.is_zero)
 
 
 def fell(trend: Trend) -> float:
@@ -214,9 +189,9 @@ def fell_early(entropy: Trend, reward: Trend) -> float:
     return fell(entropy) if reward.now - reward.floor < 0.8 * (reward.limit - reward.floor) else 0
 
 
-def rose_from(trend: Trend) -> float:
-    """How many times larger a number is than at first, if it is not small."""
-    return trend.now / max(trend.first, 0.1) if trend.now > 1 else 0
+def rose(trend: Trend, least: float) -> float:
+    """How many times larger a number is than at first, or than `least`."""
+    return trend.now / max(trend.first, least)
 
 
 def all_equal(equal: Trend) -> float:
@@ -239,45 +214,34 @@ def no_progress(outcome: Trend) -> float:
     )
 
 
-def parted(mismatch: Trend) -> float:
-    """How many times larger a mismatch is than at first, or than a hundredth."""
-    return mismatch.now / max(mismatch.first, 0.01)
-
-
 _LOOK = "Look at the reward function, the form of an answer that it reads, the limit of a completion and the questions."
 _NO_GRADIENT = "Groups need rewards that differ: a finer reward, a higher temperature, easier or harder questions."
 _NAN = "Go back to a checkpoint before it; the step's batch, the precision and the loss may say why."
+_never_began = partial(Sign, limit=0.5, remedy="look", calibrated=False, throughout=True)
 SIGNS = (
     *(
         Sign((name,), lambda x: x.broken, 0, f"{NUMBERS[name][0]} is not finite", "lr", False, 0.499, advice=_NAN)
         for name in ("loss", "grad_norm", "kl", "entropy", "reward")
     ),
-    Sign(("ended",), no_longer_end, 0.1, "some completions no longer end"),
+    Sign(("ended",), lambda x: drop(x) if x.best > 0.5 else 0, 0.1, "some completions no longer end"),
     Sign(
         ("ended",), lambda x: 1 - x.best, 0.5, "most completions are cut off, from the start", "limit", throughout=True
     ),
     Sign(("aborted",), lambda x: x.now, 0.1, "completions are aborted", "look", False),
     Sign(("repetition",), lambda x: x.now - x.lowest, 0.2, "completions repeat themselves", calibrated=False),
+    _never_began(("equal",), all_equal, meaning="no gradient: all groups have equal rewards", advice=_NO_GRADIENT),
+    _never_began(("grad_norm",), Trend.is_zero, meaning="no gradient: its norm is 0", advice=_NO_GRADIENT),
+    _never_began(("reward",), Trend.is_zero, meaning="hardly a completion ever got a reward", advice=_LOOK),
     Sign(
-        ("equal",),
-        all_equal,
-        0.5,
-        "no gradient: all groups have equal rewards",
-        "look",
-        False,
-        throughout=True,
-        advice=_NO_GRADIENT,
+        ("equal", "reward"),
+        lambda equal, reward: equal.now if share_lost(reward) > 0.1 else 0,
+        0.95,
+        "nearly all groups have equal rewards, below the best",
+        "filter",
     ),
-    Sign(
-        ("grad_norm",), is_zero, 0.5, "no gradient: its norm is 0", "look", False, throughout=True, advice=_NO_GRADIENT
-    ),
-    Sign(
-        ("reward",), is_zero, 0.5, "hardly a completion ever got a reward", "look", False, throughout=True, advice=_LOOK
-    ),
-    Sign(("equal", "reward"), equal_and_worse, 0.95, "nearly all groups have equal rewards, below the best", "filter"),
     Sign(
         ("equal", "accuracy"),
-        equal_and_wrong,
+        lambda equal, accuracy: equal.now if accuracy.now < 0.5 else 0,
         0.95,
         "nearly all groups have equal rewards, and most answers are wrong",
         "filter",
@@ -287,28 +251,16 @@ SIGNS = (
     Sign(("format",), share_lost, 0.5, "completions lose their format"),
     Sign(("accuracy",), loss, 0.5, "accuracy is lost: below its start, or half of its best"),
     Sign(("reward",), loss, 0.5, "the reward is lost: below its start, or half of its best or of what it gained"),
-    Sign(
-        ("accuracy",),
-        no_progress,
-        0.5,
-        "no progress: accuracy is no better than at the start",
-        "raise",
-        throughout=True,
+    *(
+        Sign((name,), no_progress, 0.5, f"no progress: {x} is no better than at the start", "raise", throughout=True)
+        for name, x in (("accuracy", "accuracy"), ("reward", "the reward"))
     ),
-    Sign(
-        ("reward",),
-        no_progress,
-        0.5,
-        "no progress: the reward is no better than at the start",
-        "raise",
-        throughout=True,
-    ),
-    Sign(("entropy",), noisier, 2, "the policy drifts towards noise", calibrated=False),
+    Sign(("entropy",), lambda x: rose(x, LN2 / 2), 2, "the policy drifts towards noise", calibrated=False),
     Sign(("entropy", "reward"), fell_early, 10, "entropy fell to almost nothing: no exploration is left", "explore"),
     Sign(("length",), growth, 0.9, "completions grow to the limit", "limit"),
     Sign(("length",), fell, 4, "completions shrink", "look"),
-    Sign(("mismatch",), parted, 3, "rollout and trainer log-probs diverge", "correct", calibrated=False),
-    Sign(("kl",), rose_from, 5, "KL explodes", calibrated=False),
+    Sign(("mismatch",), lambda x: rose(x, 0.01), 3, "rollout and trainer log-probs diverge", "correct", False),
+    Sign(("kl",), lambda x: rose(x, 0.1) if x.now > 1 else 0, 5, "KL explodes", calibrated=False),
 )
 
 
@@ -418,9 +370,8 @@ class Watch:
         means = f"{numbers}, means over {self.trends[sign.numbers[0]].window} steps"
         means = f"since step {self.since(sign)}" if sign.fails < math.inf else means
         note = "" if sign.calibrated else " (uncalibrated)"
-        return f"{sign.meaning}{note}: {means}. {sign.advice} Try: {self.remedy(sign.remedy)}".replace(
-            ".  Try", ". Try"
-        )
+        sentences = (f"{sign.meaning}{note}: {means}.", sign.advice, f"Try: {self.remedy(sign.remedy)}")
+        return " ".join(filter(None, sentences))
 
 
 def label(name: str) -> str:
