@@ -51,6 +51,12 @@ _TRL = {
     "grad_norm": ("grad_norm",),
     "kl": ("kl",),
 }
+_TRL_REMEDIES = {
+    "lr": "learning_rate={lr}",
+    "limit": "max_completion_length={limit}",
+    "explore": "epsilon_high=0.28",
+    "look": "log_completions=True",
+}
 FRAMEWORKS = {
     "verl": Framework(
         {
@@ -90,23 +96,9 @@ FRAMEWORKS = {
         | {"mismatch": "actor_rollout_ref.rollout.calculate_log_probs=True"},
         r"reward/(?!score|acc|format|strict|timeout)(\w+)/mean",
     ),
-    "TRL": Framework(
-        _TRL,
-        {
-            "lr": "learning_rate={lr}",
-            "limit": "max_completion_length={limit}",
-            "explore": "epsilon_high=0.28",
-            "look": "log_completions=True",
-        },
-    ),
+    "TRL": Framework(_TRL, _TRL_REMEDIES),
     "ms-swift": Framework(
-        _TRL,
-        {
-            "lr": "--learning_rate {lr}",
-            "limit": "--max_completion_length {limit}",
-            "explore": "--epsilon_high 0.28",
-            "look": "--log_completions true",
-        },
+        _TRL, {kind: f"--{override.replace('=', ' ').lower()}" for kind, override in _TRL_REMEDIES.items()}
     ),
     "OpenRLHF": Framework(
         {
@@ -125,8 +117,6 @@ FRAMEWORKS = {
 }
 _OF_METRICS = {name: {x.removeprefix("1 - ") for y in f.metrics.values() for x in y} for name, f in FRAMEWORKS.items()}
 _PARTS = {name: re.compile(framework.parts) for name, framework in FRAMEWORKS.items()}
-
-
 METRICS = sorted(set().union(*_OF_METRICS.values()))
 _QUOTED = re.compile(rf"""["'](?:rewards?/|(?:{"|".join(map(re.escape, METRICS))})["'])""")
 

@@ -8,6 +8,7 @@ import json
 import math
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ FORMS = (
     "a CSV of W&B; a TensorBoard folder"
 )
 Steps = dict[int, dict[str, float]]
+Pairs = Iterable[tuple[Any, Any]]
 
 _COLOUR = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 _VERL = re.compile(r"\bstep:(\d+) - (.*)")
@@ -71,14 +73,14 @@ def read_log(path: Path, keep: Keep = is_metric) -> Log:
     if str(path) != "-" and path.is_dir():
         path = _find_log(path)
     if "tfevents" in path.name:
-        return _log(path.name, _read_events(path, keep))
+        return _log(path.name, _by_step(_read_events(path), keep))
     try:
         with open_text(path) as lines:
             first = next((line for line in lines if line.strip()), "")
             if first.strip() == "{" or path.suffix == ".json":
-                return _log(str(path), _read_history(str(path), first + lines.read(), keep))
+                return _log(str(path), _by_step(_read_history(str(path), first + lines.read()), keep))
             if re.match(r'"?(_step|step|global_step)"?,', first, re.IGNORECASE):
-                return _log(str(path), _read_csv(str(path), first, lines, keep))
+                return _log(str(path), _by_step(_read_csv(str(path), first, lines), keep))
             return _read_lines(str(path), first, lines, keep)
     except (csv.Error, EOFError, gzip.BadGzipFile, RecursionError, UnicodeError) as error:
         raise ValueError(f"{path} cannot be read ({error}): give {FORMS}") from error
@@ -123,9 +125,6 @@ def _log(name: str, steps: Steps, config: Mapping[str, int] | None = None, notes
     swift = any([metrics.pop(_OF_TOTAL, None) is not None for metrics in steps.values()])
     names = set[str]().union(*steps.values())
     return Log(name, "ms-swift" if swift else framework_of(names), steps, dict(config or {}), list(notes))
-
-
-# ---------------------------------------------------------------- lines
 
 
 def _read_lines(name: str, first: str, lines: TextIO, keep: Keep) -> Log:
@@ -187,8 +186,7 @@ def _with_progress(first: str, lines: TextIO) -> Iterator[str]:
 def _entry(line: str, keep: Keep) -> tuple[int | None, dict[str, float]] | None:
     """The step, if the line says it, and its metrics; None of a line that has none."""
     if "step:" in line and (found := _VERL.search(_COLOUR.sub("", line))):
-        pairs = (item.rpartition(":") for item in found[2].split(" - "))
-        metrics = {key: number for key, _, text in pairs if keep(key) and (number := _number(text)) is not None}
+        metrics = _numbers((item.rpartition(":")[::2] for item in found[2].split(" - ")), keep)
         return (int(found[1]), metrics) if any(map(is_metric, metrics)) else None
     start, end = line.find("{"), line.rfind("}")
     if start < 0 or end < start or not names_a_metric(line):
@@ -201,11 +199,7 @@ def _entry(line: str, keep: Keep) -> tuple[int | None, dict[str, float]] | None:
         return None
     step = logged.get("step")
     data, null = (logged["data"], math.nan) if isinstance(logged.get("data"), dict) else (logged, None)
-    metrics = {
-        str(k): number
-        for k, x in data.items()
-        if (keep(str(k)) or k in _PROGRESS) and (number := _number(x, null)) is not None
-    }
+    metrics = _numbers(data.items(), lambda name: keep(name) or name in _PROGRESS, null)
     if isinstance(of_total := logged.get(_OF_TOTAL), str):
         step, metrics[_OF_TOTAL] = int(of_total.partition("/")[0]), 0.0
     if step is None:
@@ -236,24 +230,28 @@ def _number(value: Any, null: float | None = None) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-# ---------------------------------------------------------------- whole files
+def _numbers(pairs: Pairs, keep: Keep, null: float | None = None) -> dict[str, float]:
+    numbers = ((str(name), _number(value, null)) for name, value in pairs if keep(str(name)))
+    return {name: number for name, number in numbers if number is not None}
 
 
-def _read_history(name: str, text: str, keep: Keep) -> Steps:
-    """Of TRL's `trainer_state.json`."""
-    try:
-        history = json.loads(text)["log_history"]
-        entries = [(int(entry["step"]), entry) for entry in history]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{name} has no log_history of steps ({error!r}): give {FORMS}") from error
-    steps: Steps = {}
-    for step, entry in entries:
-        found = {k: number for k, x in entry.items() if keep(k) and (number := _number(x)) is not None}
-        steps.setdefault(step, {}).update(found)
+def _by_step(entries: Iterable[tuple[int, Pairs]], keep: Keep) -> Steps:
+    """All metrics of the steps that have one of a run."""
+    steps: Steps = defaultdict(dict)
+    for step, pairs in entries:
+        steps[step] |= _numbers(pairs, keep)
     return {step: metrics for step, metrics in steps.items() if any(map(is_metric, metrics))}
 
 
-def _read_csv(name: str, header: str, lines: TextIO, keep: Keep) -> Steps:
+def _read_history(name: str, text: str) -> list[tuple[int, Pairs]]:
+    """Of TRL's `trainer_state.json`."""
+    try:
+        return [(int(entry["step"]), entry.items()) for entry in json.loads(text)["log_history"]]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{name} has no log_history of steps ({error!r}): give {FORMS}") from error
+
+
+def _read_csv(name: str, header: str, lines: TextIO) -> Iterator[tuple[int, Pairs]]:
     """W&B's history, a column for each metric, or the export of a chart, whose columns are `run - metric`."""
     (names,) = csv.reader([header])
     columns, runs = {}, set()
@@ -264,25 +262,20 @@ def _read_csv(name: str, header: str, lines: TextIO, keep: Keep) -> Steps:
             runs |= {run} if of_chart else set()
     if len(runs) > 1:
         raise ValueError(f"{name} has the runs {', '.join(sorted(runs))}: export the chart of one")
-    steps: Steps = {}
-    for cells in csv.reader(lines):
-        row = {columns[place]: _number(cell) for place, cell in enumerate(cells) if place in columns}
-        steps_known = (row.get("training/global_step"), row.get("global_step"), _number(cells[0]) if cells else None)
-        step = next((number for number in steps_known if number is not None), None)
-        values = {metric: number for metric, number in row.items() if number is not None and keep(metric)}
-        if step is not None and math.isfinite(step) and any(map(is_metric, values)):
-            steps.setdefault(int(step), {}).update(values)
-    return steps
+    for cells in filter(None, csv.reader(lines)):
+        row = {columns[place]: cell for place, cell in enumerate(cells) if place in columns}
+        known = (_number(x) for x in (row.get("training/global_step"), row.get("global_step"), cells[0]))
+        step = next((number for number in known if number is not None), math.nan)
+        if math.isfinite(step):
+            yield int(step), row.items()
 
 
-def _read_events(path: Path, keep: Keep) -> Steps:
+def _read_events(path: Path) -> Iterator[tuple[int, Pairs]]:
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError as error:
         raise ValueError(f"{path} needs tensorboard: pip install 'gtpo-verl[diagnose]'") from error
     events = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()
-    steps: Steps = {}
-    for tag in filter(lambda tag: keep(tag.removeprefix("train/")), events.Tags()["scalars"]):
+    for tag in events.Tags()["scalars"]:
         for event in events.Scalars(tag):
-            steps.setdefault(event.step, {})[tag.removeprefix("train/")] = event.value
-    return {step: metrics for step, metrics in steps.items() if any(map(is_metric, metrics))}
+            yield event.step, [(tag.removeprefix("train/"), event.value)]
