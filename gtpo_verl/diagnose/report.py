@@ -9,13 +9,14 @@ from gtpo_verl.diagnose.evidence import EVIDENCE, would_gtpo_change_it
 from gtpo_verl.links import DOCS
 from gtpo_verl.monitor.frameworks import FRAMEWORKS, PART, limit_of, translate
 from gtpo_verl.monitor.logs import Log, Steps, read_log
-from gtpo_verl.monitor.signs import NUMBERS, STEPS, Sign, Trend, Watch, label, no_progress, outcomes, window
+from gtpo_verl.monitor.signs import NUMBERS, STEPS, Sign, Watch, label, no_progress, outcomes, window
 
 if TYPE_CHECKING:
     from gtpo_verl.diagnose.rollouts import Rollouts
 
 STATUS = {"healthy": 0, "degraded": 1, "failed": 2, "cannot tell": 3}
 _SHARES = ("ended", "cut", "strict")
+_THIRDS = ": {:.3g} in the first third of steps and {:.3g} in the last, of which ± {:.2g} is noise"
 
 
 class Run(NamedTuple):
@@ -61,12 +62,10 @@ def read_run(
         log, seen = read_log(path), None
         applied = any("gtpo/filter/active" in metrics for metrics in log.steps.values())
         limit = limit or log.config.get("limit")
+        limit = limit or limit_of(translate(metrics, log.framework) for metrics in log.steps.values())
         steps = {step: translate(metrics, log.framework, limit) for step, metrics in log.steps.items()}
-        if limit is None and (limit := limit_of(steps.values())):
-            steps = {step: translate(metrics, log.framework, limit) for step, metrics in log.steps.items()}
-        steps = {step: numbers for step, numbers in steps.items() if numbers.keys() & NUMBERS.keys()}
-        log = log._replace(steps=steps)
-        if not steps:
+        log = log._replace(steps={step: x for step, x in steps.items() if x.keys() & NUMBERS.keys()})
+        if not log.steps:
             raise ValueError(
                 f"{log.name} has none of the metrics of {log.framework} that diagnose reads: {DOCS}/diagnose.md"
             )
@@ -77,9 +76,7 @@ def read_run(
         _join(log, rollouts, seen.steps)
     logged = [name for numbers in log.steps.values() for name in numbers if name in NUMBERS]
     if len(logged) == len(set(logged)):
-        raise ValueError(
-            f"{log.name} has one step, and nothing to compare it with: diagnose the run when it has gone on"
-        )
+        raise ValueError(f"{log.name} has one step, and nothing to compare it with: rerun once it has more steps")
     return Run(log, completions or completions_per_step(log), limit, seen, applied)
 
 
@@ -175,12 +172,12 @@ def judge(watch: Watch, signs: list[Sign], enough: set[str], needed: int) -> tup
         names = ", ".join(label(sign.numbers[0]) for sign in broken)
         return "failed", f"not finite since step {first}: {names}"
     if lost := watch.lost(enough):
-        ends = [(label(name), _number(name, watch)) for name in lost]
-        return "failed", "; ".join(f"{name} {x['now']:.2f} at the end, best {x['best']:.2f}" for name, x in ends)
+        ends = [(label(name), watch.trends[name]) for name in lost]
+        return "failed", "; ".join(f"{name} {x.now:.2f} at the end, best {x.best:.2f}" for name, x in ends)
     if not outcomes(enough):
         return "cannot tell", f"a verdict needs {needed} steps with so much noise; what follows may be chance"
     if signs:
-        note = _thirds(watch.trends[signs[0].numbers[0]]) if signs[0].measure is no_progress else ""
+        note = _THIRDS.format(*watch.trends[signs[0].numbers[0]].thirds()) if signs[0].measure is no_progress else ""
         return "degraded", f"{signs[0].meaning}{note}" + ("" if signs[0].throughout else ", and nothing is lost yet")
     outcome_trends = {name: watch.trends[name] for name in outcomes(enough)}
     low = [name for name, trend in outcome_trends.items() if trend.best - trend.floor < trend.margin]
@@ -201,12 +198,6 @@ def _no_longer(watch: Watch) -> bool:
     name = next(iter(outcomes(watch.trends.keys() - {"ended", "strict"})), "")
     better = name and watch.trends[name].now > watch.trends[name].first + 2 * watch.trends[name].noise
     return bool(better and length and length.known and length.now < 1.2 * length.first)
-
-
-def _thirds(trend: Trend) -> str:
-    return ": {:.3g} in the first third of steps and {:.3g} in the last, of which ± {:.2g} is noise".format(
-        *trend.thirds()
-    )
 
 
 def _not_finite(watch: Watch, signs: list[Sign]) -> list[str]:

@@ -126,6 +126,12 @@ def test_a_gradient_that_was_not_finite_once_is_named_and_no_failure(tmp_path):
     ]
 
 
+def test_an_outcome_that_is_lost_counts_though_its_last_value_is_not_finite(tmp_path):
+    records = [*COLLAPSE[:-1], COLLAPSE[-1] | {"critic/score/mean": math.nan}]
+    report = diagnose(run_logs.write_jsonl(tmp_path / "run.jsonl", records))
+    assert report["verdict"] == "failed" and "; reward 0.01 at the end, best 0.62" in report["why"]
+
+
 def test_advice_is_of_the_first_sign(tmp_path):
     report = diagnose(run_logs.write_console(tmp_path / "train.log", TO_NAN))
     assert "Go back to a checkpoint before it" in report["signs"][0]["advice"]
