@@ -41,8 +41,7 @@ class _RewardMetrics:
     def __init__(self, *, sampler_kwargs: DictConfig, **kwargs: Any):
         config: Any = sampler_kwargs._get_root()
         self._eos_token_ids = eos_token_ids(config.actor_rollout_ref.model)
-        settings = {"poll_interval": _poll_interval(config), **_refill_settings(config), **kwargs}
-        super().__init__(sampler_kwargs=sampler_kwargs, **settings)  # type: ignore[call-arg]
+        super().__init__(sampler_kwargs=sampler_kwargs, **_settings(config) | kwargs)  # type: ignore[call-arg]
 
     def sample(self, *args: Any, **kwargs: Any) -> tuple[KVBatchMeta, dict[str, Any]]:
         """verl's batch; its metrics, and ours."""
@@ -116,14 +115,9 @@ def eos_token_ids(model: DictConfig) -> torch.Tensor:
     return torch.tensor(sorted(ids - {None}))
 
 
-def _poll_interval(config: Any) -> float:
-    """Seconds between two looks for the completions of a step; verl's own at 40,000 of them."""
-    completions = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
-    return min(2.0, max(_SHORTEST_POLL_S, _POLL_S_PER_COMPLETION * completions))
-
-
-def _refill_settings(config: Any) -> dict[str, Any]:
-    """What verl gives its own buffers of its config, so that they replace groups that are filtered or failed.
+def _settings(config: Any) -> dict[str, Any]:
+    """Seconds between two looks for the completions of a step, verl's own at 40,000 of them; and what verl gives its
+    own buffers, so that they replace groups that are filtered or failed.
 
     Raises:
         ValueError: groups are to be filtered, by nothing.
@@ -132,13 +126,12 @@ def _refill_settings(config: Any) -> dict[str, Any]:
     filters = bool(groups.get("enable"))
     if filters and not groups.get("metric"):
         raise ValueError("algorithm.filter_groups.metric is not set; name what to filter by, such as reward or acc")
-    refills = bool(OmegaConf.select(config, "trainer.v1.sampler.sync_refill_failed_groups"))
-    if not filters and not refills:
-        return {}
+    completions = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
     return {
+        "poll_interval": min(2.0, max(_SHORTEST_POLL_S, _POLL_S_PER_COMPLETION * completions)),
         "filter_groups_metric": str(groups["metric"]) if filters else None,
-        "sync_refill_failed_groups": refills,
+        "sync_refill_failed_groups": bool(OmegaConf.select(config, "trainer.v1.sampler.sync_refill_failed_groups")),
         "train_batch_size": config.data.train_batch_size,
         "gen_batch_size": 1,
-        "max_inflight_gen_batches": groups.get("max_inflight_gen_batches", 1) if filters else 1,
+        "max_inflight_gen_batches": groups.get("max_inflight_gen_batches", 1),
     }
