@@ -97,9 +97,6 @@ def thin_out(paths: list[Path], size: int) -> list[Path]:
     return paths
 
 
-# ---------------------------------------------------------------- a token dump
-
-
 def _read_dump(path: Path, headers: list[Path]) -> tuple[dict[str, Any], list[Path]]:
     """Header and step files of the dump at or below a path."""
     if len(headers) > 1:
@@ -140,9 +137,6 @@ def _checked(completion: dict[str, Any]) -> dict[str, Any]:
         if len(values) != len(completion["token_ids"]) or not math.isfinite(sum(filter(None, values))):
             raise ValueError(f"{name} is not a number or null for each token")
     return completion
-
-
-# ---------------------------------------------------------------- text: verl's rollout files, TRL's completions
 
 
 def _text_files(path: Path) -> list[Path]:
@@ -214,15 +208,15 @@ def _read_text(path: Path, rows: list[dict[str, Any]], tokenizer: Any, config: G
     uids = [row["uid"] for row in rows]
     if len(set(uids)) == len(uids):
         raise ValueError(f"{path} has one completion per prompt, so no groups: is it of a validation?")
-    prompts = _encode(tokenizer, [row["input"] for row in rows])
-    outputs = _encode(tokenizer, [row["output"] for row in rows])
+    prompts, outputs = (
+        tokenizer([row[name] for row in rows], add_special_tokens=False)["input_ids"] for name in ("input", "output")
+    )
     if not any(_bare(tokenizer.decode(ids)) == _bare(row["output"]) for row, ids in zip(rows, outputs, strict=True)):
         raise ValueError(
             f"{path} is not text of the tokenizer {tokenizer.name_or_path}: name the run's with --tokenizer"
         )
     responses = pad_sequence([torch.tensor(ids, dtype=torch.int64) for ids in outputs], batch_first=True)
-    response_len = torch.tensor([len(ids) for ids in outputs])
-    mask = torch.arange(responses.shape[1]) < response_len.unsqueeze(-1)
+    mask = pad_sequence([torch.ones(len(ids), dtype=torch.bool) for ids in outputs], batch_first=True)
     # An output without text, whose group is not to lose it, has no token for a mask.
     groups = Completions(torch.ones(len(rows), 1), uids)
     advantages = compute_group_advantages(torch.tensor([float(row["score"]) for row in rows]), groups)
@@ -262,10 +256,6 @@ def _first_groups(path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]
         size += sum(len(row["output"]) for row in group)
         shown += group
     return shown
-
-
-def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    return tokenizer(texts, add_special_tokens=False)["input_ids"]
 
 
 def _bare(text: str) -> str:

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from importlib.resources import files
-from itertools import groupby
+from itertools import compress, groupby
 from typing import Any
 
 from gtpo_verl.rollouts.tokens import Piece, spell, token_pieces
@@ -53,14 +53,13 @@ def summarize(step: list[dict[str, Any]]) -> dict[str, Any]:
     """Numbers of a step for the strip: own tokens, how many GTPO protects, doubles and filters, and the mean reward."""
     summary = {"step": step[0]["step"], "tokens": 0, "protected": 0, "doubled": 0, "filtered": 0}
     for completion in step:
-        trained = sum(completion["loss_mask"])
-        summary["tokens"] += trained
-        if not completion["keep"]:
-            summary["filtered"] += trained
-            continue
-        weights = [x for x, is_trained in zip(completion["lambda"], completion["loss_mask"], strict=True) if is_trained]
-        summary["protected"] += sum(x < 1 for x in weights)
-        summary["doubled"] += sum(x > 1 for x in weights)
+        weights = [*compress(completion["lambda"], completion["loss_mask"])]
+        summary["tokens"] += len(weights)
+        if completion["keep"]:
+            summary["protected"] += sum(x < 1 for x in weights)
+            summary["doubled"] += sum(x > 1 for x in weights)
+        else:
+            summary["filtered"] += len(weights)
     return summary | {"reward": sum(completion["reward"] for completion in step) / len(step)}
 
 
@@ -79,8 +78,8 @@ def _shown(completion: dict[str, Any], pieces: dict[int, Piece]) -> dict[str, An
     own = [pieces[id] for id in completion["token_ids"]]
     bytewise = [t for t, piece in enumerate(own) if isinstance(piece, list)]
     words = spell(own) if bytewise else []
-    fields = completion.keys() - {"uid", "prompt_ids"}
-    return {name: _packed(completion[name]) for name in fields} | {"spelled": {t: words[t] for t in bytewise}}
+    fields = {name: _packed(value) for name, value in completion.items() if name not in ("uid", "prompt_ids")}
+    return fields | {"spelled": {t: words[t] for t in bytewise}}
 
 
 def _packed(value: Any) -> Any:
