@@ -23,9 +23,7 @@ def render(
     """The page; all data of the run in it is ASCII.
 
     Args:
-        header: of the source.
         steps: the completions of each, as `gtpo_verl.rollouts.sources` reads them, in their order.
-        tokenizer: of the run.
         source (str): where the steps came from, for the reader.
         findings: called after the last step: the `numbers` of each step, and the `signs`.
     """

@@ -23,11 +23,7 @@ let groups = []; // of the step
 let rows = []; // of the group
 
 function make(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name in element) element[name] = value;
-    else element.setAttribute(name, value);
-  }
+  const element = Object.assign(document.createElement(tag), attributes);
   element.append(...children);
   return element;
 }
@@ -37,9 +33,7 @@ const signed = (x) => (x > 0 ? "+" : "") + number(x);
 const amount = (x) => number(x, Number.isInteger(x) ? 0 : 2);
 const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
 
-// ---------------------------------------------------------------- text of tokens
-
-const HIDDEN = /[\p{Cc}\p{Cf}\p{Cn}\p{Co}\p{Cs}\p{Zl}\p{Zp}]|^\p{M}/gu;
+const HIDDEN = /([\p{Cc}\p{Cf}\p{Cn}\p{Co}\p{Cs}\p{Zl}\p{Zp}]|^\p{M})/u;
 const BYTE = 0xdc00; // a byte that is no UTF-8 is the lone surrogate U+DC00 + byte
 
 /** A token on its own. */
@@ -50,14 +44,10 @@ function pieceOf(id) {
 
 /** Append text to an element; what cannot be seen, or would change its surroundings, is spelled out. */
 function drawText(element, text) {
-  let end = 0;
-  for (const found of text.matchAll(HIDDEN)) {
-    if (found.index > end) element.append(text.slice(end, found.index));
-    end = found.index + found[0].length;
-    element.append(make("span", { className: "mark" }, nameOf(found[0])));
-    if (/[\n\t\p{M}]/u.test(found[0])) element.append(found[0]);
+  for (const [at, part] of text.split(HIDDEN).entries()) { // every second part is hidden
+    if (at % 2) element.append(make("span", { className: "mark" }, nameOf(part)));
+    if (part && (at % 2 === 0 || /[\n\t\p{M}]/u.test(part))) element.append(part);
   }
-  if (end < text.length) element.append(text.slice(end));
   // The second: a token that only holds later bytes of a character of the token before it.
   if (text === " " || !text) element.replaceChildren(make("span", { className: "mark" }, text ? "␣" : "⋯"));
   return element;
@@ -72,8 +62,6 @@ function nameOf(character) {
   if (code >= BYTE && code < BYTE + 256) return `⟨${(code - BYTE).toString(16).toUpperCase()}⟩`;
   return `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
 }
-
-// ---------------------------------------------------------------- the numbers of a step
 
 /** A completion, with the names of the dump; what is not known of one, such as the entropy of a rollout, it lacks. */
 class Completion {
@@ -154,8 +142,6 @@ function loadStep() {
   $("threshold").max = Math.max(1.5 * run.gtpo.entropy_threshold, 1.05 * Math.max(...highest));
 }
 
-// ---------------------------------------------------------------- drawing
-
 function paint(span, completion, t) {
   span.className = `token ${completion.fate(t)}`;
   const share = HEAT[state.colour]?.share(completion, t);
@@ -168,8 +154,7 @@ class Row {
     this.completion = completion;
     this.head = make("h2");
     this.body = make("div", { className: "text", dir: "ltr" });
-    this.element = make("article", { ariaLabel: `completion ${completion.name}` }, this.head, this.body);
-    this.element.row = this;
+    this.element = make("article", { ariaLabel: `completion ${completion.name}`, row: this }, this.head, this.body);
     this.spans = new Map();
     const { length } = completion;
     if (length <= FOLD.above) {
@@ -182,15 +167,12 @@ class Row {
   }
 
   draw(start, end) {
-    const spans = [];
-    for (let t = start; t < end; t++) {
-      const span = drawText(make("span"), this.completion.words[t]);
-      span.t = t;
-      paint(span, this.completion, t);
-      this.spans.set(t, span);
-      spans.push(span);
-    }
-    return spans;
+    return this.completion.words.slice(start, end).map((word, i) => {
+      const span = drawText(make("span", { t: start + i }), word);
+      paint(span, this.completion, span.t);
+      this.spans.set(span.t, span);
+      return span;
+    });
   }
 
   unfold() {
@@ -247,12 +229,10 @@ function repaint() {
 
 /** Everything around the rows. */
 function describe() {
-  $("rows").className = state.colour in HEAT ? "heat" : "fate";
-  $("scale").hidden = !(state.colour in HEAT);
-  if (state.colour in HEAT) {
-    const [low, high] = HEAT[state.colour].ends;
-    $("scale").replaceChildren(`${low} `, make("span", { className: "ramp" }), ` ${high}`);
-  }
+  const { ends } = HEAT[state.colour] ?? {};
+  $("rows").className = ends ? "heat" : "fate";
+  $("scale").hidden = !ends;
+  if (ends) $("scale").replaceChildren(`${ends[0]} `, make("span", { className: "ramp" }), ` ${ends[1]}`);
   $("threshold").value = Math.min(state.threshold, $("threshold").max);
   $("threshold-name").textContent = state.threshold === Infinity ? "no filter" : `filter above ${number(state.threshold, 3)} nats`;
   const all = groups.flatMap(({ completions }) => completions), dropped = all.filter((c) => !c.kept).length;
@@ -277,8 +257,6 @@ function listFrequent(completions) {
     drawText(make("td", { className: "text" }), pieceOf(id).replaceAll(/[\n\t]/g, nameOf)),
     make("td", {}, String(zeroed)), make("td", {}, String(doubled)))));
 }
-
-// ---------------------------------------------------------------- one token
 
 function release() {
   for (const span of document.querySelectorAll(".chosen, .partner")) span.classList.remove("chosen", "partner");
@@ -401,8 +379,6 @@ document.addEventListener("keydown", (event) => {
 });
 $("close").addEventListener("click", release);
 
-// ---------------------------------------------------------------- the steps
-
 function svg(tag, attributes) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -450,8 +426,6 @@ function chooseStep(at) {
   goToStep(at);
 }
 
-// ---------------------------------------------------------------- controls
-
 $("step").addEventListener("input", (event) => chooseStep(Number(event.target.value)));
 $("group").addEventListener("change", (event) => { state.group = Number(event.target.value); drawGroup(); });
 $("colour").addEventListener("change", (event) => { state.colour = event.target.value; repaint(); });
@@ -459,8 +433,6 @@ $("threshold").addEventListener("input", ({ target }) => {
   state.threshold = target.valueAsNumber < Number(target.max) ? target.valueAsNumber : Infinity;
   repaint();
 });
-
-// ---------------------------------------------------------------- start
 
 $("run").textContent = `${run.source}: ${run.rollouts || run.adv_estimator}, ` +
   `${count(run.steps.length, "step")}. ` + (run.rollouts ? "" : `Filter ${run.filter_active ? "on" : "off"}: ` +
