@@ -14,7 +14,7 @@ def read_lines(path: Path, check: Callable[[Any], dict[str, Any]], of: str) -> l
     """What `check` makes of each line of a JSONL file.
 
     Raises:
-        ValueError: `check` does not take a line, or there is none; the message names the line and what it is to be of.
+        ValueError: `check` rejects a line, or there is none; the message names the line and what it should be of.
     """
     lines = []
     with path.open("rb") as file:

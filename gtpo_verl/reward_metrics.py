@@ -86,11 +86,8 @@ class _AsyncBuffer(_RewardMetrics, ReplayBufferAsync):
 
 
 def RewardMetricsReplayBuffer(*, trainer_mode: str, **kwargs: Any) -> ReplayBuffer:
-    """verl's buffer of the trainer's mode, with the metrics above; the async one drops stale groups or waits for them.
-
-    Args:
-        trainer_mode (str): verl's `trainer.v1.trainer_mode`.
-        **kwargs: what verl gives a buffer.
+    """verl's buffer of its `trainer.v1.trainer_mode`, with the metrics above; the async one drops stale groups or waits
+    for them.
 
     Raises:
         ValueError: groups are to be filtered, by nothing.

@@ -13,12 +13,8 @@ EVIDENCE = json.loads((files(__package__) / "evidence.json").read_text())
 
 
 def would_gtpo_change_it(seen: "Rollouts | None", applied: bool) -> dict[str, Any]:
-    """The shares of these rollouts, and what the study found with each model where about as many were in conflict.
-
-    Args:
-        seen: the run's completions, if there are any.
-        applied (bool): whether GTPO trained the run.
-    """
+    """The shares of these rollouts, and what the study found with each model where about as many tokens were in
+    conflict; `applied` says whether GTPO trained the run."""
     if seen is None:
         if applied:
             return {"answer": "no", "why": "it is GTPO's own run"}
@@ -27,19 +23,17 @@ def would_gtpo_change_it(seen: "Rollouts | None", applied: bool) -> dict[str, An
     shares = {name: fmean(x[name] for x in early) for name in ("forward", "backward", "either", "groups")}
     studied = EVIDENCE["shares"]
     least, most = studied[0]["from"], studied[-1]["to"]
-    no = {
-        "it is GTPO's own run": applied or seen.applied,
-        "good and bad completions share no token at their ends": not shares["either"],
-        "the reward already sees whether a completion ends": seen.unpunished and fmean(seen.unpunished) < 0.05,
-    }
-    no_evidence = {
-        f"the study measured the share in steps 1 to {EVIDENCE['early']}": min(seen.steps) > EVIDENCE["early"],
-        f"the study had {least:.0%} to {most:.0%} of tokens in conflict": not least <= shares["either"] <= most,
-    }
-    if why := next((why for why, holds in no.items() if holds), ""):
-        return {"answer": "no", "why": why} | shares
-    if why := next((why for why, holds in no_evidence.items() if holds), ""):
-        return {"answer": "no evidence", "why": why} | shares
+    punished = seen.unpunished and fmean(seen.unpunished) < 0.05
+    late, outside = min(seen.steps) > EVIDENCE["early"], not least <= shares["either"] <= most
+    for holds, answer, why in (
+        (applied or seen.applied, "no", "it is GTPO's own run"),
+        (not shares["either"], "no", "good and bad completions share no token at their ends"),
+        (punished, "no", "the reward already sees whether a completion ends"),
+        (late, "no evidence", f"the study measured the share in steps 1 to {EVIDENCE['early']}"),
+        (outside, "no evidence", f"the study had {least:.0%} to {most:.0%} of tokens in conflict"),
+    ):
+        if holds:
+            return {"answer": answer, "why": why} | shares
     nearest_last = sorted(studied, key=lambda x: -abs(math.log(x["share"] / shares["either"])))
     of_models = {row["model"]: row for row in nearest_last}
     quoted = "; at ".join(map(_effects, of_models.values()))

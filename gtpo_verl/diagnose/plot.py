@@ -1,4 +1,4 @@
-"""The four curves of a run in one figure, with the step marked from which on it is not sound."""
+"""Four curves of a run in one figure; a line marks the step since which it is unsound."""
 
 from collections.abc import Mapping
 from io import BytesIO
@@ -13,12 +13,7 @@ _PANELS = (("accuracy", "reward"), ("ended", "equal"), ("entropy",), ("length",)
 
 
 def plot(run: Run, report: Mapping[str, Any], path: Path) -> None:
-    """Draw the figure.
-
-    Args:
-        run: what was read.
-        report: of `report.report_on`.
-        path: of the figure; its suffix is the format.
+    """Draw the figure; the suffix of its `path` is the format.
 
     Raises:
         ValueError: matplotlib is not installed, or does not know the format.
@@ -43,6 +38,6 @@ def plot(run: Run, report: Mapping[str, Any], path: Path) -> None:
         axes.grid(color="#e4e4e4")
     figure.supxlabel("step", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
-    image = BytesIO()  # matplotlib says nothing of a full disk
+    image = BytesIO()  # matplotlib does not report a full disk
     figure.savefig(image, format=path.suffix.lstrip(".") or "png", dpi=150)
     atomic_write(path, image.getvalue())

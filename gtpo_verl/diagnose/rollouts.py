@@ -18,7 +18,7 @@ Completion = dict[str, Any]
 
 @dataclass(frozen=True)
 class Rollouts:
-    """What was read.
+    """Completions of a run, and the numbers of each step.
 
     Args:
         source (Source): where the completions come from.

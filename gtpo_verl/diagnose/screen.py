@@ -12,12 +12,7 @@ _SIGNS = 4
 
 
 def screen(report: Mapping[str, Any], plotted: Path | None = None) -> str:
-    """The verdict, its numbers, what showed first, and one override to try.
-
-    Args:
-        report: of `report.report_on`.
-        plotted: where the plot is.
-    """
+    """The verdict, its numbers, what showed first, and one override to try; `plotted` is where the plot is."""
     since = f" since step {report['since']}" if report["since"] is not None and report["verdict"] != "healthy" else ""
     lines = [*_wrap(f"{report['verdict'].upper()}{since}: {report['why']}."), _cut(report["log"])]
     first, last = report["steps"]
