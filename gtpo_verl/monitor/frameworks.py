@@ -1,6 +1,5 @@
 """What each framework calls the numbers of a run, and the settings that remedies change: a row for each."""
 
-import functools
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -117,23 +116,22 @@ FRAMEWORKS = {
 }
 _OF_METRICS = {name: {x.removeprefix("1 - ") for y in f.metrics.values() for x in y} for name, f in FRAMEWORKS.items()}
 _PARTS = {name: re.compile(framework.parts) for name, framework in FRAMEWORKS.items()}
-METRICS = sorted(set().union(*_OF_METRICS.values()))
+METRICS = frozenset().union(*_OF_METRICS.values())
 _QUOTED = re.compile(rf"""["'](?:rewards?/|(?:{"|".join(map(re.escape, METRICS))})["'])""")
 
 
 def names_a_metric(line: str) -> bool:
-    """Whether a number of a run stands in a line, as a key in quotes."""
+    """Whether a line has a metric of a run as a key in quotes."""
     return _QUOTED.search(line) is not None
 
 
-@functools.cache
 def is_metric(name: str) -> bool:
-    """Whether some framework calls a number of a run so."""
-    return any(name in own for own in _OF_METRICS.values()) or name.startswith(("rewards/", "reward/"))
+    """Whether some framework logs a number of a run under this name."""
+    return name in METRICS or name.startswith(("rewards/", "reward/"))
 
 
 def framework_of(metrics: Iterable[str]) -> str:
-    """The framework of which these metrics are, judged by their number; of equals the first."""
+    """The framework that names most of these metrics; of equals the first."""
     names = set(metrics)
     return max(FRAMEWORKS, key=lambda framework: len(names & _OF_METRICS[framework]))
 

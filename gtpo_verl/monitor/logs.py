@@ -22,6 +22,8 @@ FORMS = (
 )
 Steps = dict[int, dict[str, float]]
 Pairs = Iterable[tuple[Any, Any]]
+Keep = Callable[[str], bool]
+"""Whether a metric of this name is kept."""
 
 _COLOUR = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 _VERL = re.compile(r"\bstep:(\d+) - (.*)")
@@ -36,7 +38,7 @@ _CONFIG = {  # as verl prints it at its start, or in the command above it
     "n": r"(?:'rollout':.*?'n':|rollout\.n=)\s*(\d+)",
 }
 _CONFIG_CHARACTERS = 1 << 18
-_UNDERSCORED = {name.replace("/", "_"): name for name in METRICS}
+_UNDERSCORED = {name.replace("/", "_"): name for name in sorted(METRICS)}
 _LARGE = 20 << 20
 
 
@@ -56,10 +58,6 @@ class Log(NamedTuple):
     steps: Steps
     config: dict[str, int]
     notes: list[str]
-
-
-Keep = Callable[[str], bool]
-"""Whether a metric of this name is kept."""
 
 
 def read_log(path: Path, keep: Keep = is_metric) -> Log:
@@ -171,7 +169,7 @@ def _numbered(printed: list[tuple[int, dict[str, float]]]) -> Steps:
 
 
 def _with_progress(first: str, lines: TextIO) -> Iterator[str]:
-    """The lines, with a word now and then on a terminal if there are many."""
+    """The lines; a terminal shows how many MB of a large file are read."""
     yield first
     read = 0
     for number, line in enumerate(lines):

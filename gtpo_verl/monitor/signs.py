@@ -64,7 +64,7 @@ class Trend:
 
     @property
     def known(self) -> bool:
-        """Whether there were so many steps."""
+        """Whether a whole window of values was seen."""
         return not math.isnan(self.first)
 
     @property
