@@ -82,7 +82,7 @@ def test_the_plot_is_named(tmp_path, capsys):
     assert status == 2 and said.endswith(f"plot: {path}\n") and path.read_bytes().startswith(b"\x89PNG")
 
 
-def bad_inputs(tmp_path):
+def test_bad_input_is_one_line_with_the_file_and_a_remedy(tmp_path, capsys):
     empty = tmp_path / "empty.jsonl"
     empty.touch()
     others = run_logs.write_jsonl(tmp_path / "loss.jsonl", [{"training/global_step": 1, "perf/mfu": 0.1}] * 3)
@@ -92,7 +92,7 @@ def bad_inputs(tmp_path):
     folder = write_rollouts(tmp_path / "rollouts", [[("12", 1.0, 1), ("13", 0.0, 0)]] * 3)
     words = write_rollouts(tmp_path / "words", [[("A word", 1.0, 1), ("Another", 0.0, 0)]] * 3)
     (tmp_path / "two").mkdir()
-    return [
+    cases = [
         ([tmp_path / "absent.jsonl"], "absent.jsonl does not exist: name a log, verl's console log"),
         ([empty], "empty.jsonl has no metrics of a run: give verl's console log"),
         ([others], "loss.jsonl has no metrics of a run"),
@@ -105,14 +105,10 @@ def bad_inputs(tmp_path):
         ([long, "--limit", "0"], "--limit and --completions must be at least 1"),
         ([long, "--plot", tmp_path / "plot.doc"], "Format 'doc' is not supported"),
     ]
-
-
-@pytest.mark.parametrize("number", range(11))
-def test_bad_input_is_one_line_with_the_file_and_a_remedy(tmp_path, capsys, number):
-    arguments, message = bad_inputs(tmp_path)[number]
-    status, out, err = command(capsys, *arguments)
-    assert status == 4 and out == "" and err.count("\n") == 1
-    assert err.startswith("gtpo-verl diagnose: ") and message in err
+    for arguments, message in cases:
+        status, out, err = command(capsys, *arguments)
+        assert status == 4 and out == "" and err.count("\n") == 1
+        assert err.startswith("gtpo-verl diagnose: ") and message in err
 
 
 @pytest.mark.parametrize("arguments", [["--limit", "many", "log"], ["--plots", "log"], []])

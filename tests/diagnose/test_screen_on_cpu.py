@@ -28,5 +28,6 @@ def test_nan_shows_as_no_number_and_the_advice_is_to_go_back(tmp_path):
 
 def test_entries_that_are_ten_steps_apart_are_counted_in_both(tmp_path):
     records = [*run_logs.trl(run_logs.verl(steps=60))]
-    said = screen(report_on(read_run(run_logs.write_state(tmp_path / "trainer_state.json", records, every=10))))
-    assert "means over 10 entries (100 steps)" in said
+    found = report_on(read_run(run_logs.write_state(tmp_path / "trainer_state.json", records, every=10)))
+    assert found["steps"] == [10, 600] and found["entries"] == 60 and found["verdict"] == "healthy"
+    assert "means over 10 entries (100 steps)" in screen(found)

@@ -70,12 +70,6 @@ def test_the_standard_input_is_read(tmp_path, monkeypatch, compressed):
     same(read_log(type(tmp_path)("-")))
 
 
-def test_a_compressed_log_is_read(tmp_path):
-    path = tmp_path / "train.log.gz"
-    path.write_bytes(gzip.compress(run_logs.write_console(tmp_path / "train.log", RECORDS).read_bytes()))
-    same(read_log(path))
-
-
 @pytest.mark.parametrize("quoted", [False, True])
 @pytest.mark.parametrize("bar", [False, True])
 def test_printed_dicts_are_read(tmp_path, quoted, bar):

@@ -12,6 +12,7 @@ from studies import confirm
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = sorted((ROOT / "docs/results/cpu").glob("*.jsonl"))
 HEALTHY = {
+    "aborted": 0.0,
     "ended": 1.0,
     "repetition": 0.02,
     "equal": 0.3,
@@ -23,10 +24,9 @@ HEALTHY = {
     "entropy": 0.1,
     "length": 30.0,
     "mismatch": 0.01,
+    "kl": 0.01,
     "lr": 1e-4,
 }
-
-
 START = {"accuracy": 0.3, "reward": 7.0}
 
 
@@ -36,9 +36,9 @@ def run(**changed):
     return start + [HEALTHY if step < 2 * STEPS else HEALTHY | changed for step in range(STEPS, 4 * STEPS)]
 
 
-def watch(records, steps=STEPS, framework="verl"):
+def watch(records, steps=STEPS, framework="verl", limit=64, names=NUMBERS):
     """The watch after these records, and each alarm with its step."""
-    watched = Watch(dict.fromkeys(NUMBERS, steps), framework, 64)
+    watched = Watch(dict.fromkeys(names, steps), framework, limit)
     return watched, [(step, alarm) for step, numbers in enumerate(records) for alarm in watched.observe(step, numbers)]
 
 
@@ -60,7 +60,10 @@ def said(records, **settings):
         ({"accuracy": 0.351}, {"accuracy": 0.349}, "accuracy is lost", True),
         ({"entropy": 0.69}, {"entropy": 0.70}, "drifts towards noise", False),
         ({"length": 57.5}, {"length": 57.7}, "grow to the limit", True),
+        ({"length": 7.6}, {"length": 7.4}, "completions shrink", True),
         ({"mismatch": 0.0299}, {"mismatch": 0.0301}, "rollout and trainer log-probs diverge", False),
+        ({"aborted": 0.099}, {"aborted": 0.101}, "completions are aborted", False),
+        ({"kl": 0.99}, {"kl": 1.01}, "KL explodes", False),
     ],
 )
 def test_each_sign_is_named_once_with_its_numbers_and_a_remedy(within, beyond, meaning, calibrated):
@@ -89,12 +92,10 @@ def test_a_healthy_run_and_a_number_that_is_not_logged_are_silent():
 
 def test_one_number_alone_is_watched():
     """Without a rate, a limit of a completion, or a reward above its floor."""
-    watched = Watch({"ended": STEPS, "length": STEPS, "reward": STEPS}, "verl")
     records = [{"ended": float(n < STEPS), "length": 10.0 + n, "reward": -1.0} for n in range(2 * STEPS)]
-    ((sentence, _),) = [alarm for step, numbers in enumerate(records) for alarm in watched.observe(step, numbers)]
+    (sentence,) = said(records, limit=None, names=records[0])
     assert sentence.endswith("Try: actor_rollout_ref.actor.optim.lr=<half of it>")
-    alone = Watch({"ended": STEPS}, "verl")
-    assert any(alone.observe(step, numbers) for step, numbers in enumerate(records))
+    assert said(records, limit=None, names=["ended"])
 
 
 def constant(steps=2 * STEPS, **numbers):
@@ -136,10 +137,7 @@ def noisy(*means, steps=60, **numbers):
     ],
 )
 def test_no_progress_is_named_where_progress_would_have_been_seen(records, named):
-    windows = dict.fromkeys(records[0], STEPS)
-    watched = Watch(windows, "verl", 64)
-    alarms = [sentence for step, numbers in enumerate(records) for sentence, _ in watched.observe(step, numbers)]
-    alarms = [sentence for sentence in alarms if "is lost" not in sentence]
+    alarms = [sentence for sentence in said(records, names=records[0]) if "is lost" not in sentence]
     assert [x.startswith("no progress: the reward is no better") for x in alarms] == [True] * named
 
 
@@ -150,23 +148,10 @@ def test_entropy_near_0_is_a_fault_while_there_is_reward_to_gain():
     assert sentence.startswith("entropy fell to almost nothing") and sentence.endswith("clip_ratio_high=0.28")
 
 
-def test_completions_that_shrink_and_a_kl_that_explodes_are_named():
-    (sentence,) = said(run(length=7.4))
-    assert said(run(length=7.6)) == [] and sentence.startswith("completions shrink")
-    (sentence,) = said([x | {"kl": 5.0 if "loss" in x else 0.01} for x in run(loss=0.0)])
-    assert sentence.startswith("KL explodes (uncalibrated)")
-
-
 def test_a_part_of_the_reward_that_is_lost_while_the_sum_holds_is_named():
-    watched = Watch({"reward": STEPS, "part tag": STEPS}, "TRL")
     records = [{"reward": 1.0, "part tag": 0.5 if step < 20 else 0.0} for step in range(40)]
-    ((sentence, _),) = [alarm for step, numbers in enumerate(records) for alarm in watched.observe(step, numbers)]
+    (sentence,) = said(records, framework="TRL", names=records[0])
     assert sentence.startswith("tag, a part of the reward, fell below half of its best")
-
-
-def test_aborted_completions_are_named():
-    (sentence,) = said(run(aborted=0.2))
-    assert sentence.startswith("completions are aborted (uncalibrated)")
 
 
 def test_a_run_that_begins_so_has_not_collapsed():
@@ -212,9 +197,8 @@ def test_a_value_that_was_not_finite_once_enters_no_mean():
 
 def test_a_reward_is_lost_where_no_accuracy_is_known():
     means = [{"reward": x, "lowest": -1} for x in (-0.5, 0.6)]
-    watched = Watch({"reward": STEPS}, "verl")
     records = [mean for mean in (*means, {"reward": -0.2}) for _ in range(STEPS)]
-    ((sentence, stops),) = [alarm for step, numbers in enumerate(records) for alarm in watched.observe(step, numbers)]
+    ((_, (sentence, stops)),) = watch(records, names=["reward"])[1]
     assert sentence.startswith("the reward is lost") and stops
 
 
@@ -240,23 +224,16 @@ def test_a_reward_is_lost_where_no_accuracy_is_known():
     ],
 )
 def test_an_outcome_is_lost_below_half_of_its_best_or_below_its_start(means, lost):
-    watched = Watch(dict.fromkeys(means[0], STEPS), "verl")
-    for step, numbers in enumerate(mean for mean in means for _ in range(STEPS)):
-        watched.observe(step, numbers)
+    watched, _ = watch((mean for mean in means for _ in range(STEPS)), names=means[0])
     assert watched.lost(watched.trends) == lost
 
 
-@pytest.mark.parametrize(
-    ("framework", "override"),
-    [
-        ("verl", "actor_rollout_ref.actor.optim.lr=5e-05"),
-        ("TRL", "learning_rate=5e-05"),
-        ("OpenRLHF", "--actor.adam.lr 5e-05"),
-    ],
-)
-def test_the_remedy_is_an_override_of_the_runs_own_framework(framework, override):
-    (sentence,) = said(run(ended=0.5), framework=framework)
-    assert sentence.endswith(f"Try: {override}")
+def test_the_remedy_is_an_override_of_the_runs_own_framework():
+    overrides = {"verl": "actor_rollout_ref.actor.optim.lr=5e-05", "TRL": "learning_rate=5e-05"}
+    overrides |= {"ms-swift": "--learning_rate 5e-05", "OpenRLHF": "--actor.adam.lr 5e-05"}
+    for framework, override in overrides.items():
+        (sentence,) = said(run(ended=0.5), framework=framework)
+        assert sentence.endswith(f"Try: {override}")
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda path: path.stem)
