@@ -117,12 +117,7 @@ FRAMEWORKS = {
 _OF_METRICS = {name: {x.removeprefix("1 - ") for y in f.metrics.values() for x in y} for name, f in FRAMEWORKS.items()}
 _PARTS = {name: re.compile(framework.parts) for name, framework in FRAMEWORKS.items()}
 METRICS = frozenset().union(*_OF_METRICS.values())
-_QUOTED = re.compile(rf"""["'](?:rewards?/|(?:{"|".join(map(re.escape, METRICS))})["'])""")
-
-
-def names_a_metric(line: str) -> bool:
-    """Whether a line has a metric of a run as a key in quotes."""
-    return _QUOTED.search(line) is not None
+"""What some framework calls a number of a run."""
 
 
 def is_metric(name: str) -> bool:

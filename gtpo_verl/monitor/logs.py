@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from gtpo_verl.monitor.frameworks import METRICS, framework_of, is_metric, names_a_metric
+from gtpo_verl.monitor.frameworks import METRICS, framework_of, is_metric
 
 FORMS = (
     "verl's console log or trainer.logger=file; what TRL or ms-swift prints, trainer_state.json or logging.jsonl; "
@@ -38,6 +38,7 @@ _CONFIG = {  # as verl prints it at its start, or in the command above it
     "n": r"(?:'rollout':.*?'n':|rollout\.n=)\s*(\d+)",
 }
 _CONFIG_CHARACTERS = 1 << 18
+_QUOTED = re.compile(rf"""["'](?:rewards?/|(?:{"|".join(map(re.escape, METRICS))})["'])""")  # a metric as a key
 _UNDERSCORED = {name.replace("/", "_"): name for name in sorted(METRICS)}
 _LARGE = 20 << 20
 
@@ -90,12 +91,9 @@ def read_metrics(path: Path) -> Steps:
 
 
 def _find_log(folder: Path) -> Path:
-    def number(path: Path) -> int:
-        return int(re.sub(r"\D", "", path.parent.name) or 0)
-
     patterns = ("metrics.jsonl", "trainer_state.json", "checkpoint-*/trainer_state.json", "logging.jsonl", "output.log")
     for pattern in (*patterns, "*.jsonl", "*.jsonl.gz", "*.log", "*.csv", "*tfevents*"):
-        found = sorted(folder.glob(pattern), key=lambda path: (number(path), path.name))
+        found = sorted(folder.glob(pattern), key=lambda x: (int(re.sub(r"\D", "", x.parent.name) or 0), x.name))
         if len(found) == 1 or (found and pattern.startswith("checkpoint")):
             return found[-1]  # the newest checkpoint has the whole history
         if found:
@@ -187,7 +185,7 @@ def _entry(line: str, keep: Keep) -> tuple[int | None, dict[str, float]] | None:
         metrics = _numbers((item.rpartition(":")[::2] for item in found[2].split(" - ")), keep)
         return (int(found[1]), metrics) if any(map(is_metric, metrics)) else None
     start, end = line.find("{"), line.rfind("}")
-    if start < 0 or end < start or not names_a_metric(line):
+    if start < 0 or end < start or not _QUOTED.search(line):
         return None
     try:
         logged = json.loads(line[start : end + 1])
@@ -217,10 +215,9 @@ def _printed(text: str) -> Any:
 
 def _number(value: Any, null: float | None = None) -> float | None:
     if isinstance(value, str):
-        text = value.strip()
-        text = found[1] if (found := _WRAPPED.fullmatch(text)) else text
+        found = _WRAPPED.fullmatch(value.strip())
         try:
-            return float(text)
+            return float(found[1] if found else value)
         except ValueError:
             return None
     if value is None:
