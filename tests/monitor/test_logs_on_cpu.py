@@ -14,10 +14,8 @@ EXPECTED = {record["training/global_step"]: record for record in RECORDS}
 OF_TRL = [*run_logs.trl(RECORDS)]
 
 
-def same(log, framework="verl", expected=None):
-    expected = (
-        expected or {s: x for s, x in EXPECTED.items()} if framework == "verl" else dict(enumerate(OF_TRL, start=1))
-    )
+def same(log, framework="verl"):
+    expected = EXPECTED if framework == "verl" else dict(enumerate(OF_TRL, start=1))
     assert log.framework == framework and log.steps.keys() == expected.keys()
     for step, metrics in log.steps.items():
         known = {k: v for k, v in expected[step].items() if k in metrics}

@@ -85,9 +85,21 @@ def test_most_completions_cut_off_from_the_start_is_a_sign_of_a_low_limit():
     )
 
 
-def test_a_healthy_run_and_a_number_that_is_not_logged_are_silent():
-    assert said(run()) == []
-    assert said([{"entropy": 0.2}] * 50) == []
+BEGUN, LATER = {"entropy": 0.8, "length": 60.0, "accuracy": 0.1}, {"entropy": 1.5, "length": 63.0, "accuracy": 0.01}
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        pytest.param(run(), id="healthy"),
+        pytest.param([{"entropy": 0.2}] * 50, id="numbers that are not logged"),
+        pytest.param([HEALTHY | (BEGUN if n < 2 * STEPS else LATER) for n in range(4 * STEPS)], id="it began so"),
+        pytest.param([{"mismatch": 0.001}] * STEPS + [{"mismatch": 0.02}] * STEPS, id="a tiny mismatch grows tenfold"),
+        pytest.param([*run()[:25], HEALTHY | {"accuracy": 0, "reward": 0, "ended": 0.1}, *run()[26:]], id="a bad step"),
+    ],
+)
+def test_a_run_that_has_not_collapsed_is_silent(records):
+    assert said(records) == []
 
 
 def test_one_number_alone_is_watched():
@@ -154,24 +166,8 @@ def test_a_part_of_the_reward_that_is_lost_while_the_sum_holds_is_named():
     assert sentence.startswith("tag, a part of the reward, fell below half of its best")
 
 
-def test_a_run_that_begins_so_has_not_collapsed():
-    """High entropy, long completions, low accuracy from the start on."""
-    start, later = {"entropy": 0.8, "length": 60.0, "accuracy": 0.1}, {"entropy": 1.5, "length": 63.0, "accuracy": 0.01}
-    assert said([HEALTHY | (start if n < 2 * STEPS else later) for n in range(4 * STEPS)]) == []
-
-
-def test_a_mismatch_that_was_tiny_may_grow_tenfold():
-    assert said([{"mismatch": 0.001}] * STEPS + [{"mismatch": 0.02}] * STEPS) == []
-
-
 def test_the_window_has_ten_steps_and_640_completions():
     assert [window(completions) for completions in (8, 63, 64, 10_000)] == [80, 11, 10, 10]
-
-
-def test_one_bad_step_is_no_collapse():
-    records = run()
-    records[25] = HEALTHY | {"accuracy": 0.0, "reward": 0.0, "ended": 0.1}
-    assert said(records) == []
 
 
 def test_a_sign_that_is_gone_shows_no_longer():
