@@ -20,6 +20,7 @@ def test_what_is_to_be_tried_or_logged_is_in_verls_config(compose_config):
     overrides = [remedy(kind, "verl", 1e-4, 64) for kind in sorted(kinds - {"raise"})]
     overrides += sorted(set(verl.to_log.values()))
     assert remedy("raise", "verl", 1e-4, 64) == "actor_rollout_ref.actor.optim.lr=0.0002"
+    assert remedy("look", "ms-swift", 1e-4, 64) == "--log_completions true"
     config = compose_config(*" ".join(overrides).split())
     assert config.actor_rollout_ref.actor.optim.lr == 5e-5 and config.data.max_response_length == 128
     assert config.actor_rollout_ref.actor.clip_ratio_high == 0.28 and config.trainer.rollout_data_dir == "rollouts"

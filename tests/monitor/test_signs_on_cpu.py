@@ -125,7 +125,7 @@ def constant(steps=2 * STEPS, **numbers):
 def test_what_holds_throughout_is_named_after_two_windows_as_of_the_first_step(numbers, meaning):
     assert said(constant(2 * STEPS - 1, **numbers)) == [] == said([*constant(STEPS), *constant(STEPS, **numbers)])
     watched, ((step, (sentence, stops)),) = watch(constant(**numbers))
-    assert sentence.startswith(meaning) and not stops
+    assert sentence.startswith(f"{meaning} (uncalibrated): ") and not stops
     assert step == 2 * STEPS - 1 and [*map(watched.since, watched.showing)] == [0]
 
 
@@ -151,6 +151,12 @@ def noisy(*means, steps=60, **numbers):
 def test_no_progress_is_named_where_progress_would_have_been_seen(records, named):
     alarms = [sentence for sentence in said(records, names=records[0]) if "is lost" not in sentence]
     assert [x.startswith("no progress: the reward is no better") for x in alarms] == [True] * named
+
+
+def test_no_progress_is_of_accuracy_where_it_is_logged():
+    records = [x | {"accuracy": x["reward"] / 2} for x in noisy(1.0, 1.0, 1.0)]
+    (sentence,) = said(records, names=records[0])
+    assert sentence.startswith("no progress: accuracy is no better")
 
 
 def test_entropy_near_0_is_a_fault_while_there_is_reward_to_gain():
