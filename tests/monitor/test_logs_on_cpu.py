@@ -45,6 +45,12 @@ def test_of_several_starts_in_one_file_the_last_counts(tmp_path):
     assert [x["actor/lr"] for x in log.steps.values()] == [1e-6] * 4 + [5e-7] * 8
 
 
+def test_of_several_printed_starts_the_last_counts_which_begins_where_the_epoch_falls(tmp_path):
+    records = [x | {"epoch": 0.1 * n} for start in (OF_TRL[:8], OF_TRL) for n, x in enumerate(start)]
+    log = read_log(run_logs.write_printed(tmp_path / "nohup.out", records, bar=False))
+    assert log.notes == ["the last of 2 starts in this file"] and [*log.steps] == [*range(1, 13)]
+
+
 def test_a_line_that_is_being_written_is_said(tmp_path):
     path = run_logs.write_console(tmp_path / "train.log", RECORDS)
     path.write_text(path.read_text()[:-10])
@@ -99,7 +105,7 @@ def test_ms_swifts_log_is_read(tmp_path):
 
 def test_wandbs_history_is_read_and_an_empty_cell_is_no_number(tmp_path):
     path = run_logs.write_csv(tmp_path / "history.csv", RECORDS)
-    path.write_text(path.read_text() + "\n13,1\n")
+    path.write_text(path.read_text() + "\n13,1\n,1\n")
     log = read_log(path)
     same(log)
     assert "empty" not in log.steps[1]
