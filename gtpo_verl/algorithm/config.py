@@ -100,7 +100,7 @@ class GTPOConfig:
         known = [field.name for field in fields(cls)]
         for key in section:
             if key not in known:
-                near = get_close_matches(str(key), known, n=1)
+                near = get_close_matches(str(key), known)
                 hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}"
                 if key in _VERLS:
                     hint = "it is one of the plugin for verl: remove it"

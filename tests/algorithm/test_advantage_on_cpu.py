@@ -312,8 +312,10 @@ def test_shapes_that_do_not_fit_are_an_error(two_completions):
     with pytest.raises(ValueError, match=r"^response_mask has shape \(2, 4\), not .* = \(2, 3\)$"):
         short = two_completions["token_level_rewards"][:, :3]
         compute_gtpo_outcome_advantage(**two_completions | {"token_level_rewards": short}, initial_entropy=0.3)
-    two_completions["entropy"] = torch.zeros(2, 4)
     del two_completions["token_level_rewards"]
+    with pytest.raises(ValueError, match=r"^entropy has shape \(2, 3\), not .* = \(2, 4\)$"):
+        compute_gtpo_token_advantages(torch.tensor([1.0, -1.0]), **two_completions, initial_entropy=0.3)
+    two_completions["entropy"] = torch.zeros(2, 4)
     two_completions["responses"] = two_completions["responses"][:, :3]
     with pytest.raises(ValueError, match=r"^responses has shape \(2, 3\), not .* = \(2, 4\)$"):
         compute_gtpo_token_advantages(torch.tensor([1.0, -1.0]), **two_completions, initial_entropy=0.3)
