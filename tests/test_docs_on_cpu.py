@@ -37,7 +37,9 @@ def expanded(name):
 FOLDERS = "docs|examples|gtpo_verl|patches|recipes|scripts|studies|tests"
 
 
-@each_document
+@pytest.mark.parametrize(
+    "document", [*DOCUMENTS, *ROOT.glob("scripts/*.sh")], ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_every_file_that_is_named_exists(document):
     named = re.findall(rf"(?<![\w/])(?:{FOLDERS})/[\w/.{{}},-]*(?:\.\w+|/)(?![\w{{]|/\w)", document.read_text())
     verls_own = "patches" in document.relative_to(ROOT).parts or document.name == "CHANGELOG.md"
