@@ -147,7 +147,7 @@ class Start:
 
     @property
     def device(self) -> str:
-        """Where the model is: the tiny one is faster on a CPU."""
+        """Where the model is; the tiny one stays on the CPU."""
         return "cuda" if self.is_real and torch.cuda.is_available() else "cpu"
 
     @property
