@@ -124,11 +124,14 @@ def _settings(config: Any) -> dict[str, Any]:
     if filters and not groups.get("metric"):
         raise ValueError("algorithm.filter_groups.metric is not set; name what to filter by, such as reward or acc")
     completions = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
-    return {
-        "poll_interval": min(2.0, max(_SHORTEST_POLL_S, _POLL_S_PER_COMPLETION * completions)),
+    settings = {"poll_interval": min(2.0, max(_SHORTEST_POLL_S, _POLL_S_PER_COMPLETION * completions))}
+    refills = bool(OmegaConf.select(config, "trainer.v1.sampler.sync_refill_failed_groups"))
+    if not filters and not refills:
+        return settings
+    return settings | {
         "filter_groups_metric": str(groups["metric"]) if filters else None,
-        "sync_refill_failed_groups": bool(OmegaConf.select(config, "trainer.v1.sampler.sync_refill_failed_groups")),
+        "sync_refill_failed_groups": refills,
         "train_batch_size": config.data.train_batch_size,
         "gen_batch_size": 1,
-        "max_inflight_gen_batches": groups.get("max_inflight_gen_batches", 1),
+        "max_inflight_gen_batches": groups.get("max_inflight_gen_batches", 1) if filters else 1,
     }

@@ -99,7 +99,6 @@ class Learner:
         self.actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
         self.temperature = config.actor_rollout_ref.rollout.temperature
         self.weights = {name: values.detach().clone().requires_grad_() for name, values in weights.items()}
-        self.on_cpu = weights["model.norm.weight"].is_cpu
         self.reference = dict(weights) if self.actor.use_kl_loss else None
         self.optimizer = build_optimizer(list(self.weights.values()), self.actor.optim)
         self.scheduler = get_constant_schedule_with_warmup(self.optimizer, self.actor.optim.lr_warmup_steps)
@@ -107,7 +106,7 @@ class Learner:
 
     def log_probs(self, weights: Weights, rollouts: Sequence[Rollout]) -> tuple[torch.Tensor, torch.Tensor]:
         """log π of the completions' tokens, and the entropy there."""
-        rows_at_once = 8 if self.dtype == torch.bfloat16 and self.on_cpu else 64
+        rows_at_once = 8 if self.dtype == torch.bfloat16 and weights["model.norm.weight"].is_cpu else 64
         return log_probs(self.shape, weights, rollouts, self.temperature, self.dtype, rows_at_once)
 
     def step(

@@ -79,9 +79,8 @@ def at_own_best_rate(runs: pd.DataFrame, least_clean: float = 0.0) -> pd.DataFra
 
 def compare(runs: pd.DataFrame, first: str, second: str, metric: str) -> Comparison:
     """First minus second in each cluster of task and seed that has both, of runs at several rates their means."""
-    by_cluster = runs.pivot_table(index=["task", "seed"], columns="method", values=metric)
-    by_cluster = by_cluster.dropna(subset=[first, second])
-    return Comparison((by_cluster[first] - by_cluster[second]).tolist())
+    by_cluster = runs.groupby(["task", "seed", "method"])[metric].mean().unstack()
+    return Comparison((by_cluster[first] - by_cluster[second]).dropna().tolist())
 
 
 def rates_borne(runs: pd.DataFrame, task: str, method: str) -> list[float]:

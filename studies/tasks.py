@@ -81,7 +81,7 @@ def _smollm2(start: Start, seed: int, folder: Path) -> Task:
     smollm2.prepare(folder / "task", config)
     tokenizer = AutoTokenizer.from_pretrained(folder / "task/model")
     if not (folder / "warm/config.json").exists():
-        _warm_start(folder, tokenizer, start.warm_steps, start.device)
+        _warm_start(folder, tokenizer, start)
     train, held_out = (
         [
             Asked(_encode(tokenizer, row["prompt"], True), row["reward_model"]["ground_truth"])
@@ -97,18 +97,18 @@ def _encode(tokenizer: Any, messages: list[dict[str, str]], add_generation_promp
     return torch.tensor(tokenizer.encode(text, add_special_tokens=False))
 
 
-def _warm_start(folder: Path, tokenizer: Any, steps: int, device: str) -> None:
+def _warm_start(folder: Path, tokenizer: Any, start: Start) -> None:
     """Supervised steps of four solutions each, as recipes/run_sft.sh makes them."""
     rows = load_dataset("parquet", data_files=str(folder / "task/sft_train.parquet"), split="train")
-    model = AutoModelForCausalLM.from_pretrained(folder / "task/model", dtype=torch.float32).to(device)
+    model = AutoModelForCausalLM.from_pretrained(folder / "task/model", dtype=torch.float32).to(start.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5, betas=(0.9, 0.95), weight_decay=0.0)
-    for step in range(steps):
+    for step in range(start.warm_steps):
         optimizer.zero_grad()
         for row in rows.select(range(4 * step, 4 * step + 4)):
-            ids = _encode(tokenizer, row["messages"], False).to(device)
-            start = len(_encode(tokenizer, row["messages"][:-1], True))
-            logits = model(ids.unsqueeze(0)).logits[0, start - 1 : -1]
-            (F.cross_entropy(logits, ids[start:]) / 4).backward()
+            ids = _encode(tokenizer, row["messages"], False).to(start.device)
+            first = len(_encode(tokenizer, row["messages"][:-1], True))
+            logits = model(ids.unsqueeze(0)).logits[0, first - 1 : -1]
+            (F.cross_entropy(logits, ids[first:]) / 4).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     model.save_pretrained(folder / "warm")

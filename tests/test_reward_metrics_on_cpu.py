@@ -60,6 +60,16 @@ def make(trainer_mode="sync", refill_fn=None, threshold=8, rollout_n=2, **filter
     )
 
 
+def test_without_a_filter_verls_buffer_is_told_nothing_of_one(store, monkeypatch):
+    given = {}
+    monkeypatch.setattr(reward_metrics.ReplayBuffer, "__init__", lambda self, **kwargs: given.update(kwargs))
+    make(max_inflight_gen_batches=3)
+    own = {"filter_groups_metric", "sync_refill_failed_groups", "train_batch_size", "max_inflight_gen_batches"}
+    assert "poll_interval" in given and not own & given.keys()
+    make(enable=True, metric="acc", max_inflight_gen_batches=3)
+    assert (given["filter_groups_metric"], given["max_inflight_gen_batches"]) == ("acc", 3)
+
+
 def test_the_numbers_of_the_reward_are_averaged_over_the_batch(store):
     store.add("a", [10.0, 20.0])
     store.add("b", [0.0, 2.0])

@@ -310,6 +310,11 @@ BEST = [f"2 best: gtpo - {rival} accuracy" for rival in ("grpo", "grpo_token_mea
 ]
 
 
+@pytest.fixture(scope="module")
+def numbers():
+    return report.facts()
+
+
 @pytest.mark.parametrize(
     ("page", "cited"),
     [
@@ -323,8 +328,8 @@ BEST = [f"2 best: gtpo - {rival} accuracy" for rival in ("grpo", "grpo_token_mea
         ),
     ],
 )
-def test_what_is_cited_of_the_study_is_what_the_logs_give(page, cited):
-    text, numbers = " ".join((plan.ROOT / page).read_text().replace(">", " ").split()), report.facts()
+def test_what_is_cited_of_the_study_is_what_the_logs_give(page, cited, numbers):
+    text = " ".join((plan.ROOT / page).read_text().replace(">", " ").split())
     for name in cited:
         assert str(numbers[name]) in text, name
 
