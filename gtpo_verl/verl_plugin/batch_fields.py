@@ -99,9 +99,9 @@ def _one_each(rows: int) -> tuple[list[int], list[int]]:
 
 def _sessions(keys: Iterable[str]) -> tuple[list[int], list[int]]:
     """`last_outputs` and `sessions` of rows with these keys."""
-    names, outputs = zip(*(key.rsplit("_", 1) for key in keys), strict=True)
-    places = {name: place for place, name in enumerate(dict.fromkeys(names))}
-    last = dict.fromkeys(names, -1)
-    for row in sorted(range(len(names)), key=lambda row: int(outputs[row])):
-        last[names[row]] = row
-    return [*last.values()], [places[name] for name in names]
+    rows = [key.rsplit("_", 1) for key in keys]
+    places: dict[str, int] = {}
+    sessions = [places.setdefault(name, len(places)) for name, _ in rows]
+    by_output = sorted(range(len(rows)), key=lambda row: int(rows[row][1]))
+    last = {sessions[row]: row for row in by_output}
+    return [last[session] for session in range(len(places))], sessions
