@@ -221,6 +221,7 @@ def evidence() -> dict[str, tuple[list[str], list[list[str]]]]:
         "equal rates": equal_rate_table(many),
         "candidates": candidate_table(candidates),
         "confirmed": candidate_table(of_real_model("9")),
+        "confirmed by seed": seed_table(of_real_model("9")),
         "many": method_table(best["2"]),
         "many, clean": method_table(best_clean["2"]),
         "borne": rate_table(many),

@@ -228,8 +228,9 @@ def facts() -> dict[str, object]:
         found |= {f"1b {run['method']} seed {run['seed']}: {name}": f"{run[name]:.2f}" for name in part_two.ENDPOINTS}
     for run in part_two.results(rates).to_dict("records"):
         found |= {f"1a {run['method']} {rate(run['lr'])}: {name}": f"{run[name]:.2f}" for name in part_two.ENDPOINTS}
-    for place, of_place in {"1": [*rates, *planned("1b")], "1b": planned("1b")}.items():
-        for method, own in part_two.results(of_place).groupby("method"):
+    real = {"1": part_two.results([*rates, *planned("1b")])} | {b: part_two.of_real_model(b) for b in ("1b", "9")}
+    for place, runs in real.items():
+        for method, own in runs.groupby("method"):
             found[f"{place}: {method} lost"] = f"{(own['clean'] < LOST).sum()} of {len(own)}"
             found[f"{place}: {method} wrong"] = f"{(own['accuracy'] < part_two.WRONG).sum()} of {len(own)}"
     found |= _of_part_two()
