@@ -230,9 +230,10 @@ def facts() -> dict[str, object]:
         found |= {f"1a {run['method']} {rate(run['lr'])}: {name}": f"{run[name]:.2f}" for name in part_two.ENDPOINTS}
     real = {"1": part_two.results([*rates, *planned("1b")])} | {b: part_two.of_real_model(b) for b in ("1b", "9")}
     for place, runs in real.items():
+        least = part_two.least_accuracy(runs) if place == "9" else part_two.WRONG
         for method, own in runs.groupby("method"):
             found[f"{place}: {method} lost"] = f"{(own['clean'] < LOST).sum()} of {len(own)}"
-            found[f"{place}: {method} wrong"] = f"{(own['accuracy'] < part_two.WRONG).sum()} of {len(own)}"
+            found[f"{place}: {method} wrong"] = f"{(own['accuracy'] < least).sum()} of {len(own)}"
     found |= _of_part_two()
     for name, (header, rows) in part_two.evidence().items():
         found[f"table {name}"] = markdown(header, rows) if rows else "None of these runs is complete."
