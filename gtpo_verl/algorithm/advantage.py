@@ -77,8 +77,9 @@ def compute_gtpo_outcome_advantage(
     """
     _check_shapes(token_level_rewards.shape, response_mask=response_mask, entropy=entropy)
     completions = Completions(response_mask, index)
-    advantages = compute_group_advantages(token_level_rewards.sum(-1), completions, norm_adv_by_std_in_grpo, epsilon)
     settings, means = GTPOConfig.from_config(config), completions.mean(entropy)
+    by_std, least = norm_adv_by_std_in_grpo, settings.min_correct_reward
+    advantages = compute_group_advantages(token_level_rewards.sum(-1), completions, by_std, epsilon, least)
     result = apply_gtpo(advantages, completions, responses, means, settings, initial_entropy)
     return result.advantages, result.advantages
 
@@ -96,10 +97,15 @@ def compute_gtpo_token_advantages(
 
     The A_i may come from any group-relative estimator, and are 0 where a group gives no signal. The paper's have zero
     mean over a group, which keeps the total signal (App. 8.2). All else is as for `compute_gtpo_outcome_advantage`.
+
+    Raises:
+        ValueError: as there, and for `min_correct_reward`, since there are no rewards here.
     """
     completions = Completions(response_mask, index)
     _check_shapes(completions.shape, entropy=entropy)
     settings, means = GTPOConfig.from_config(config), completions.mean(entropy)
+    if (least := settings.min_correct_reward) is not None:
+        raise ValueError(f"{settings.section}.min_correct_reward={least!r}: leave it out, and limit the A_i yourself")
     return apply_gtpo(advantages, completions, responses, means, settings, initial_entropy)
 
 
@@ -132,12 +138,16 @@ def apply_gtpo(
 
 
 def compute_group_advantages(
-    scores: torch.Tensor, completions: Completions, norm_adv_by_std_in_grpo: bool = True, epsilon: float = 1e-6
+    scores: torch.Tensor,
+    completions: Completions,
+    norm_adv_by_std_in_grpo: bool = True,
+    epsilon: float = 1e-6,
+    min_correct_reward: float | None = None,
 ) -> torch.Tensor:
     """A_i of Sec. 3, as in GRPO: (R_i − mean(R)) / (std(R) + epsilon) over the completions of one group.
 
     For (bs,) scores; (bs,), at least float32, and exactly 0 where all rewards are equal or a row has no tokens. Without
-    `norm_adv_by_std_in_grpo` it is R_i − mean(R).
+    `norm_adv_by_std_in_grpo` it is R_i − mean(R). With `min_correct_reward` it is at most 0 where R_i is lower.
     """
     check_finite("reward", scores, completions.uids)
     groups, rewards = completions.groups, scores.double()
@@ -148,6 +158,8 @@ def compute_group_advantages(
     if norm_adv_by_std_in_grpo:
         variance = groups.bincount(deviation.square()) / (sizes - 1).clamp(min=1)
         deviation = deviation / (variance.sqrt() + epsilon)[groups]
+    if min_correct_reward is not None:
+        deviation = torch.where(scores < min_correct_reward, deviation.clamp(max=0), deviation)
     return deviation.to(torch.promote_types(scores.dtype, torch.float32))
 
 

@@ -37,6 +37,8 @@ class GTPOConfig:
         conflict_weight_positive (float): λ of a conflict token where the advantage is positive (Eq. 9). At least 0.
         conflict_weight_negative (float): λ of a conflict token where the advantage is negative (Eq. 9). At least 0.
         conflict_masks (str): `both`, or only the `forward` or the `backward` mask, to see what each does.
+        min_correct_reward (float | None): a completion with a lower reward is wrong, and its A_i at most 0. Not the
+            paper's; after CoRPO (arXiv:2511.04439). None: A_i is GRPO's.
 
     Raises:
         ValueError: a value out of its range; the message names the key, the value and the remedy.
@@ -54,6 +56,7 @@ class GTPOConfig:
     conflict_weight_positive: float = 2.0
     conflict_weight_negative: float = 0.0
     conflict_masks: str = "both"
+    min_correct_reward: float | None = None
 
     def __post_init__(self) -> None:
         self._check_choice("completion_filter", "auto", "always", "never")
@@ -68,6 +71,8 @@ class GTPOConfig:
         if self.initial_entropy is not None:
             remedy = "a number of nats per token of at least 0, or null to measure it on the first rollouts"
             self._check_number("initial_entropy", remedy, lambda x: x >= 0)
+        if self.min_correct_reward is not None:
+            self._check_number("min_correct_reward", "the least reward of a right answer, or null", lambda x: True)
 
     def _check_choice(self, key: str, *choices: str) -> None:
         value = getattr(self, key)

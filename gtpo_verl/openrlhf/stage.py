@@ -68,8 +68,8 @@ class GTPOStage:
         if self._initial_entropy is None and not self._resumed:
             self._fix_initial_entropy(InitialEntropy.measure(trajectory_entropy, completions.lengths, index))
         initial_entropy = self._initial_entropy.value if self._initial_entropy else None
-        norm_by_std = not self.args.algo.advantage.no_std_norm
-        group_advantages = compute_group_advantages(rewards, completions, norm_by_std)
+        norm_by_std, least = not self.args.algo.advantage.no_std_norm, self.config.min_correct_reward
+        group_advantages = compute_group_advantages(rewards, completions, norm_by_std, min_correct_reward=least)
         inputs = group_advantages, completions, responses, trajectory_entropy
         result = apply_gtpo(*inputs, self.config, initial_entropy)
         rows = result.advantages.split([len(experience.index) for experience in experiences])

@@ -136,7 +136,8 @@ class GTPOEstimator:
             trajectory_entropy = completions.mean(fields.entropy)
             self._measure(trajectory_entropy, completions)
         scores = token_level_rewards.sum(-1)
-        group_advantages = compute_group_advantages(scores, completions, self._norm_adv_by_std_in_grpo)
+        by_std, least = self._norm_adv_by_std_in_grpo, self.config.min_correct_reward
+        group_advantages = compute_group_advantages(scores, completions, by_std, min_correct_reward=least)
         inputs = group_advantages, completions, fields.responses, trajectory_entropy
         return apply_gtpo(*inputs, self.config, self.initial_entropy_value)
 

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -254,6 +255,7 @@ configs = st.builds(
     conflict_masks=st.sampled_from(["both", "forward", "backward"]),
     conflict_weight_positive=st.sampled_from([1.0, 2.0]),
     conflict_weight_negative=st.sampled_from([0.0, 0.5]),
+    min_correct_reward=st.sampled_from([None, 11.0]),
 )
 
 
@@ -276,6 +278,26 @@ def test_all_components_off_is_verls_grpo(batch, norm):
     gtpo = run(batch, config=ALL_OFF, norm_adv_by_std_in_grpo=norm)
     torch.testing.assert_close(gtpo[~alone], grpo[~alone], rtol=1e-5, atol=1e-5)
     assert (gtpo[alone] == 0).all()
+
+
+def test_a_wrong_completion_above_the_mean_of_its_group_gets_no_positive_advantage(two_completions):
+    """Nor is it company for a conflict: with A = 0 its tokens, and those of the other, keep λ = 1."""
+    rewards = two_completions["token_level_rewards"]
+    below = rewards.sum(-1).max().item() + 1
+    config = GTPOConfig(entropy_coeff=0, completion_filter="never", min_correct_reward=below)
+    limited, _ = compute_gtpo_outcome_advantage(**two_completions, config=config)
+    grpo, _ = compute_gtpo_outcome_advantage(**two_completions, config=ALL_OFF)
+    assert (grpo > 0).any() and torch.equal(limited, grpo.clamp(max=0))
+    at_the_least = replace(config, min_correct_reward=below - 1)  # a reward of exactly that is right
+    papers = replace(config, min_correct_reward=None)
+    first, second = (compute_gtpo_outcome_advantage(**two_completions, config=c)[0] for c in (at_the_least, papers))
+    assert torch.equal(first, second)
+
+
+def test_advantages_without_rewards_cannot_be_limited_by_a_reward(two_completions):
+    del two_completions["token_level_rewards"]
+    with pytest.raises(ValueError, match=r"^algorithm\.gtpo\.min_correct_reward=20: leave it out, and limit the A_i"):
+        compute_gtpo_token_advantages(torch.ones(2), **two_completions, config={"min_correct_reward": 20})
 
 
 def test_auto_filter_without_initial_entropy_says_what_to_do(two_completions):

@@ -47,6 +47,7 @@ OR_NULL = "or null to measure it on the first rollouts"
         ("conflict_masks", "upward", " is not one of both, forward, backward"),
         ("conflict_weight_positive", None, ": must be a number of at least 0"),
         ("conflict_weight_negative", math.inf, ": must be a number of at least 0"),
+        ("min_correct_reward", "all", ": must be the least reward of a right answer, or null"),
         ("entropy_from", "rollout", " is not one of old_log_prob, update"),
         ("dump_freq", 0, ": must be a whole number of steps of at least 1"),
         ("dump_freq", 1.5, ": must be a whole number of steps of at least 1"),

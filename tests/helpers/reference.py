@@ -44,6 +44,8 @@ def advantages(rewards, response_mask, index, responses, entropy, config, initia
             continue
         deviation = rewards[i] - sum(group) / len(group)
         a.append(deviation / (statistics.stdev(group) + epsilon) if norm_by_std else deviation)
+        if config.min_correct_reward is not None and rewards[i] < config.min_correct_reward:
+            a[i] = min(a[i], 0.0)
     masked = conflict_mask(responses, response_mask, a, index, config.conflict_span, config.conflict_masks)
     result = []
     for i, mask in enumerate(response_mask):

@@ -99,12 +99,14 @@ SHUFFLED = {"order": [7, 2, 11, 0, 5, 9, 1, 3, 10, 4, 8, 6], "sizes": [5, 1, 6]}
 @pytest.mark.parametrize("norm_by_std", [True, False])
 def test_advantages_of_micro_batches_are_those_of_the_whole_rollout(stage, batch, tmp_path, micro_batches, norm_by_std):
     config = {"completion_filter": "always", "entropy_threshold": 0.5}
-    trainer = Trainer(batch, tmp_path, config, norm_by_std=norm_by_std, **micro_batches)
+    least = 2
+    settings = config | {"min_correct_reward": least}
+    trainer = Trainer(batch, tmp_path, settings, norm_by_std=norm_by_std, **micro_batches)
     made = stage.GTPOStage(trainer, resumed=False)
     index = [row // SIZE for row in range(GROUPS * SIZE)]
     mask = batch["action_mask"]
     expected = compute_gtpo_token_advantages(
-        compute_group_advantages(batch["rewards"], Completions(mask, index), norm_by_std),
+        compute_group_advantages(batch["rewards"], Completions(mask, index), norm_by_std, min_correct_reward=least),
         index,
         batch["sequences"][:, 1:],
         mask,

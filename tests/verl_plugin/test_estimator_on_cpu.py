@@ -35,8 +35,9 @@ def test_completions_cut_off_by_the_models_context_count_as_truncated(stage):
 
 def test_settings_reach_the_estimator(stage, rows):
     overrides = ["algorithm.gtpo.entropy_coeff=0.7", "+algorithm.gtpo.conflict_span=all"]
+    overrides += ["+algorithm.gtpo.min_correct_reward=21"]
     _, advantages = stage(*overrides, KNOWN, "algorithm.norm_adv_by_std_in_grpo=false").step()
-    config = GTPOConfig(entropy_coeff=0.7, conflict_span="all", initial_entropy=0.3)
+    config = GTPOConfig(entropy_coeff=0.7, conflict_span="all", initial_entropy=0.3, min_correct_reward=21)
     torch.testing.assert_close(advantages, expected(rows, config=config, norm_adv_by_std_in_grpo=False))
 
 

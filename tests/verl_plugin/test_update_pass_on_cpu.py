@@ -41,6 +41,7 @@ def batch():
         {"entropy_threshold": 0.5, "filter_scope": "negative", "conflict_weight_positive": 1.7},
         {"entropy_threshold": 0.5, "conflict_weight_negative": 0.3},
         {"initial_entropy": 0.9},
+        {"min_correct_reward": 2},
     ],
 )
 @pytest.mark.parametrize("size", [1, 3, 16])
@@ -48,7 +49,8 @@ def test_micro_batches_of_whole_rows_get_eq_11(batch, settings, size):
     config = GTPOConfig(**({"initial_entropy": 0.1} | settings))
     whole, _ = compute_gtpo_outcome_advantage(**batch, config=config)
     completions = Completions(batch["response_mask"], UIDS)
-    group_advantages = compute_group_advantages(batch["token_level_rewards"].sum(-1), completions)
+    scores, least = batch["token_level_rewards"].sum(-1), config.min_correct_reward
+    group_advantages = compute_group_advantages(scores, completions, min_correct_reward=least)
     weighed, _ = compute_gtpo_outcome_advantage(
         **batch, config=replace(config, entropy_coeff=0, completion_filter="never")
     )
