@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from gtpo_verl.diagnose.rollouts import Rollouts
 
 EVIDENCE = json.loads((files(__package__) / "evidence.json").read_text())
+_OWN_RUN = "it is GTPO's own run; if wrong answers are rewarded for their form, set its key min_correct_reward"
 
 
 def would_gtpo_change_it(seen: "Rollouts | None", applied: bool) -> dict[str, Any]:
@@ -17,7 +18,7 @@ def would_gtpo_change_it(seen: "Rollouts | None", applied: bool) -> dict[str, An
     conflict; `applied` says whether GTPO trained the run."""
     if seen is None:
         if applied:
-            return {"answer": "no", "why": "it is GTPO's own run"}
+            return {"answer": "no", "why": _OWN_RUN}
         return {"answer": "cannot tell", "why": "that needs the run's completions: --rollouts"}
     early = [numbers for step, numbers in seen.steps.items() if step <= EVIDENCE["early"]] or [*seen.steps.values()][:1]
     shares = {name: fmean(x[name] for x in early) for name in ("forward", "backward", "either", "groups")}
@@ -26,7 +27,7 @@ def would_gtpo_change_it(seen: "Rollouts | None", applied: bool) -> dict[str, An
     punished = seen.unpunished and fmean(seen.unpunished) < 0.05
     late, outside = min(seen.steps) > EVIDENCE["early"], not least <= shares["either"] <= most
     for holds, answer, why in (
-        (applied or seen.applied, "no", "it is GTPO's own run"),
+        (applied or seen.applied, "no", _OWN_RUN),
         (not shares["either"], "no", "good and bad completions share no token at their ends"),
         (punished, "no", "the reward already sees whether a completion ends"),
         (late, "no evidence", f"the study measured the share in steps 1 to {EVIDENCE['early']}"),
