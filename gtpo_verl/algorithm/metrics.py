@@ -109,13 +109,15 @@ def _entropy_metrics(result: GTPOAdvantage, truncated: torch.Tensor) -> dict[str
 
 
 def _group_metrics(result: GTPOAdvantage) -> dict[str, float | None]:
-    sizes = result.completions.groups[result.completions.lengths > 0].unique(return_counts=True)[1]
+    real = result.completions.lengths > 0
+    sizes = result.completions.groups[real].unique(return_counts=True)[1]
     if len(sizes) == 0:
         return {}
     return {
         "filter/dropped_groups": (~_groups_with_any(result, result.keep)).sum().item(),
         "group/size_min": sizes.min().item(),
         "group/zero_std_frac": _mean(~_groups_with_any(result, result.group_advantages != 0)),
+        "group/positive_frac": _mean(result.group_advantages[real] > 0),
     }
 
 

@@ -69,6 +69,7 @@ def test_every_metric_by_hand(threshold, dropped, dropped_groups):
             "gtpo/regularizer/sign_flip_frac": 0,
             "gtpo/group/size_min": 2,
             "gtpo/group/zero_std_frac": 1 / 2,
+            "gtpo/group/positive_frac": 1 / 6,
         },
         abs=1e-6,
     )
