@@ -10,9 +10,10 @@ from matplotlib.axes import Axes
 from gtpo_verl.algorithm.config import LN2
 from recipes.paper.plots import COLOURS, GREY, STYLE
 from studies.logs import STRETCH, TASKS, TITLES, K, Run, rate, runs_of, stretches
-from studies.part_two import at_own_best_rate, compare, results
+from studies.part_two import at_own_best_rate, compare, of_real_model, results
 from studies.plan import (
     ADDITION,
+    CANDIDATES,
     COUNTING,
     MANY_RATES,
     MIDDLE,
@@ -37,6 +38,7 @@ _COLOUR = {
     "filter": COLOURS[2],
     "gtpo_no_filter": COLOURS[5],
     "only_negative": COLOURS[4],
+    "corpo_gtpo": COLOURS[2],
 }
 _MARKER = {COUNTING: "o", SPELLING: "s", ADDITION: "^"}
 _MAIN = ("grpo", "grpo_token_mean", "gtpo")
@@ -50,30 +52,33 @@ def answer() -> Any:
         "clean": ("ends cleanly", {"ls": ":", "marker": "o", "ms": 5, "mfc": "white"}),
     }
     with plt.rc_context(STYLE):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained", sharey=True)
-        real, many = (results(planned(block)) for block in ("1b", "2"))
+        figure, (left, right) = plt.subplots(
+            1, 2, figsize=(9, 3.6), layout="constrained", sharey=True, width_ratios=(5, 4)
+        )
+        real, many = of_real_model("9"), results(planned("2"))
         by_seed = real.pivot(index="seed", columns="method", values=list(shown))
         all_tasks = many[many["lr"].isin(MANY_RATES)]  # which every task has
         by_rate = all_tasks.pivot_table(index="lr", columns="method", values=list(shown))
-        places = np.arange(len(by_seed))
-        for offset, method in (-0.13, "grpo"), (0.13, "gtpo"):
+        methods = ("grpo", "gtpo", CANDIDATES[0])
+        places = np.arange(len(by_seed)) + np.array([[-0.25], [0], [0.25]])
+        for place, method in zip(places, methods, strict=True):
             for metric, (_, style) in shown.items():
                 at = {**style, "color": _COLOUR[method]}
-                left.plot(places + offset, by_seed[metric, method], clip_on=False, **{**at, "ls": ""})
-                right.plot(by_rate[metric, method], clip_on=False, **at)
-        pairs = by_seed["accuracy"][["grpo", "gtpo"]].T
-        left.plot([places - 0.13, places + 0.13], pairs, color=GREY, lw=1, zorder=1)
-        left.set_xticks(places, [f"seed {seed}" for seed in by_seed.index])
+                left.plot(place, by_seed[metric, method], clip_on=False, **{**at, "ls": ""})
+                if method in by_rate[metric]:
+                    right.plot(by_rate[metric, method], clip_on=False, **at)
+        left.plot(places, by_seed["accuracy"][list(methods)].T, color=GREY, lw=1, zorder=1)
+        left.set_xticks(places[1], [f"seed {seed}" for seed in by_seed.index])
         left.set(ylim=(-0.03, 1.03), ylabel="share of held-out completions")
         difference = compare(real, "gtpo", "grpo", "accuracy")
-        left.set_title(f"SmolLM2-135M, each method at its chosen rate\nright, GTPO − GRPO: {difference}")
+        left.set_title(f"SmolLM2-135M at 1e-5\nright, GTPO − GRPO: {difference}")
         right.set(xscale="log", xlabel="learning rate")
         right.set_xticks(MANY_RATES, map(rate, MANY_RATES))
         right.minorticks_off()
         difference = compare(at_own_best_rate(many), "gtpo", "grpo", "accuracy")
         right.set_title(f"0.4 M parameters, eight prompts a step\nright, GTPO − GRPO at best rates: {difference}")
         styles = [plt.Line2D([], [], color=GREY, label=label, **style) for label, style in shown.values()]
-        figure.legend(handles=_handles(("grpo", "gtpo")) + styles, loc="outside upper center", ncols=4, frameon=False)
+        figure.legend(handles=_handles(methods) + styles, loc="outside upper center", ncols=5, frameon=False)
         return figure
 
 
