@@ -250,7 +250,7 @@ SCREEN_SEEDS = (3, 6, 1, 2, 4, 5)
 """Those on which GTPO's completions shrank come first."""
 CANDIDATES = ("corpo_gtpo", "gated_gtpo")
 """Of block 7, the best first."""
-ENDED_EARLY = ("7.",)
+ENDED_EARLY = ("7.", "9.")
 """Blocks that get no further runs: docs/study-design.md says why."""
 CLEAN = 0.9
 """Least share of clean endings at a rate that one would keep."""
