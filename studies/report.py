@@ -241,7 +241,7 @@ def facts() -> dict[str, object]:
 
 
 def _of_part_two() -> dict[str, object]:
-    """Numbers of blocks 2 and 4 over all their runs, and of 1b, 1c, 2, 3 and 5 at each method's own best rate."""
+    """Numbers of blocks 2 and 4 over all their runs, and of 1b, 1c, 9, 2, 3 and 5 at each method's own best rate."""
     found: dict[str, object] = {}
     for block in "248":
         runs = part_two.results(planned(block))
@@ -255,7 +255,7 @@ def _of_part_two() -> dict[str, object]:
     best = part_two.at_best()
     places = {f"{block} best": runs for block, runs in best.items()} | {"8": part_two.results(planned("8"))}
     places["3 clean"] = part_two.at_best(CLEAN)["3"]
-    places |= {block: part_two.of_real_model(block) for block in ("1b", "1c")}
+    places |= {block: part_two.of_real_model(block) for block in ("1b", "1c", "9")}
     places |= {f"{place} {task}": own for place, runs in places.items() for task, own in runs.groupby("task")}
     metrics = (*part_two.ENDPOINTS, "template")
     for place, here in places.items():
