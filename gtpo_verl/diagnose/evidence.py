@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from gtpo_verl.diagnose.rollouts import Rollouts
 
 EVIDENCE = json.loads((files(__package__) / "evidence.json").read_text())
-_OWN_RUN = "it is GTPO's own run; if wrong answers are rewarded for their form, set its key min_correct_reward"
+_OWN_RUN = "it is GTPO's own run; where wrong answers are rewarded for their form, set min_correct_reward"
 
 
 def would_gtpo_change_it(seen: "Rollouts | None", applied: bool) -> dict[str, Any]:
