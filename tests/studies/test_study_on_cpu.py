@@ -318,7 +318,7 @@ def numbers():
 @pytest.mark.parametrize(
     ("page", "cited"),
     [
-        ("README.md", [*RESULT, "5 best: gtpo - grpo accuracy"]),
+        ("README.md", [*RESULT, "1b: gtpo wrong", "5 best: gtpo - grpo accuracy"]),
         ("docs/keys.md", ["9: gtpo wrong"]),
         (
             "patches/README.md",
