@@ -1,6 +1,7 @@
 """Arms of blocks 7 to 9: other forward masks than GTPO's (arXiv:2508.03772, Eq. 9), and other A_i.
 
-None is a key of the package. They are written row by row, to be read rather than to be fast.
+`never_positive_if_wrong` became the package's key `min_correct_reward`, the others are none. They are written row by
+row, to be read rather than to be fast.
 """
 
 from collections import defaultdict

@@ -53,7 +53,8 @@ def test_what_is_wrong_with_a_run_that_trained(capsys, log, status, verdict, sig
     assert [int(number) for number, _ in named] == [*range(1, len(signs) + 1)]
     assert all(meaning.startswith(sign) for (_, meaning), sign in zip(named, signs, strict=True))
     assert len(said.splitlines()) <= 40 and max(map(len, said.splitlines())) <= 80
-    own = "Would GTPO change it? No: it is GTPO's own run; where wrong answers" in said
+    remedy = "where wrong answers are rewarded for their form, set min_correct_reward"
+    own = f"Would GTPO change it? No: it is GTPO's own run; {remedy}." in " ".join(said.split())
     assert own is log.name.startswith("gtpo")
 
 

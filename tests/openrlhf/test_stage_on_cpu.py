@@ -97,9 +97,11 @@ SHUFFLED = {"order": [7, 2, 11, 0, 5, 9, 1, 3, 10, 4, 8, 6], "sizes": [5, 1, 6]}
 
 @pytest.mark.parametrize("micro_batches", [IN_ORDER, SHUFFLED | {"duplicates": 2}], ids=["in order", "shuffled"])
 @pytest.mark.parametrize("norm_by_std", [True, False])
-def test_advantages_of_micro_batches_are_those_of_the_whole_rollout(stage, batch, tmp_path, micro_batches, norm_by_std):
+@pytest.mark.parametrize("least", [None, 2])
+def test_advantages_of_micro_batches_are_those_of_the_whole_rollout(
+    stage, batch, tmp_path, micro_batches, norm_by_std, least
+):
     config = {"completion_filter": "always", "entropy_threshold": 0.5}
-    least = 2
     settings = config | {"min_correct_reward": least}
     trainer = Trainer(batch, tmp_path, settings, norm_by_std=norm_by_std, **micro_batches)
     made = stage.GTPOStage(trainer, resumed=False)

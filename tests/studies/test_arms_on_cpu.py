@@ -4,6 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gtpo_verl.algorithm.advantage import compute_group_advantages
+from gtpo_verl.algorithm.completions import Completions
 from gtpo_verl.algorithm.conflict import compute_conflict_mask
 from studies import arms
 
@@ -48,6 +50,15 @@ def test_no_update_from_groups_of_equal_correctness():
 def test_a_wrong_completion_gets_no_positive_advantage():
     right = torch.tensor([True, False, False])
     assert arms.never_positive_if_wrong(torch.tensor([1.0, 0.5, -1.0]), right, [0] * 3).tolist() == [1, 0, -1]
+
+
+def test_the_key_min_correct_reward_is_that_arm():
+    """Under the paper's reward, where a right answer earns 11 or more and a wrong one 10 or less."""
+    scores = torch.tensor([20.0, 11.0, 10.0, 4.0, 10.0, 2.0, 10.0, 10.0])
+    index = [0] * 4 + [1] * 4
+    completions = Completions(torch.ones(8, 1), index)
+    arm = arms.never_positive_if_wrong(compute_group_advantages(scores, completions), scores > 10, index)
+    assert compute_group_advantages(scores, completions, min_correct_reward=11).equal(arm)
 
 
 tokens = st.lists(st.lists(st.integers(0, 2), max_size=5), min_size=2, max_size=6)
