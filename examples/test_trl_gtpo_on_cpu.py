@@ -16,8 +16,8 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_gtpo import GTPOTrainer
 
 from gtpo_verl import GTPOConfig
-from gtpo_verl.diagnose.report import read_run, report_on
-from gtpo_verl.rollouts.sources import find_source
+from gtpo_verl.tools.diagnose.verdict import read_run, report_on
+from gtpo_verl.tools.rollouts.sources import find_source
 
 ROOT = Path(__file__).resolve().parents[1]
 ALL_OFF = GTPOConfig(entropy_coeff=0, completion_filter="never", conflict_span="none")
@@ -137,7 +137,7 @@ def test_evaluation_has_groups_of_its_own_size(model, tmp_path):
 
 
 def test_diagnose_reads_what_trl_wrote(model, tmp_path):
-    """`tests/diagnose/trainer_state.json` is of 50 such steps of GRPO, with longer completions."""
+    """`tests/tools/diagnose/trainer_state.json` is of 50 such steps of GRPO, with longer completions."""
     train(GRPOTrainer, model, tmp_path, save_strategy="steps", save_steps=3)
     report = report_on(read_run(tmp_path / "checkpoint-3/trainer_state.json"))
     assert report["framework"] == "TRL" and report["steps"] == [1, 3] and report["verdict"] == "cannot tell"

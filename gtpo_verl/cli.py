@@ -21,11 +21,11 @@ Commands = Mapping[str, tuple[str, str]]
 """Subcommand: its module and one line of help."""
 
 COMMANDS: Commands = {
-    "check": ("gtpo_verl.check", "say whether a verl command can run, and if not, what to do"),
-    "diagnose": ("gtpo_verl.diagnose", "say what is wrong with a run, and whether GTPO would change it"),
-    "view": ("gtpo_verl.view", "write one HTML file that shows what GTPO does to each token of a run"),
+    "check": ("gtpo_verl.tools.check", "say whether a verl command can run, and if not, what to do"),
+    "diagnose": ("gtpo_verl.tools.diagnose", "say what is wrong with a run, and whether GTPO would change it"),
+    "view": ("gtpo_verl.tools.view", "write one HTML file that shows what GTPO does to each token of a run"),
     "initial-entropy": (
-        "gtpo_verl.verl_plugin.measure_initial_entropy",
+        "gtpo_verl.tools.measure_initial_entropy",
         "measure a model's entropy before training",
     ),
     "openrlhf": ("gtpo_verl.openrlhf.command", "run OpenRLHF's train_ppo_ray with the advantage estimator gtpo"),
@@ -63,7 +63,7 @@ def main(
     """Run one of the subcommands; returns its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if "GTPO_VERL_CHECK" in os.environ and argv is None:
-        from gtpo_verl.check.guard import instead_of_a_command
+        from gtpo_verl.tools.check.guard import instead_of_a_command
 
         instead_of_a_command(arguments)
     parser = Parser(

@@ -2,7 +2,7 @@
 
     VERL_USE_EXTERNAL_MODULES=recipes.verl_cpu.plugin python scripts/bench_step.py [--rounds 20]
 
-Trainer, worker, FSDP engine and loss are verl's, in one process, on given rollouts (recipes/verl_cpu/one_process.py): 8
+Trainer, worker, FSDP engine and loss are verl's, in one process, on given rollouts (tests/harness/one_process.py): 8
 prompts × 8 completions of the CPU recipe's task, and its model of 0.4 M parameters with random weights.
 
 Every round runs one step of each, the first of them in turn; two rounds go before. Prints JSON: medians of the times,
@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -22,7 +23,9 @@ import torch.distributed as dist
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from recipes.tasks import tiny
-from recipes.verl_cpu import one_process
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from harness import one_process  # noqa: E402
 
 GRPO = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla"]
 BYPASS = ["algorithm.rollout_correction.bypass_mode=true"]

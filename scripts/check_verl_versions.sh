@@ -63,7 +63,7 @@ for version in "$@"; do
     check "$version-registration" "$python" -m gtpo_verl
     registered=$result
     check "$version-tests" "$python" -m pytest -q -p no:cacheprovider \
-        tests/verl_plugin/test_{batch_fields,compose,estimator,hooks,loss,names_and_versions,preflight,state}_on_cpu.py
+        tests/verl_plugin/test_{batch_fields,compose,estimator,hooks,loss,compat,preflight,state}_on_cpu.py
     tested="$result, $(tail -n 1 "$out/$version-tests.log" | sed 's/ in .*//')"
     check "$version-task" "$python" -m recipes make-task arithmetic --out "$out/task-$version" --seed 1
     for trainer in legacy v1; do

@@ -11,11 +11,13 @@ or which GTPO it calls.
 import itertools
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from recipes.verl_cpu.stages import STAGES, LegacyStage, Rows, padded
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from harness.stages import STAGES, LegacyStage, Rows, padded  # noqa: E402
 
 ROWS, LENGTH, PADDING = 40, 48, 3
 # All of these batches start below ln 2. So the defaults filter, whether GTPO measures that or takes it for granted.

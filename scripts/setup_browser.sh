@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install what tests/view/test_browser_on_cpu.py needs to open a page: Debian's Chromium with its driver, and selenium in .venv.
+# Install what tests/tools/view/test_browser_on_cpu.py needs to open a page: Debian's Chromium with its driver, and selenium in .venv.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

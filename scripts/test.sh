@@ -15,8 +15,8 @@ case ${1:-} in
     core)
         shift
         selected=(
-            tests/algorithm tests/test_{initial_entropy,wall}_on_cpu.py
-            tests/verl_plugin/test_{batch_fields,collapse_watch,estimator,loss,state}_on_cpu.py
+            tests/algorithm tests/run_files tests/test_wall_on_cpu.py
+            tests/verl_plugin/test_{batch_fields,estimator,loss,state,training_monitor}_on_cpu.py
         )
         extras=()
         ;;

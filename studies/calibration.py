@@ -1,4 +1,4 @@
-"""How early each sign of `gtpo_verl.diagnose` speaks, and how often it is wrong, on the runs stored here.
+"""How early each sign of `gtpo_verl.tools.diagnose` speaks, and how often it is wrong, on the runs stored here.
 
     python -m studies.calibration        writes the table in docs/diagnose.md
 
@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from gtpo_verl.monitor.frameworks import translate
-from gtpo_verl.monitor.logs import read_metrics
 from gtpo_verl.monitor.signs import NUMBERS, SIGNS, Sign, Trend, Watch, window
-from studies import confirm
+from gtpo_verl.tools.diagnose.logs import read_metrics
+from studies import verl_runs
 from studies.plan import ROOT, complete, one_prompt, planned, read_log
 
 MODEL, REAL_MODEL = "0.4 M parameters", "SmolLM2-135M"
@@ -99,9 +99,9 @@ def stored_runs() -> list[Run]:
         model = REAL_MODEL if cell.start.is_real else MODEL if cell.start.prompts == 1 else MANY_PROMPTS
         task = cell.start.task.split("_after_")[0]  # the same questions
         found.append(observe(cell.log(seed), task, model, completions, cell.start.limit, steps))
-    for cell, seed in confirm.runs():
-        steps = _under_verl(confirm.read_steps(cell, seed))
-        found.append(observe(confirm.log_of(cell, seed), cell.start.task, MODEL, 8, _LIMIT, steps))
+    for cell, seed in verl_runs.runs():
+        steps = _under_verl(verl_runs.read_steps(cell, seed))
+        found.append(observe(verl_runs.log_of(cell, seed), cell.start.task, MODEL, 8, _LIMIT, steps))
     for path in sorted((ROOT / "docs/results/cpu").glob("*.jsonl")):
         found.append(observe(path, "arithmetic", MODEL, 64, _LIMIT, _under_verl(read_metrics(path))))
     return [run for run in found if run]

@@ -25,11 +25,10 @@ from verl.workers.config import build_optimizer
 
 from gtpo_verl.algorithm.advantage import compute_gtpo_token_advantages
 from gtpo_verl.algorithm.config import LN2, GTPOConfig
-from gtpo_verl.reward import TAGS, extract_answer
-from gtpo_verl.verl_plugin.config import VerlGTPOConfig
+from gtpo_verl.reward.score import TAGS, extract_answer
 from gtpo_verl.verl_plugin.loss import compute_policy_loss_gtpo
-from studies import arms
-from studies import reward as rewards
+from gtpo_verl.verl_plugin.run_config import VerlGTPOConfig
+from studies import rewards, variants
 from studies.model import Rollout, Shape, Weights, log_probs, pad_rows, sample
 from studies.plan import ROOT
 from studies.tasks import Asked, Task
@@ -257,15 +256,15 @@ CONTROLS: dict[str, Callable[[torch.Tensor, Batch, torch.Generator], torch.Tenso
     "drop_negative": drop_negative,
     "skip_at_random": skip_at_random,
     "skip_confident": skip_confident,
-    "common": arms.weigh(arms.common),
-    "agreed": arms.weigh(arms.agreed),
-    "common_skip": arms.weigh(arms.common, positive=1),
-    "divide": arms.divide,
+    "common": variants.weigh(variants.common),
+    "agreed": variants.weigh(variants.agreed),
+    "common_skip": variants.weigh(variants.common, positive=1),
+    "divide": variants.divide,
 }
 """What changes the advantages of the tokens."""
 OUTCOMES: dict[str, Callable[[torch.Tensor, torch.Tensor, np.ndarray], torch.Tensor]] = {
-    "gate": arms.gate,
-    "never_positive_if_wrong": arms.never_positive_if_wrong,
+    "gate": variants.gate,
+    "never_positive_if_wrong": variants.never_positive_if_wrong,
 }
 """What changes the A_i, before the masks of GTPO."""
 

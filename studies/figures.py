@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 
 from gtpo_verl.algorithm.config import LN2
 from recipes.paper.plots import COLOURS, GREY, STYLE
-from studies.logs import STRETCH, TASKS, TITLES, K, Run, rate, runs_of, stretches
-from studies.part_two import at_own_best_rate, compare, of_real_model, results
+from studies.comparisons import STRETCH, TASKS, TITLES, K, Run, rate, runs_of, stretches
+from studies.learning_rates import at_own_best_rate, compare, of_real_model, results
 from studies.plan import (
     ADDITION,
     CANDIDATES,

@@ -78,7 +78,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "threshold_0.2": _gtpo(completion_filter="always", entropy_threshold=0.2),
     "grpo_G12": (*GRPO, "actor_rollout_ref.rollout.n=12"),
     "gtpo_G12": (*GTPO, "actor_rollout_ref.rollout.n=12"),
-    # Other masks and other outcomes (`studies.arms`), without γ and filter.
+    # Other masks and other outcomes (`studies.variants`), without γ and filter.
     "common": GRPO,
     "agreed": GRPO,
     "common_skip": GRPO,
@@ -88,7 +88,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "divided_masks": (*GTPO, *_NO_ENTROPY),
     "corpo_gtpo": GTPO,  # with γ and filter
     "gated_gtpo": GTPO,
-    # Of the runs in `studies.confirm` only.
+    # Of the runs in `studies.verl_runs` only.
     "gamma_0.01": _gtpo(entropy_coeff=0.01),
     "gamma_1": _gtpo(entropy_coeff=1),
     "grpo_coin": (*GRPO, *_reward("coin")),

@@ -3,7 +3,7 @@
 Two-digit addition (`arithmetic`) and subtraction, and two tasks of `reasoning-gym`: `spell_backward` and
 `letter_counting`. `worded_counting` is the latter in whole sentences, of about 100 tokens and in several phrasings.
 Completions have room for twice their natural length. To math-verify `cab` and `abc` are one product, so where answers
-are words, the reward must compare them as such (`studies.reward`).
+are words, the reward must compare them as such (`studies.rewards`).
 """
 
 import functools

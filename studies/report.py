@@ -18,8 +18,8 @@ import pandas as pd
 
 from gtpo_verl.algorithm.config import LN2
 from recipes.paper.plots import save
-from studies import confirm, figures, part_two
-from studies.logs import (
+from studies import figures, learning_rates, verl_runs
+from studies.comparisons import (
     LAST,
     LOST,
     METRICS,
@@ -142,8 +142,8 @@ class Confirmed(NamedTuple):
 def confirmations(steps: int) -> list[Confirmed]:
     """The runs under verl, as if they had ended after so many steps."""
     found = []
-    for cell, seed in confirm.runs():
-        logged = pd.DataFrame.from_dict(confirm.read_steps(cell, seed), orient="index")
+    for cell, seed in verl_runs.runs():
+        logged = pd.DataFrame.from_dict(verl_runs.read_steps(cell, seed), orient="index")
         values = {name: column[:steps].to_numpy() for name, column in logged.items()}
         strict = np.minimum(values["reward/strict/mean"], values["completion/eos_rate"])
         summary = {
@@ -216,7 +216,7 @@ def facts() -> dict[str, object]:
         found[f"prediction {TASKS[start]}"] = f"{prediction([run for run in plain if run.cell.start == start]):.2f}"
     conflict = [run.curves["conflict"][:20].mean() for run in runs_of(TABLES["main"]) if run.cell.method == "gtpo"]
     found["shares"] = f"{min(conflict):.0%} to {max(conflict):.0%}"
-    found |= {f"progress {block.split('.')[0]}": runs for block, runs in part_two.progress()}
+    found |= {f"progress {block.split('.')[0]}": runs for block, runs in learning_rates.progress()}
     rates = complete(planned("1a"))
     found["1a start"] = f"{np.mean([read_log(cell.log(seed))['steps']['strict'][0] for cell, seed in rates]):.2f}"
     for (cell, seed), (name, steps) in product(rates, {"first": slice(20), "last": slice(-20, None)}.items()):
@@ -224,18 +224,24 @@ def facts() -> dict[str, object]:
         for curve, digits in (("length", 0), ("template", 2), ("no_spread", 2)):
             mean = np.mean(curves[curve][steps])
             found[f"1a {cell.method} {rate(cell.lr)} {name}: {curve}"] = f"{mean:.{digits}f}"
-    for run in part_two.results(planned("1b")).to_dict("records"):
-        found |= {f"1b {run['method']} seed {run['seed']}: {name}": f"{run[name]:.2f}" for name in part_two.ENDPOINTS}
-    for run in part_two.results(rates).to_dict("records"):
-        found |= {f"1a {run['method']} {rate(run['lr'])}: {name}": f"{run[name]:.2f}" for name in part_two.ENDPOINTS}
-    real = {"1": part_two.results([*rates, *planned("1b")])} | {b: part_two.of_real_model(b) for b in ("1b", "9")}
+    for run in learning_rates.results(planned("1b")).to_dict("records"):
+        found |= {
+            f"1b {run['method']} seed {run['seed']}: {name}": f"{run[name]:.2f}" for name in learning_rates.ENDPOINTS
+        }
+    for run in learning_rates.results(rates).to_dict("records"):
+        found |= {
+            f"1a {run['method']} {rate(run['lr'])}: {name}": f"{run[name]:.2f}" for name in learning_rates.ENDPOINTS
+        }
+    real = {"1": learning_rates.results([*rates, *planned("1b")])} | {
+        b: learning_rates.of_real_model(b) for b in ("1b", "9")
+    }
     for place, runs in real.items():
-        least = part_two.least_accuracy(runs) if place == "9" else part_two.WRONG
+        least = learning_rates.least_accuracy(runs) if place == "9" else learning_rates.WRONG
         for method, own in runs.groupby("method"):
             found[f"{place}: {method} lost"] = f"{(own['clean'] < LOST).sum()} of {len(own)}"
             found[f"{place}: {method} wrong"] = f"{(own['accuracy'] < least).sum()} of {len(own)}"
     found |= _of_part_two()
-    for name, (header, rows) in part_two.evidence().items():
+    for name, (header, rows) in learning_rates.evidence().items():
         found[f"table {name}"] = markdown(header, rows) if rows else "None of these runs is complete."
     return found | _confirmed()
 
@@ -244,7 +250,7 @@ def _of_part_two() -> dict[str, object]:
     """Numbers of blocks 2 and 4 over all their runs, and of 1b, 1c, 9, 2, 3 and 5 at each method's own best rate."""
     found: dict[str, object] = {}
     for block in "248":
-        runs = part_two.results(planned(block))
+        runs = learning_rates.results(planned(block))
         places = {block: runs, f"{block} planned": runs[runs["lr"].isin(MANY_RATES)]}
         for place, here in (places | {f"{block} {task}": own for task, own in runs.groupby("task")}).items():
             for method, own in here.groupby("method"):
@@ -252,12 +258,12 @@ def _of_part_two() -> dict[str, object]:
                 found[f"{place}: {method} lowest accuracy"] = f"{own['accuracy'].min():.2f}"
                 found[f"{place}: {method} entropy"] = f"{own['entropy'].mean():.2f}"
                 found[f"{place}: {method} conflict"] = f"{own['conflict'].mean():.0%}"
-    best = part_two.at_best()
-    places = {f"{block} best": runs for block, runs in best.items()} | {"8": part_two.results(planned("8"))}
-    places["3 clean"] = part_two.at_best(CLEAN)["3"]
-    places |= {block: part_two.of_real_model(block) for block in ("1b", "1c", "9")}
+    best = learning_rates.at_best()
+    places = {f"{block} best": runs for block, runs in best.items()} | {"8": learning_rates.results(planned("8"))}
+    places["3 clean"] = learning_rates.at_best(CLEAN)["3"]
+    places |= {block: learning_rates.of_real_model(block) for block in ("1b", "1c", "9")}
     places |= {f"{place} {task}": own for place, runs in places.items() for task, own in runs.groupby("task")}
-    metrics = (*part_two.ENDPOINTS, "template")
+    metrics = (*learning_rates.ENDPOINTS, "template")
     for place, here in places.items():
         found[f"{place}: highest accuracy"] = f"{here['accuracy'].max():.2f}"
         for method, own in here.groupby("method"):
@@ -267,7 +273,7 @@ def _of_part_two() -> dict[str, object]:
         ours = [method for method in methods if set(GTPO) & set(METHODS[method])]
         for one, other, name in product(ours, methods, metrics):
             if one != other:
-                found[f"{place}: {one} - {other} {name}"] = part_two.compare(here, one, other, name)
+                found[f"{place}: {one} - {other} {name}"] = learning_rates.compare(here, one, other, name)
     return found
 
 
@@ -296,7 +302,7 @@ def _numbers(place: str, runs: Sequence[Run]) -> dict[str, object]:
 
 def _confirmed() -> dict[str, object]:
     """Numbers of the runs under verl: pairs of the rates that were chosen, and of equal rates."""
-    found: dict[str, object] = {"verl runs": str(len(confirm.runs()))}
+    found: dict[str, object] = {"verl runs": str(len(verl_runs.runs()))}
     runs = {(run.cell.start, run.cell.method, run.cell.lr, run.seed): run.summary for run in confirmations(600)}
     chosen = [
         ((start, seed), summary, runs[start, "gtpo", MIDDLE, seed])
@@ -358,9 +364,9 @@ def main() -> int:
     OUT.mkdir(parents=True, exist_ok=True)
     sections = [f"## {name}\n\n{cell_table(cells)}" for name, cells in TABLES.items()]
     for name, runs in blocks().items():
-        own = part_two.results([(cell, seed) for cell, seed in runs if cell.start.evaluated])
+        own = learning_rates.results([(cell, seed) for cell, seed in runs if cell.start.evaluated])
         if len(own):
-            sections.append(f"## Part two, block {name}\n\n{markdown(*part_two.block_table(own))}")
+            sections.append(f"## Part two, block {name}\n\n{markdown(*learning_rates.block_table(own))}")
     sections += [f"## {title}\n\n{numbers[f'table {name}']}" for name, title in FURTHER.items()]
     sections.append(f"## Under verl and in the fast loop\n\n{numbers['table agreement']}")
     head = f"# Tables of the study\n\n{numbers['runs']} runs. Mean of a cell's runs (smallest–largest)."

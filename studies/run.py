@@ -22,7 +22,6 @@ import torch
 from filelock import FileLock, Timeout
 
 from studies.fast import Learner, build_config, hold_out, train
-from studies.missing import write_log
 from studies.plan import (
     CONTROLS,
     ENDED_EARLY,
@@ -38,6 +37,7 @@ from studies.plan import (
     planned,
     read_log,
 )
+from studies.run_queue import write_log
 from studies.tasks import open_task
 
 AT_A_TIME = 12

@@ -3,7 +3,7 @@
     python -m studies.shares
 
 GTPO − GRPO in pairs of one seed, each at its best rate, by the share of conflict tokens in GRPO's first steps; and on
-how many runs the signs of `gtpo_verl.diagnose` were calibrated.
+how many runs the signs of `gtpo_verl.tools.diagnose` were calibrated.
 """
 
 import json
@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gtpo_verl.records import atomic_write
+from gtpo_verl.run_files.records import atomic_write
 from studies.calibration import MANY_PROMPTS, REAL_MODEL, stored_runs
-from studies.logs import LOST, interval, lost, runs_of
-from studies.part_two import EARLY, METRICS, at_own_best_rate, compare, load, of_real_model, results
+from studies.comparisons import LOST, interval, lost, runs_of
+from studies.learning_rates import EARLY, METRICS, at_own_best_rate, compare, load, of_real_model, results
 from studies.plan import ROOT, TABLES, Cell, complete, planned
 
-EVIDENCE = ROOT / "gtpo_verl/diagnose/evidence.json"
+EVIDENCE = ROOT / "gtpo_verl/tools/diagnose/evidence.json"
 EFFECTS = ("clean", "accuracy")
 
 

@@ -15,7 +15,7 @@ from recipes import __main__ as clones
 
 PROGRAMS = {"gtpo-verl": (cli.main, cli.COMMANDS), "python3 -m recipes": (clones.main, clones.COMMANDS)}
 COMMANDS = {name: (prog, main) for prog, (main, commands) in PROGRAMS.items() for name in commands}
-LOG = Path(__file__).resolve().parent / "diagnose/trainer_state.json"
+LOG = Path(__file__).resolve().parent / "tools/diagnose/trainer_state.json"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

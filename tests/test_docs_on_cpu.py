@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gtpo_verl import cli
-from gtpo_verl.verl_plugin.names_and_versions import SUPPORTED_VERL
+from gtpo_verl.verl_plugin.compat import SUPPORTED_VERL
 from recipes import __main__ as clones
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 _METRICS_OF_COMPLETIONS = (
-    "trainer.v1.sampler.custom_sampler.path=pkg://gtpo_verl.reward_metrics "
+    "trainer.v1.sampler.custom_sampler.path=pkg://gtpo_verl.reward.replay_buffer "
     "trainer.v1.sampler.custom_sampler.name=RewardMetricsReplayBuffer"
 )
 _COMPLETIONS = ("ended", "repetition", "equal", "unearned", "strict", "format", "accuracy")

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from gtpo_verl.algorithm.config import LN2
 from gtpo_verl.monitor.frameworks import PART, remedy
 
 STEPS, COMPLETIONS = 10, 640
@@ -255,7 +254,7 @@ SIGNS = (
         Sign((name,), no_progress, 0.5, f"no progress: {x} is no better than at the start", "raise", throughout=True)
         for name, x in (("accuracy", "accuracy"), ("reward", "the reward"))
     ),
-    Sign(("entropy",), lambda x: rose(x, LN2 / 2), 2, "the policy drifts towards noise", calibrated=False),
+    Sign(("entropy",), lambda x: rose(x, math.log(2) / 2), 2, "the policy drifts towards noise", calibrated=False),
     Sign(("entropy", "reward"), fell_early, 10, "entropy fell to almost nothing: no exploration is left", "explore"),
     Sign(("length",), growth, 0.9, "completions grow to the limit", "limit"),
     Sign(("length",), fell, 4, "completions shrink", "look"),

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import wrapt
 from packaging.version import Version
 
-from gtpo_verl.links import DOCS
+from gtpo_verl.run_files.links import DOCS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,9 +52,9 @@ def main() -> None:
 
 
 def _parse_args(wrapped: Callable, parser: argparse.ArgumentParser, args: tuple, kwargs: dict) -> argparse.Namespace:
-    from gtpo_verl.openrlhf import hooks, options
+    from gtpo_verl.openrlhf import options, ray_actors
 
     parsed = options.parse_args(wrapped, parser, args, kwargs)
     if hasattr(parsed, options.SETTINGS):
-        hooks.install()
+        ray_actors.install()
     return parsed

@@ -1,4 +1,4 @@
-"""The paper's reward for OpenRLHF's `--reward.remote_url`: `gtpo_verl.reward` (arXiv:2508.03772, App. 8.2).
+"""The paper's reward for OpenRLHF's `--reward.remote_url`: `gtpo_verl.reward.score` (arXiv:2508.03772, App. 8.2).
 
 OpenRLHF loads this file by its path. The labels are the column `reward_model` of verl's data format:
 `--data.input_key prompt --data.label_key reward_model --data.apply_chat_template`.
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gtpo_verl.reward import compute_score
+from gtpo_verl.reward.score import compute_score
 
 
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Mapping[str, str]]) -> dict[str, Any]:

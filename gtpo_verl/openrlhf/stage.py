@@ -16,7 +16,7 @@ from gtpo_verl.algorithm.advantage import apply_gtpo, compute_group_advantages
 from gtpo_verl.algorithm.completions import Completions
 from gtpo_verl.algorithm.config import GTPOConfig
 from gtpo_verl.algorithm.metrics import compute_gtpo_metrics
-from gtpo_verl.initial_entropy import InitialEntropy
+from gtpo_verl.run_files.initial_entropy import InitialEntropy
 
 logger = logging.getLogger("gtpo_verl")
 

@@ -13,11 +13,11 @@ With `algorithm.gtpo.entropy_from=update` there is no entropy before the update:
 the actor's loss, in the workers' processes, applies δ and −γ⟨H⟩ (`update_pass`). The update's metrics bring back each
 ⟨H⟩_i, from which GTPO's metrics are then computed.
 
-Before workers start, verl's `validate_config` runs `preflight`. While the trainer loops, `collapse_watch` reads what it
-logs, if the config asks for it, under any estimator. A run that asks for nothing gets verl's own numbers, with two
+Before workers start, verl's `validate_config` runs `preflight`. While the trainer loops, `training_monitor` reads what
+it logs, if the config asks for it, under any estimator. A run that asks for nothing gets verl's own numbers, with two
 differences: one Ray cluster takes one run at a time, and each run has weight sockets of its own.
 
-verl swallows what a plugin raises while it loads. So `names_and_versions.load_errors()` keeps the errors: a hook that
+verl swallows what a plugin raises while it loads. So `compat.load_errors()` keeps the errors: a hook that
 does not fit, a name that is taken, a verl that is too old. `gtpo-verl check` shows them, and they are raised once a
 config asks for GTPO. An untested verl gets a warning and the same checks.
 """
@@ -36,7 +36,8 @@ import verl
 import wrapt
 from packaging.version import Version
 
-from gtpo_verl.verl_plugin import names_and_versions
+from gtpo_verl.verl_plugin import compat
+from gtpo_verl.verl_plugin.run_config import ALIAS
 
 logger = logging.getLogger("gtpo_verl")
 
@@ -81,7 +82,7 @@ def _when_imported(module: str, change: Callable[[ModuleType], None]) -> None:
         try:
             change(imported)
         except Exception as error:
-            names_and_versions.add_load_error(
+            compat.add_load_error(
                 f"this plugin does not fit {module} of verl {verl.__version__} ({type(error).__name__}: {error})"
             )
 
@@ -90,8 +91,8 @@ def _when_imported(module: str, change: Callable[[ModuleType], None]) -> None:
 
 def _register(core_algos: ModuleType) -> None:
     """Register what is ours alone; `hooks` serves `gtpo` where it is asked for and nobody else has the name."""
-    core_algos.register_adv_est(names_and_versions.ALIAS)(estimate_gtpo_advantage)
-    core_algos.register_policy_loss(names_and_versions.ALIAS)(compute_policy_loss_gtpo)
+    core_algos.register_adv_est(ALIAS)(estimate_gtpo_advantage)
+    core_algos.register_policy_loss(ALIAS)(compute_policy_loss_gtpo)
 
 
 def _configure_logging() -> None:
@@ -104,9 +105,9 @@ def _configure_logging() -> None:
 
 
 def _install() -> None:
-    found, first = names_and_versions.verl_version(), names_and_versions.SUPPORTED_VERL[0]
+    found, first = compat.verl_version(), compat.SUPPORTED_VERL[0]
     if found is not None and found < Version(first):
-        names_and_versions.add_load_error(f"GTPO needs verl {first} or later; this is {verl.__version__}: upgrade verl")
+        compat.add_load_error(f"GTPO needs verl {first} or later; this is {verl.__version__}: upgrade verl")
     _when_imported("verl.trainer.ppo.core_algos", _register)
     for _, module, path, hook in (*HOOKS, *WORKER_HOOKS):
         _when_imported(module, functools.partial(_hook_into, path, hook))

@@ -11,11 +11,10 @@ import torch
 from gtpo_verl.algorithm.advantage import GTPOAdvantage, apply_gtpo, check_finite, compute_group_advantages
 from gtpo_verl.algorithm.completions import Completions
 from gtpo_verl.algorithm.metrics import compute_gtpo_metrics
-from gtpo_verl.initial_entropy import InitialEntropy
+from gtpo_verl.run_files.initial_entropy import InitialEntropy
 from gtpo_verl.verl_plugin import update_pass
 from gtpo_verl.verl_plugin.batch_fields import BatchFields
-from gtpo_verl.verl_plugin.config import Mode, RunConfig
-from gtpo_verl.verl_plugin.names_and_versions import select
+from gtpo_verl.verl_plugin.run_config import Mode, RunConfig, select
 
 logger = logging.getLogger("gtpo_verl")
 

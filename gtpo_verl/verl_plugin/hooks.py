@@ -14,14 +14,15 @@ from tensordict import TensorDict
 
 from gtpo_verl.verl_plugin import (
     batch_fields,
-    collapse_watch,
-    names_and_versions,
+    compat,
     one_run_per_cluster,
     preflight,
+    training_monitor,
     update_pass,
     weight_transfer,
 )
 from gtpo_verl.verl_plugin.loss import compute_policy_loss_gtpo
+from gtpo_verl.verl_plugin.run_config import ADV_ESTIMATOR, ALIAS, LOSS_MODE, foreign_function, registry
 from gtpo_verl.verl_plugin.state import TrainerState, current, estimate_gtpo_advantage
 
 logger = logging.getLogger("gtpo_verl")
@@ -46,14 +47,14 @@ def validate_config(proceed: Callable, *, config: Any) -> Any:
 def get_adv_estimator_fn(proceed: Callable, *, name_or_enum: Any) -> Callable:
     """verl looks an estimator up when a config asks for it; then `gtpo` is this one, if nobody has taken the name."""
     if name_or_enum == "gtpo":
-        names_and_versions.registry(names_and_versions.ADV_ESTIMATOR).setdefault("gtpo", estimate_gtpo_advantage)
+        registry(ADV_ESTIMATOR).setdefault("gtpo", estimate_gtpo_advantage)
     return proceed()
 
 
 def get_policy_loss_fn(proceed: Callable, *, name: Any) -> Callable:
     """As `get_adv_estimator_fn`, in the workers."""
     if name == "gtpo":
-        names_and_versions.registry(names_and_versions.LOSS_MODE).setdefault("gtpo", compute_policy_loss_gtpo)
+        registry(LOSS_MODE).setdefault("gtpo", compute_policy_loss_gtpo)
     return proceed()
 
 
@@ -68,11 +69,11 @@ def _start(config: Any) -> None:
     if found:
         table = textwrap.indent(preflight.as_table(found), "GTPO: ")
         logger.warning("GTPO: with these settings the run is not the paper's:\n%s", table)
-    other = names_and_versions.foreign(config)
+    other = foreign_function(config)
     if other and not other.startswith("verl."):
         logger.warning(
             "algorithm.adv_estimator=%s is %s; for GTPO of arXiv:2508.03772 set it to %s",
-            *(config.algorithm.adv_estimator, other, names_and_versions.ALIAS),
+            *(config.algorithm.adv_estimator, other, ALIAS),
         )
     if not serves:
         return
@@ -81,11 +82,11 @@ def _start(config: Any) -> None:
         logger.warning("%s", warning)
     if not need_reference_policy(config):
         logger.info("GTPO runs without a reference policy: no KL term, no reference worker")
-    if not names_and_versions.is_tested():
+    if not compat.is_tested():
         logger.warning(
             "GTPO was tested with verl %s to %s; this is %s. Every function that it hooks exists; "
             "compare the first steps' gtpo/* metrics with what you expect",
-            *(names_and_versions.SUPPORTED_VERL[0], names_and_versions.SUPPORTED_VERL[-1], verl.__version__),
+            *(compat.SUPPORTED_VERL[0], compat.SUPPORTED_VERL[-1], verl.__version__),
         )
 
 
@@ -104,7 +105,7 @@ def v1_compute_advantage(proceed: Callable, trainer: Any, *, batch: Any) -> Any:
     if state.pending is None:
         raise RuntimeError(
             f"verl {verl.__version__} computed the advantages without the function compute_advantage that gtpo_verl "
-            f"hooks: use verl {names_and_versions.SUPPORTED_VERL[-1]}, or trainer.use_v1=False"
+            f"hooks: use verl {compat.SUPPORTED_VERL[-1]}, or trainer.use_v1=False"
         )
     if columns := state.pending.columns:
         fields = TensorDict(columns.fields(), batch_size=len(batch.keys))
@@ -187,7 +188,7 @@ def reduce_metrics(proceed: Callable, *, metrics: dict[str, Any]) -> dict[str, A
 def fit(proceed: Callable, trainer: Any) -> Any:
     """The watch for collapse lives as long as the trainer's loop."""
     before, state = current.get(), TrainerState.enter(trainer)
-    state.watch = collapse_watch.TrainerWatch.of(trainer)
+    state.watch = training_monitor.TrainerWatch.of(trainer)
     try:
         return proceed()
     finally:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from textwrap import shorten
 from typing import Any
 
-from gtpo_verl.links import DOCS
-from gtpo_verl.verl_plugin.names_and_versions import select
+from gtpo_verl.run_files.links import DOCS
+from gtpo_verl.verl_plugin.run_config import select
 
 CONTROLLER, NAMESPACE = "TransferQueueController", "transfer_queue"
 

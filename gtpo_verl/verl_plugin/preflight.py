@@ -13,12 +13,23 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 from packaging.version import Version
 
-from gtpo_verl.dumps import HEADER_NAME, STEP_FILES
-from gtpo_verl.initial_entropy import PAPER_SAMPLES, InitialEntropy, changed_settings
-from gtpo_verl.records import nearest_existing, read_record
-from gtpo_verl.verl_plugin import collapse_watch, names_and_versions
-from gtpo_verl.verl_plugin.config import Mode, RunConfig, VerlGTPOConfig
-from gtpo_verl.verl_plugin.names_and_versions import ADV_ESTIMATOR, ALIAS, LOSS_MODE, NAMES, select
+from gtpo_verl.run_files.dumps import HEADER_NAME, STEP_FILES
+from gtpo_verl.run_files.initial_entropy import PAPER_SAMPLES, InitialEntropy, changed_settings
+from gtpo_verl.run_files.records import nearest_existing, read_record
+from gtpo_verl.verl_plugin import compat, training_monitor
+from gtpo_verl.verl_plugin.run_config import (
+    ADV_ESTIMATOR,
+    ALIAS,
+    LOSS_MODE,
+    NAMES,
+    Mode,
+    RunConfig,
+    VerlGTPOConfig,
+    foreign_function,
+    registry,
+    select,
+    uses_gtpo,
+)
 
 logger = logging.getLogger("gtpo_verl")
 
@@ -55,7 +66,7 @@ def problems(config: DictConfig) -> list[str]:
     _, found = _read(config)
     for key in (ADV_ESTIMATOR, LOSS_MODE):
         found += [problem for problem in _unknown(config, key) if problem not in found]
-    return found + (names_and_versions.load_errors() if names_and_versions.serves(config) else [])
+    return found + (compat.load_errors() if uses_gtpo(config) else [])
 
 
 _validated: list[tuple[Any, RunConfig]] = []
@@ -76,8 +87,8 @@ def validated(config: DictConfig) -> RunConfig:
             for one; naming key, value and remedy of each.
     """
     if not is_validated(config):
-        if names_and_versions.serves(config):
-            names_and_versions.raise_load_errors()
+        if uses_gtpo(config):
+            compat.raise_load_errors()
         run, found = _read(config)
         if run is None or found:
             raise ValueError("; ".join(found))
@@ -87,7 +98,7 @@ def validated(config: DictConfig) -> RunConfig:
 
 def _read(config: DictConfig) -> tuple[RunConfig | None, list[str]]:
     """What a config asks for, None if it cannot be read, and all problems with it."""
-    found = [*_said_by(collapse_watch.read_mode, config), *_misspelt(config)]
+    found = [*_said_by(training_monitor.read_mode, config), *_misspelt(config)]
     try:
         run = RunConfig.read(config)
     except ValueError as error:
@@ -115,7 +126,7 @@ def _misspelt(config: DictConfig) -> Iterator[str]:
 
     A section that is called `gtpo` may be another team's where the run does not ask for GTPO.
     """
-    ours, serves = {field.name for field in fields(VerlGTPOConfig)}, names_and_versions.serves(config)
+    ours, serves = {field.name for field in fields(VerlGTPOConfig)}, uses_gtpo(config)
     sections: list[tuple[str, Any]] = [("", OmegaConf.to_container(config))] if OmegaConf.is_config(config) else []
     for prefix, section in sections:
         for name, value in section.items():
@@ -124,8 +135,8 @@ def _misspelt(config: DictConfig) -> Iterator[str]:
             like_gtpo = is_section and get_close_matches(str(name), ["gtpo"], cutoff=0.7) and value.keys() & ours
             if like_gtpo and key != "algorithm.gtpo" and (serves or name != "gtpo"):
                 yield f"{key}: nothing reads it; did you mean algorithm.gtpo?"
-            elif get_close_matches(str(name), ["collapse_watch"], cutoff=0.8) and key != collapse_watch.KEY:
-                yield f"{key}={value}: nothing reads it; did you mean {collapse_watch.KEY}?"
+            elif get_close_matches(str(name), ["collapse_watch"], cutoff=0.8) and key != training_monitor.KEY:
+                yield f"{key}={value}: nothing reads it; did you mean {training_monitor.KEY}?"
 
 
 def _of_rollout(config: DictConfig) -> Iterator[str]:
@@ -144,7 +155,7 @@ def _said_by(check: Callable[..., Any], *arguments: Any) -> Iterator[str]:
 
 
 def _unknown(config: DictConfig, key: str, misspelt_only: bool = False) -> Iterator[str]:
-    name, known = str(select(config, key)), sorted({*names_and_versions.registry(key), *NAMES})
+    name, known = str(select(config, key)), sorted({*registry(key), *NAMES})
     near = get_close_matches(name, known, n=1)
     if name not in known and (near or not misspelt_only):
         yield f"{key}={name}: unknown: " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}")
@@ -153,7 +164,7 @@ def _unknown(config: DictConfig, key: str, misspelt_only: bool = False) -> Itera
 def _loss(config: DictConfig) -> Iterator[str]:
     # Another may be of a package that the workers alone import.
     yield from _unknown(config, LOSS_MODE, misspelt_only=True)
-    name, other = select(config, LOSS_MODE), names_and_versions.foreign(config, LOSS_MODE)
+    name, other = select(config, LOSS_MODE), foreign_function(config, LOSS_MODE)
     if other and not other.startswith("verl."):
         yield (
             f"{LOSS_MODE}={name} is {other}; two other papers are called GTPO (arXiv:2508.04349, arXiv:2511.14846). "
@@ -210,7 +221,7 @@ def _sequence_parallel(config: DictConfig) -> Iterator[str]:
     strategy = select(config, f"{_ACTOR}.strategy")
     if strategy == "megatron":
         parallel, mode = f"{_ACTOR}.megatron.context_parallel_size", select(config, f"{_ACTOR}.loss_agg_mode")
-        size, found = select(config, parallel) or 1, names_and_versions.verl_version()
+        size, found = select(config, parallel) or 1, compat.verl_version()
         if size > 1 and mode == "seq-mean-token-mean" and found is not None and found < Version("0.9.1"):
             yield (
                 f"{_ACTOR}.loss_agg_mode={mode} with {parallel}={size}: verl {found} refuses this at the first update "
@@ -296,7 +307,7 @@ def departures(config: DictConfig, gtpo: VerlGTPOConfig) -> list[Departure]:
 
 def unclipped_updates(config: DictConfig) -> list[Departure]:
     """Settings that make several updates per rollout with the `gtpo` loss, which is not clipped; any estimator."""
-    if not names_and_versions.serves(config, LOSS_MODE):
+    if not uses_gtpo(config, LOSS_MODE):
         return []
     papers = _updates(config)
     if select(config, "trainer.use_v1"):

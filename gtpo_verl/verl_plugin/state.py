@@ -12,12 +12,12 @@ import torch
 
 from gtpo_verl.algorithm.advantage import check_finite
 from gtpo_verl.algorithm.metrics import compute_log_prob_metrics
-from gtpo_verl.verl_plugin import names_and_versions, preflight, update_pass
+from gtpo_verl.verl_plugin import compat, preflight, update_pass
 from gtpo_verl.verl_plugin.batch_fields import BatchFields
-from gtpo_verl.verl_plugin.collapse_watch import TrainerWatch
-from gtpo_verl.verl_plugin.config import Mode
 from gtpo_verl.verl_plugin.estimator import Estimate, GTPOEstimator
+from gtpo_verl.verl_plugin.run_config import Mode, select
 from gtpo_verl.verl_plugin.token_dump import TokenDump, bounded_rows
+from gtpo_verl.verl_plugin.training_monitor import TrainerWatch
 
 logger = logging.getLogger("gtpo_verl")
 
@@ -106,7 +106,7 @@ class TrainerState:
         """
         left, self.pending = self.pending, None
         if left and self.run.mode.applies_gtpo and (left.columns or left.step < self._trainer.global_steps):
-            if left.step >= (names_and_versions.select(self._trainer.config, "trainer.critic_warmup") or 0):
+            if left.step >= (select(self._trainer.config, "trainer.critic_warmup") or 0):
                 raise RuntimeError(
                     f"GTPO's advantages of step {left.step} were not followed by an update that verl's reduce_metrics "
                     "sums up, as in verl's own trainers: so the entropy terms may be missing from the loss, and the "
@@ -216,7 +216,7 @@ def estimate_gtpo_advantage(
     """
     state = current.get()
     if state is None:
-        names_and_versions.raise_load_errors()
+        compat.raise_load_errors()
         raise RuntimeError(_NOT_HOOKED)
     advantages = state.estimate(token_level_rewards, response_mask, index)
     return advantages, advantages

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from gtpo_verl.algorithm.advantage import GTPOAdvantage
-from gtpo_verl.dumps import HEADER_NAME, SCHEMA_VERSION, STEP_FILES
-from gtpo_verl.records import atomic_write
-from gtpo_verl.verl_plugin.config import RunConfig, VerlGTPOConfig
+from gtpo_verl.run_files.dumps import HEADER_NAME, SCHEMA_VERSION, STEP_FILES
+from gtpo_verl.run_files.records import atomic_write
+from gtpo_verl.verl_plugin.run_config import RunConfig, VerlGTPOConfig
 
 # A step's groups are written whole until there are this many tokens; the first one always is.
 _STEP_TOKENS = 1 << 19

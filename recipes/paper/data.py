@@ -5,7 +5,7 @@
 
 GSM8K and MATH are trained and tested on, so their splits become ``train.parquet`` and ``test.parquet``. AIME 2024, AIME
 2025 and AMC 2023 are only tested on: whatever split holds them (the Hub's "train" for two of them) becomes
-``test.parquet``. A row is what verl's ``RLHFDataset`` and ``gtpo_verl.reward`` read: the system prompt of App.
+``test.parquet``. A row is what verl's ``RLHFDataset`` and ``gtpo_verl.reward.score`` read: the system prompt of App.
 8.2 and the question, and the bare answer as ground truth. A row whose answer cannot be found stops the run.
 
 ``data_source`` is the paper's name of the set ("GSM8K", "MATH", "AIME2024", ...), which verl's built-in rewards do not
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gtpo_verl.dumps import read_lines
-from gtpo_verl.reward import MAX_ANSWER_CHARS, closing_brace
+from gtpo_verl.reward.score import MAX_ANSWER_CHARS, closing_brace
+from gtpo_verl.run_files.dumps import read_lines
 
 Row = dict[str, Any]
 
@@ -193,7 +193,7 @@ def make_rows(dataset: MathDataset, split: str, rows: Iterable[Row]) -> list[Row
     (GSM8K's and MATH's worked solution), and for MATH ``subject`` and ``level``.
 
     Raises:
-        ValueError: if a row cannot be parsed, or has an answer that ``gtpo_verl.reward`` would not take; names
+        ValueError: if a row cannot be parsed, or has an answer that ``gtpo_verl.reward.score`` would not take; names
             the dataset, the split, the row and the reason.
     """
     made = []

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gtpo_verl.dumps import last_outputs, read_lines
+from gtpo_verl.run_files.dumps import last_outputs, read_lines
 
 DEFAULT_K = (1, 4, 8, 16, 32, 64)
 RESAMPLES = 10_000
@@ -99,7 +99,7 @@ def number_answers(preds: Sequence[str], correct: Sequence[bool]) -> tuple[int, 
 
     All answers that the grader accepted equal the ground truth, so they are one answer, and so is every completion
     that spells one of them: ``acc`` may also ask for a format, a vote does not. Others are compared letter by letter:
-    the ``pred`` of ``gtpo_verl.reward`` is in canonical form.
+    the ``pred`` of ``gtpo_verl.reward.score`` is in canonical form.
     """
     accepted = {answer for answer, ok in zip(preds, correct, strict=True) if ok}
     wrong = dict.fromkeys(answer for answer in preds if answer and answer not in accepted)
@@ -122,8 +122,9 @@ class Question(NamedTuple):
 def read_dump(path: Path) -> dict[str, list[Question]]:
     """The questions of a verl validation dump, by data source.
 
-    A question is a group of :func:`gtpo_verl.dumps.last_outputs`. verl does not write the data source: rows are told
-    apart by a ``data_source`` that the reward function returned, and are one data set named "" if there is none.
+    A question is a group of :func:`gtpo_verl.run_files.dumps.last_outputs`. verl does not write the data source: rows
+    are told apart by a ``data_source`` that the reward function returned, and are one data set named "" if there is
+    none.
 
     Raises:
         ValueError: If the file is not such a dump, or does not say what is right: ``acc`` (``score`` in a dump without

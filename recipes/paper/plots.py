@@ -2,10 +2,10 @@
 
     python3 -m recipes plot 'GRPO=runs/grpo_seed*.jsonl' 'GTPO=runs/gtpo_seed*.jsonl' --out figures
 
-A run is the JSONL of ``trainer.logger=[..., file]``, see ``gtpo_verl.monitor.logs``. Runs with one label are seeds of
-one method: their mean is drawn, over the steps that all of them logged, in a band from the smallest to the largest
-seed. Curves are centred moving averages; the raw mean is drawn faintly behind them. Every figure is written as PNG and
-SVG.
+A run is the JSONL of ``trainer.logger=[..., file]``, see ``gtpo_verl.tools.diagnose.logs``. Runs with one label are
+seeds of one method: their mean is drawn, over the steps that all of them logged, in a band from the smallest to the
+largest seed. Curves are centred moving averages; the raw mean is drawn faintly behind them. Every figure is written as
+PNG and SVG.
 
 Needs matplotlib and pandas.
 """
@@ -26,7 +26,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from gtpo_verl.algorithm.config import LN2
-from gtpo_verl.monitor.logs import read_metrics
+from gtpo_verl.tools.diagnose.logs import read_metrics
 
 # Okabe and Ito's palette without its yellow, which is lost on white, and its black, which marks ln 2.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

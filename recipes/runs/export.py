@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from gtpo_verl.records import claim, read_record
+from gtpo_verl.run_files.records import claim, read_record
 
 RECORD = "export.json"
 

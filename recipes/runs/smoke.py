@@ -16,8 +16,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from gtpo_verl.check.machine import DRIVER_REMEDY, unusable_gpus
-from gtpo_verl.monitor.logs import read_metrics
+from gtpo_verl.tools.check.resources import DRIVER_REMEDY, unusable_gpus
+from gtpo_verl.tools.diagnose.logs import read_metrics
 from recipes.runs.launch import end_process
 
 SMALL_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"

@@ -28,7 +28,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from gtpo_verl.reward import TAGS
+from gtpo_verl.reward.score import TAGS
 from recipes.tasks.make_once import make_once
 
 # Qwen's own names: the class that transformers picks for a Qwen2 model adds <|endoftext|> to a vocabulary without it.

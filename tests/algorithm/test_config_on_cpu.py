@@ -8,7 +8,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from gtpo_verl import GTPOConfig
-from gtpo_verl.verl_plugin.config import VerlGTPOConfig
+from gtpo_verl.verl_plugin.run_config import VerlGTPOConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 

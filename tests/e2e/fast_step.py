@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from datasets import load_dataset
+from harness import one_process
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer
 
-from recipes.verl_cpu import one_process
-from studies import fast, model, reward
+from studies import fast, model, rewards
 from studies.plan import METHODS
 
 SGD = ["actor_rollout_ref.actor.optim.optimizer=SGD", "actor_rollout_ref.actor.optim.lr=0.5"]
@@ -90,7 +90,7 @@ def main(task, out):
             learner.reference = elsewhere
         with torch.no_grad():
             reference, _ = learner.log_probs(elsewhere, rollouts)
-        rule = getattr(reward, learner.config.reward.custom_reward_function.name)
+        rule = getattr(rewards, learner.config.reward.custom_reward_function.name)
         rows, scores = {}, []
         for i, (answer, ids) in enumerate(zip(answers, responses, strict=True)):
             texts = tokenizer.batch_decode(ids, skip_special_tokens=True)

@@ -13,12 +13,11 @@ from uuid import UUID
 
 import torch
 import torch.distributed as dist
+from harness.one_process import N, be_rank, rollouts, step
 from transformers import AttentionInterface, AutoTokenizer
 from transformers.integrations.flash_attention import flash_attention_forward
 from verl.models.transformers import monkey_patch
 from verl.trainer.ppo import padding_utils
-
-from recipes.verl_cpu.one_process import N, be_rank, rollouts, step
 
 PROMPTS = 4
 ROWS_IN_UPDATE = PROMPTS * N

@@ -3,11 +3,11 @@
 import one_step
 import pytest
 import torch
+from harness import one_process
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gtpo_verl import GTPOConfig, compute_gtpo_outcome_advantage
-from recipes.verl_cpu import one_process
 
 pytestmark = pytest.mark.e2e
 

@@ -169,7 +169,7 @@ NOISE = re.compile(r"Skip\(\)|it/s\]|s/it\]|MonitorLoop|'(count|monitor|static)/
 # The process that computes rewards loads this, and says once whether verl has loaded the plugin.
 REWARD = """
 import sys
-from gtpo_verl.reward import compute_score
+from gtpo_verl.reward.score import compute_score
 print("plugin loaded:", "gtpo_verl.verl_plugin" in sys.modules)
 """
 # One prompt in flight, and none while weights are older than the last update: fully_async's order is then the data's.

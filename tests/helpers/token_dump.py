@@ -12,7 +12,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from gtpo_verl import compute_gtpo_token_advantages
 from gtpo_verl.algorithm.advantage import compute_group_advantages
 from gtpo_verl.algorithm.completions import Completions
-from gtpo_verl.verl_plugin.config import VerlGTPOConfig
+from gtpo_verl.verl_plugin.run_config import VerlGTPOConfig
 from gtpo_verl.verl_plugin.token_dump import TokenDump
 
 END = 256

@@ -3,13 +3,13 @@
 import pytest
 from openrlhf_parser import make_parser
 
-from gtpo_verl.openrlhf import command, hooks, options
+from gtpo_verl.openrlhf import command, options, ray_actors
 
 
 @pytest.mark.parametrize("estimator", ["gtpo", "group_norm"])
 def test_the_hooks_are_for_gtpo_alone(estimator, monkeypatch):
     installed = []
-    monkeypatch.setattr(hooks, "install", lambda: installed.append(True))
+    monkeypatch.setattr(ray_actors, "install", lambda: installed.append(True))
     words = [f"--{options.ESTIMATOR}", estimator, "--algo.kl.init_coef", "0", "--rollout.n_samples_per_prompt", "8"]
     parser = make_parser()
     command._parse_args(parser.parse_args, parser, (words,), {})

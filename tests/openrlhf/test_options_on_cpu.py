@@ -7,8 +7,8 @@ import wrapt
 from openrlhf_parser import DEFAULTS, ESTIMATORS, make_parser
 
 from gtpo_verl import GTPOConfig
-from gtpo_verl.initial_entropy import InitialEntropy
 from gtpo_verl.openrlhf import options
+from gtpo_verl.run_files.initial_entropy import InitialEntropy
 
 PAPER = {
     "actor.loss_agg_mode": "seq-mean-token-mean",

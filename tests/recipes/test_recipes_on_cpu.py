@@ -15,7 +15,7 @@ from verl.trainer.ppo.utils import need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from gtpo_verl.verl_plugin import preflight
-from gtpo_verl.verl_plugin.config import VerlGTPOConfig
+from gtpo_verl.verl_plugin.run_config import VerlGTPOConfig
 from recipes.paper.evaluation import parse_dump_argument
 from recipes.runs.run_folder import overrides
 

@@ -13,38 +13,38 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
-from gtpo_verl.verl_plugin.config import VerlGTPOConfig
-from studies import confirm, logs, part_two, plan, report, reward, run
-from studies.missing import write_log
+from gtpo_verl.verl_plugin.run_config import VerlGTPOConfig
+from studies import comparisons, learning_rates, plan, report, rewards, run, verl_runs
 from studies.plan import CONTROLS, COUNTING, MANY, METHODS, TABLES, Cell
+from studies.run_queue import write_log
 
 GOOD = "<reasoning>t,a,c</reasoning><answer>tac</answer>"
 
 
 def test_a_right_answer_is_the_same_word_not_the_same_product():
-    assert reward.paper("x", GOOD, "tac") == {"score": 20, "format": 10, "acc": 1, "strict": 1}
-    assert reward.paper("x", GOOD, "cat") == {"score": 10, "format": 10, "acc": 0, "strict": 1}
+    assert rewards.paper("x", GOOD, "tac") == {"score": 20, "format": 10, "acc": 1, "strict": 1}
+    assert rewards.paper("x", GOOD, "cat") == {"score": 10, "format": 10, "acc": 0, "strict": 1}
 
 
 def test_only_the_strict_reward_sees_the_end():
     text = GOOD + "t,t,"
-    assert reward.paper("x", text, "tac")["score"] == 20
-    assert reward.strict("x", text, "tac") == {"score": 10, "format": 10, "acc": 1, "strict": 0}
-    assert reward.strict("x", GOOD, "tac")["score"] == 20
+    assert rewards.paper("x", text, "tac")["score"] == 20
+    assert rewards.strict("x", text, "tac") == {"score": 10, "format": 10, "acc": 1, "strict": 0}
+    assert rewards.strict("x", GOOD, "tac")["score"] == 20
 
 
 def test_an_answer_after_too_little_reasoning_is_not_right():
-    assert reward.paper("x", GOOD, "tac", least_reasoning=5)["acc"] == 1
-    assert reward.paper("x", GOOD, "tac", least_reasoning=6) == {"score": 10, "format": 10, "acc": 0, "strict": 1}
-    assert reward.strict("x", GOOD, "tac", least_reasoning=6)["score"] == 10
+    assert rewards.paper("x", GOOD, "tac", least_reasoning=5)["acc"] == 1
+    assert rewards.paper("x", GOOD, "tac", least_reasoning=6) == {"score": 10, "format": 10, "acc": 0, "strict": 1}
+    assert rewards.strict("x", GOOD, "tac", least_reasoning=6)["score"] == 10
 
 
 def test_the_coin_knows_nothing_of_the_completion():
-    scores = {text: [reward.coin("x", text, "tac")["score"] for _ in range(400)] for text in (GOOD, "")}
+    scores = {text: [rewards.coin("x", text, "tac")["score"] for _ in range(400)] for text in (GOOD, "")}
     for drawn in scores.values():
         assert set(drawn) == {0, 20}
         assert 150 < drawn.count(20) < 250  # 5 standard deviations
-    assert reward.coin("x", GOOD, "tac")["acc"] == 1
+    assert rewards.coin("x", GOOD, "tac")["acc"] == 1
 
 
 def test_every_part_of_the_plan_runs_each_of_its_cells_with_every_seed_once():
@@ -128,7 +128,7 @@ def command(tmp_path):
     """Overrides of a run under verl."""
 
     def made(cell):
-        words = confirm.command(cell, 3, tmp_path, tmp_path / "out")
+        words = verl_runs.command(cell, 3, tmp_path, tmp_path / "out")
         return words[words.index("--config-name") + 2 :]
 
     return made
@@ -179,17 +179,17 @@ def test_a_method_changes_what_it_says_and_nothing_else(command, method):
 @pytest.fixture
 def logged(no_logs):
     """Write a run's log of 400 steps: `strict` by step; `right` of 64 completions for each held-out question."""
-    logs.load.cache_clear()
+    comparisons.load.cache_clear()
 
     def write(cell, seed, strict, right=(32,)):
         columns = ("acc", "entropy", "above_ln2", "length", "net_weight", "shared_last")
         steps = {name: [0.5] * 400 for name in columns} | {"strict": [strict(step) for step in range(400)]}
         held_out = {"right": list(right), "strict": [64], "answers": [3], "texts": [9]}
         run.keep({"steps": steps, "held_out": held_out, "seconds": 1.0}, cell.log(seed))
-        return logs.load(cell, seed)
+        return comparisons.load(cell, seed)
 
     yield write
-    logs.load.cache_clear()
+    comparisons.load.cache_clear()
 
 
 def test_a_log_is_kept_small_and_reads_back(tmp_path):
@@ -218,10 +218,10 @@ def test_an_archived_log_reads_back_and_is_not_run_again(no_logs, monkeypatch, c
 def test_a_run_is_judged_by_its_worst_stretch_after_the_hundredth_step(logged):
     cell = Cell(COUNTING, "grpo", 1e-4)
     early = logged(cell, 1, lambda step: float(step >= 100), right=[64, 0])
-    assert early.summary["worst"] == 1 and not logs.lost(early)
+    assert early.summary["worst"] == 1 and not comparisons.lost(early)
     assert early.summary["accuracy"] == early.summary["pass8"] == 0.5
     passing = logged(replace(cell, method="gtpo"), 1, lambda step: 0.0 if 200 <= step < 240 else 1.0, right=[8])
-    assert passing.summary["worst"] == pytest.approx(0.2) and logs.lost(passing)
+    assert passing.summary["worst"] == pytest.approx(0.2) and comparisons.lost(passing)
     assert passing.pass_at[1] == 1 / 8 and passing.pass_at[64] == 1
     assert passing.summary["push"] == pytest.approx(25)
 
@@ -230,9 +230,9 @@ def test_methods_are_compared_in_pairs_of_one_seed(logged):
     cell = Cell(COUNTING, "grpo", 1e-4)
     strict = {("grpo", 1): 0.2, ("gtpo", 1): 0.9, ("grpo", 2): 0.8, ("gtpo", 3): 0.1}
     runs = [logged(replace(cell, method=m), seed, lambda step, v=v: v) for (m, seed), v in strict.items()]
-    comparison = logs.compare(runs, "gtpo", "grpo", "worst")
+    comparison = comparisons.compare(runs, "gtpo", "grpo", "worst")
     assert comparison.differences == [pytest.approx(0.7)] and comparison.higher == 1
-    assert logs.compare(runs, "grpo", "gtpo", "worst").mean == pytest.approx(-0.7)
+    assert comparisons.compare(runs, "grpo", "gtpo", "worst").mean == pytest.approx(-0.7)
 
 
 def test_a_prediction_is_the_share_of_pairs_in_the_right_order(logged):
@@ -242,19 +242,21 @@ def test_a_prediction_is_the_share_of_pairs_in_the_right_order(logged):
     for seed, (push, strict) in enumerate(pushes):
         one = logged(cell, seed, lambda step, strict=strict: strict)
         runs.append(one._replace(summary={**one.summary, "push": push}))
-    assert logs.prediction(runs) == 0.75
-    assert np.isnan(logs.prediction(runs[:2]))
+    assert comparisons.prediction(runs) == 0.75
+    assert np.isnan(comparisons.prediction(runs[:2]))
 
 
 def test_the_statistics_by_hand():
-    assert logs.iqm(np.array([0.0, 1.0, 2.0, 100.0])) == 1.5
-    assert logs.interval([1.0, 1.0]) == (1.0, 1.0)
+    assert comparisons.iqm(np.array([0.0, 1.0, 2.0, 100.0])) == 1.5
+    assert comparisons.interval([1.0, 1.0]) == (1.0, 1.0)
     # t of 2 degrees of freedom is 4.303, and the standard error of 0, 1, 2 is 1 / √3.
-    assert logs.interval([0.0, 1.0, 2.0]) == pytest.approx((1 - 4.303 / 3**0.5, 1 + 4.303 / 3**0.5), abs=1e-3)
-    assert str(logs.Comparison([-0.5, -0.5])) == "−0.50 [−0.50, −0.50]"
+    assert comparisons.interval([0.0, 1.0, 2.0]) == pytest.approx((1 - 4.303 / 3**0.5, 1 + 4.303 / 3**0.5), abs=1e-3)
+    assert str(comparisons.Comparison([-0.5, -0.5])) == "−0.50 [−0.50, −0.50]"
     # Pairs of one task and seed at several rates are one value.
-    clustered = logs.Comparison([0.0, 2.0, 3.0, 3.0, 5.0], ["a", "a", "b", "b", "c"])
-    assert clustered.mean == 2.6 and str(clustered) == str(logs.Comparison([1.0, 3.0, 5.0])).replace("+3.00", "+2.60")
+    clustered = comparisons.Comparison([0.0, 2.0, 3.0, 3.0, 5.0], ["a", "a", "b", "b", "c"])
+    assert clustered.mean == 2.6 and str(clustered) == str(comparisons.Comparison([1.0, 3.0, 5.0])).replace(
+        "+3.00", "+2.60"
+    )
 
 
 def test_the_page_knows_no_number_that_the_report_does_not():
@@ -276,8 +278,8 @@ def test_the_page_and_the_tables_are_what_the_logs_give(tmp_path, monkeypatch):
 
 
 def test_a_short_or_failed_run_under_verl_leaves_no_log(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(confirm, "HERE", tmp_path)
-    monkeypatch.setattr(confirm, "prepare", lambda *_: None)
+    monkeypatch.setattr(verl_runs, "HERE", tmp_path)
+    monkeypatch.setattr(verl_runs, "prepare", lambda *_: None)
     cell = Cell(COUNTING, "gtpo", 1e-4)
 
     def started(status, steps):
@@ -289,13 +291,13 @@ def test_a_short_or_failed_run_under_verl_leaves_no_log(tmp_path, monkeypatch, c
         return start
 
     for status, steps in ((1, 600), (0, 599)):
-        monkeypatch.setattr(confirm.subprocess, "run", started(status, steps))
-        assert not confirm.execute(cell, 1, tmp_path / "outputs")
-        assert not confirm.log_of(cell, 1).exists()
+        monkeypatch.setattr(verl_runs.subprocess, "run", started(status, steps))
+        assert not verl_runs.execute(cell, 1, tmp_path / "outputs")
+        assert not verl_runs.log_of(cell, 1).exists()
     assert "599/600 steps" in capsys.readouterr().out
-    monkeypatch.setattr(confirm.subprocess, "run", started(0, 600))
-    assert confirm.execute(cell, 1, tmp_path / "outputs")
-    assert confirm.log_of(cell, 1).exists()
+    monkeypatch.setattr(verl_runs.subprocess, "run", started(0, 600))
+    assert verl_runs.execute(cell, 1, tmp_path / "outputs")
+    assert verl_runs.log_of(cell, 1).exists()
 
 
 RESULT = [
@@ -348,25 +350,25 @@ def table(method, by_seed, clean=1.0):
 
 def test_a_run_is_judged_at_the_rate_that_the_other_seeds_chose():
     grpo = {1: {1e-4: 0.9, 2e-4: 0.1}, 2: {1e-4: 0.5, 2e-4: 0.6}, 3: {1e-4: 0.5, 2e-4: 0.8}, 4: {1e-4: 1.0}}
-    chosen = part_two.at_own_best_rate(table("grpo", grpo))
+    chosen = learning_rates.at_own_best_rate(table("grpo", grpo))
     # Seed 1 alone likes the low rate, and it is the one that does not get it; seed 4 is incomplete.
     assert dict(zip(chosen["seed"], chosen["lr"], strict=True)) == {1: 2e-4, 2: 1e-4, 3: 1e-4}
     both = pd.concat([chosen, table("gtpo", {seed: {1e-4: 0.7} for seed in (1, 2, 3)})])
-    assert part_two.compare(both, "gtpo", "grpo", "accuracy").differences == pytest.approx([0.6, 0.2, 0.2])
+    assert learning_rates.compare(both, "gtpo", "grpo", "accuracy").differences == pytest.approx([0.6, 0.2, 0.2])
 
 
 def test_a_rate_is_chosen_among_those_that_end_cleanly_on_the_other_seeds():
     runs = table("grpo", {seed: {1e-4: 0.5, 2e-4: 0.8} for seed in (1, 2, 3)})
-    assert set(part_two.at_own_best_rate(runs, 0.9)["lr"]) == {2e-4}
+    assert set(learning_rates.at_own_best_rate(runs, 0.9)["lr"]) == {2e-4}
     runs.loc[(runs["seed"] == 1) & (runs["lr"] == 2e-4), "clean"] = 0.0
-    chosen = part_two.at_own_best_rate(runs, 0.9)
+    chosen = learning_rates.at_own_best_rate(runs, 0.9)
     assert dict(zip(chosen["seed"], chosen["lr"], strict=True)) == {1: 2e-4, 2: 1e-4, 3: 1e-4}
 
 
 def test_a_method_bears_the_rates_at_which_it_is_as_accurate_as_at_its_best_and_ends_cleanly():
     clean = table("gtpo", {1: {1e-4: 0.76, 2e-4: 0.8, 8e-4: 0.7}})
     runs = pd.concat([clean, table("gtpo", {1: {4e-4: 0.79}}, clean=0.85)])
-    assert part_two.rates_borne(runs, "task", "gtpo") == [1e-4, 2e-4]
+    assert learning_rates.rates_borne(runs, "task", "gtpo") == [1e-4, 2e-4]
 
 
 def test_a_run_of_part_two_is_summed_up_by_its_endpoints(no_logs):
@@ -377,7 +379,7 @@ def test_a_run_of_part_two_is_summed_up_by_its_endpoints(no_logs):
     held_out = {"samples": 16, "right": [16, 0, 2, 0], "strict": [16, 8, 16, 8]}
     cell = Cell(MANY[0], "gtpo", 1e-4)
     run.keep({"steps": steps, "held_out": held_out}, cell.log(1))
-    (summary,) = part_two.results([(cell, 1), (cell, 2)]).to_dict("records")
+    (summary,) = learning_rates.results([(cell, 1), (cell, 2)]).to_dict("records")
     assert summary["accuracy"] == 18 / 64 and summary["clean"] == 0.75
     assert summary["pass8"] == pytest.approx((1 + 1 - 8 * 7 / (16 * 15)) / 4, abs=1e-9)
     assert summary["worst"] == pytest.approx(0.2) and summary["first"] == pytest.approx(0.4)
@@ -385,7 +387,7 @@ def test_a_run_of_part_two_is_summed_up_by_its_endpoints(no_logs):
 
 
 def test_the_page_fills_up_as_runs_are_complete(no_logs):
-    assert not any(rows for _, rows in part_two.evidence().values())
+    assert not any(rows for _, rows in learning_rates.evidence().values())
     columns = ("entropy", "length", "template", "conflict", "conflict_first", "conflict_last")
     steps = {name: [0.25] * 60 for name in columns} | {"strict": [1.0] * 60, "change": [0.1] * 60}
     right = {"gtpo": 16, "positive_only": 24}  # of 32, at 1e-4 and 1e-5; less elsewhere
@@ -394,15 +396,15 @@ def test_the_page_fills_up_as_runs_are_complete(no_logs):
             answered = right.get(cell.method, 8) - (cell.lr not in (1e-4, 1e-5))
             held_out = {"samples": 32, "right": [answered] * 4, "strict": [32 if cell.lr <= 1e-4 else 16] * 4}
             run.keep({"steps": steps, "held_out": held_out}, cell.log(seed))
-    assert [done for _, done in part_two.progress()] == [f"{n} of {n}" for n in map(len, plan.blocks().values())]
-    tables = {name: rows for name, (_, rows) in part_two.evidence().items()}
+    assert [done for _, done in learning_rates.progress()] == [f"{n} of {n}" for n in map(len, plan.blocks().values())]
+    tables = {name: rows for name, (_, rows) in learning_rates.evidence().items()}
     methods = {row[0]: row[1:] for row in tables["many"]}
     assert methods["GRPO"][:4] == ["1e-4", "15", "0.25", "1.00"]
     assert methods["GRPO"][5:7] == ["+0.25 [+0.25, +0.25]", "+0.00 [+0.00, +0.00]"]
     assert len(tables["real"]) == 6 and len(tables["rivals"]) == 4 + len(plan.RIVALS)
     assert ["GTPO", *["0.50, 1.00"] * 5] in tables["real by seed"]
     assert len(tables["by share"]) == 1 + len(plan.WORDY)
-    assert {row[0]: row[2] for row in tables["fresh"]} == {logs.TITLES[m]: "15" for m in plan.CONFIRMED}
+    assert {row[0]: row[2] for row in tables["fresh"]} == {comparisons.TITLES[m]: "15" for m in plan.CONFIRMED}
     assert tables["borne"][0][:2] == ["counting letters", "2.5e-5, 5e-5, 1e-4"]
     assert {row[0] for row in tables["better"]} == {"1b", "2", "3", "5"}
     assert {row[2] for row in tables["better"]} == {"GRPO, positive updates only"}

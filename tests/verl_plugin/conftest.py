@@ -1,9 +1,9 @@
 import pytest
+from harness.stages import STAGES
 from verl.trainer.ppo.v1 import trainer_base
 
-from gtpo_verl.verl_plugin import names_and_versions
+from gtpo_verl.verl_plugin import compat
 from gtpo_verl.verl_plugin.state import current
-from recipes.verl_cpu.stages import STAGES
 
 
 @pytest.fixture
@@ -27,4 +27,4 @@ def stage(make_stage, request):
 
 @pytest.fixture
 def no_load_errors(monkeypatch):
-    monkeypatch.setattr(names_and_versions, "_load_errors", [])
+    monkeypatch.setattr(compat, "_load_errors", [])

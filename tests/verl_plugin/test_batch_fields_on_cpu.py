@@ -9,7 +9,7 @@ from verl import DataProto
 from verl.trainer.ppo.v1 import utils
 
 from gtpo_verl import GTPOConfig, compute_gtpo_outcome_advantage
-from gtpo_verl.initial_entropy import InitialEntropy
+from gtpo_verl.run_files.initial_entropy import InitialEntropy
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from rollout_batch import expected, padded, real_mean_entropy
 from verl.utils.metric import reduce_metrics
 
 from gtpo_verl import GTPOConfig
-from gtpo_verl.initial_entropy import InitialEntropy
+from gtpo_verl.run_files.initial_entropy import InitialEntropy
 
 KNOWN = "algorithm.gtpo.initial_entropy=0.3"
 

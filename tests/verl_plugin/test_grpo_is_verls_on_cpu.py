@@ -11,9 +11,9 @@ ROOT = Path(__file__).parents[2]
 GRPO = """
 import hashlib, logging, sys
 import torch
-sys.path.insert(0, "scripts")
+sys.path[:0] = ["tests", "scripts"]
 import same_numbers
-from recipes.verl_cpu.stages import STAGES
+from harness.stages import STAGES
 from verl.utils.config import validate_config
 from verl.utils.metric import reduce_metrics
 from verl.utils.tracking import Tracking

@@ -5,9 +5,9 @@ import verl
 from omegaconf import open_dict
 from verl_config import validate
 
-from gtpo_verl.initial_entropy import InitialEntropy
+from gtpo_verl.run_files.initial_entropy import InitialEntropy
 from gtpo_verl.verl_plugin import preflight
-from gtpo_verl.verl_plugin.config import RunConfig, VerlGTPOConfig
+from gtpo_verl.verl_plugin.run_config import RunConfig, VerlGTPOConfig
 
 KNOWN = "algorithm.gtpo.initial_entropy=0.2"
 BYPASS = "algorithm.rollout_correction.bypass_mode=true"

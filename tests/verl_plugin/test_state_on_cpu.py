@@ -11,7 +11,7 @@ from verl.trainer.ppo import core_algos
 from verl.utils.metric import reduce_metrics
 
 from gtpo_verl import GTPOConfig
-from gtpo_verl.initial_entropy import InitialEntropy
+from gtpo_verl.run_files.initial_entropy import InitialEntropy
 from gtpo_verl.verl_plugin import hooks
 from gtpo_verl.verl_plugin.update_pass import Columns
 

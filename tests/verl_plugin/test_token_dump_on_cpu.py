@@ -9,15 +9,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from harness.stages import STAGES
 from rollout_batch import LENGTHS, SCORES, UIDS, real_mean_entropy
 from token_dump import batch_of, write
 
 from gtpo_verl import compute_gtpo_token_advantages
 from gtpo_verl.verl_plugin import preflight
-from gtpo_verl.verl_plugin.config import RunConfig, VerlGTPOConfig
+from gtpo_verl.verl_plugin.run_config import RunConfig, VerlGTPOConfig
 from gtpo_verl.verl_plugin.token_dump import TokenDump, bounded_rows
 from gtpo_verl.verl_plugin.update_pass import Columns
-from recipes.verl_cpu.stages import STAGES
 
 KNOWN = "algorithm.gtpo.initial_entropy=0.3"
 GROUPED = [0, 1, 3, 2, 5]  # the real rows, group by group

@@ -10,7 +10,7 @@ import logging, sys, verl
 for root in (logging.getLogger(), *logging.getLogger().handlers):
     root.setLevel(int(sys.argv[-1]))
 logging.getLogger("gtpo_verl").info("seen")
-logging.getLogger("gtpo_verl.reward").warning("seen")
+logging.getLogger("gtpo_verl.reward.score").warning("seen")
 """
     for level in (logging.DEBUG, logging.ERROR):
         assert run_python(code, level).stderr.count("seen") == 2

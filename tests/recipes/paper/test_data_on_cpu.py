@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from gtpo_verl.reward import compute_score
+from gtpo_verl.reward.score import compute_score
 from recipes.__main__ import main
 from recipes.paper import data
 from recipes.paper.data import (

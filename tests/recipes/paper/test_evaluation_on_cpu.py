@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from verl.trainer.ppo.v1 import PPOTrainer
 
-from gtpo_verl.reward import compute_score
+from gtpo_verl.reward.score import compute_score
 from recipes.__main__ import main
 from recipes.paper import evaluation
 from recipes.paper.evaluation import (

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from gtpo_verl.reward import compute_score
+from gtpo_verl.reward.score import compute_score
 from recipes.paper.data import make_rows, make_sft_rows
 from recipes.tasks import smollm2
 from recipes.tasks.smollm2 import Config, make_questions

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gtpo_verl.reward import TAGS, compute_score, extract_answer
+from gtpo_verl.reward.score import TAGS, compute_score, extract_answer
 from recipes.tasks import tiny
 from recipes.tasks.tiny import WarmStartConfig, completion_text, prepare, two_digit
 from studies.questions import TASKS, max_response_length

@@ -1,0 +1,241 @@
+"""Reward of GTPO (arXiv:2508.03772), App. 8.2 "Reward Settings", as a verl custom reward function::
+
+    score = format + 10 * acc        format in {10, 1, 0}, acc in {1, 0}
+
+``format`` is 10 if all four tags of the prompt are in the completion, 1 if only some are, 0 if none is; ``acc`` is 1 if
+the right answer is enclosed in the answer tags, whatever the rest looks like. In a verl config::
+
+    reward.custom_reward_function.path=pkg://gtpo_verl.reward
+    reward.custom_reward_function.name=compute_score
+
+Where the paper is silent: the answer is the content of the last complete ``<answer>...</answer>`` pair, and equality is
+that of math-verify (fractions, LaTeX, sets, units, six decimals), not of strings.
+
+math-verify runs in a process of its own (``math_verify_process``). Integers, and answers that are the ground truth
+letter for letter, do without it.
+"""
+
+import importlib.util
+import logging
+import re
+from fractions import Fraction
+
+from gtpo_verl.reward.math_verify_process import MathVerifyProcess
+
+if importlib.util.find_spec("math_verify") is None:
+    raise ImportError("gtpo_verl.reward.score needs math-verify: pip install math-verify")
+
+TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
+MAX_ANSWER_CHARS = 300
+"""A longer answer is no answer. The longest of MATH's 12,500 answers has 159 characters."""
+MAX_NESTING = 6
+"""An answer with brackets nested deeper is wrong unseen, as math-verify would parse it for seconds. MATH's reach 3."""
+
+logger = logging.getLogger(__name__)
+_math_verify = MathVerifyProcess()
+
+
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: dict | None = None, **kwargs
+) -> dict[str, float | str]:
+    """Score one completion (arXiv:2508.03772, App. 8.2). Any completion gets a score; none raises.
+
+    Args:
+        data_source: Name of the dataset; every dataset is scored alike.
+        solution_str: The completion as text, without special tokens.
+        ground_truth: The right answer, plain or LaTeX, 1 to ``MAX_ANSWER_CHARS`` characters.
+        extra_info: Not used.
+        **kwargs: What verl adds when a reward model is served; not used.
+
+    Returns:
+        Always the same keys: ``score`` (the reward, format + 10 acc), ``format`` (10, 1 or 0), ``acc`` (1 or 0),
+        ``pred`` (the answer in canonical form, to vote with; "" if there is none), ``strict`` (1 if the completion is
+        ``<reasoning>...</reasoning>`` then ``<answer>...</answer>`` and nothing else, else 0), ``timeout`` (1 if
+        math-verify gave no verdict, in which case ``acc`` is 0 but means "unknown", else 0).
+
+    Raises:
+        ValueError: if ``ground_truth`` is empty or too long.
+        RuntimeError: if the math-verify process cannot start.
+    """
+    if not 0 < len(ground_truth.strip()) <= MAX_ANSWER_CHARS:
+        raise ValueError(
+            f"reward_model.ground_truth must have 1 to {MAX_ANSWER_CHARS} characters, got {ground_truth!r} "
+            f"(data_source={data_source!r}): correct or drop the row in the dataset"
+        )
+    answer = extract_answer(solution_str)
+    timeout = False
+    try:
+        correct = is_equal(ground_truth, answer)
+    except TimeoutError as error:
+        logger.warning("%s", error)
+        correct, timeout = False, True
+    format_reward = compute_format_reward(solution_str)
+    return {
+        "score": format_reward + 10.0 * correct,
+        "format": format_reward,
+        "acc": float(correct),
+        "pred": canonicalize(answer),
+        "strict": float(is_strict(solution_str)),
+        "timeout": float(timeout),
+    }
+
+
+def compute_format_reward(solution_str: str) -> float:
+    """10 if all four ``TAGS`` occur in the completion, 1 if only some do, 0 if none does (App. 8.2)."""
+    present = sum(tag in solution_str for tag in TAGS)
+    return 10.0 if present == len(TAGS) else 1.0 if present else 0.0
+
+
+def is_strict(solution_str: str) -> bool:
+    """Whether the completion is ``<reasoning>...</reasoning>`` then ``<answer>...</answer>``, each tag once.
+
+    Whitespace around the two blocks is allowed, other text is not. The paper does not reward this; it shows the loss of
+    a completion's end, which ``compute_format_reward`` does not see.
+    """
+    if any(solution_str.count(tag) != 1 for tag in TAGS):
+        return False
+    reasoning, _, answer = solution_str.strip().partition("</reasoning>")
+    return (
+        reasoning.startswith("<reasoning>") and answer.lstrip().startswith("<answer>") and answer.endswith("</answer>")
+    )
+
+
+def extract_answer(solution_str: str) -> str:
+    """Content of the last complete ``<answer>...</answer>`` pair, stripped; "" if there is none or it is too long."""
+    start = solution_str.rfind("<answer>", 0, max(solution_str.rfind("</answer>"), 0))
+    if start < 0:
+        return ""
+    start += len("<answer>")
+    answer = solution_str[start : solution_str.find("</answer>", start)].strip()
+    return answer if len(answer) <= MAX_ANSWER_CHARS else ""
+
+
+def canonicalize(answer: str) -> str:
+    """A form to vote with, in which equal answers are mostly equal strings: numbers by value, the rest by spelling.
+
+    ``0.50``, ``\\frac12`` and ``1/2`` give ``1/2``; ``$1,200``, ``1200.`` and ``1200 dollars`` give ``1200``. Algebra
+    is left alone: ``x+1`` and ``1+x`` stay two answers. The result depends on ``answer`` only and is printable.
+    """
+    text = _clean(answer)
+    number = _parse_number(text)
+    if number is not None:
+        return str(number)
+    text = _unwrap(text, r"\\text\s*(?=\{)")
+    return re.sub(r"\s*([^\w\s\\])\s*", r"\1", text)
+
+
+def is_equal(ground_truth: str, answer: str) -> bool:
+    """Whether two answers are equal by math-verify, asking it only where spelling and integers do not decide.
+
+    Raises:
+        TimeoutError: if math-verify gave no verdict: it ran out of time, or its process was killed.
+        RuntimeError: if the math-verify process cannot start.
+    """
+    gold, pred = _clean(ground_truth), _clean(answer)
+    if not pred or pred == gold:
+        return pred == gold != ""
+    gold_number, pred_number = _parse_number(gold), _parse_number(pred)
+    if gold_number is not None and pred_number is not None:
+        if gold_number == pred_number:
+            return True
+        if gold_number.denominator == pred_number.denominator == 1:
+            return False
+    if not _is_well_nested(pred):
+        return False
+    return _math_verify.is_equal(gold, pred)
+
+
+def closing_brace(text: str, start: int) -> int:
+    """Index of the ``}`` that closes the ``{`` at ``text[start]``, or -1; ``\\{`` and ``\\}`` are not braces."""
+    depth = 0
+    for match in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(match.group(), 0)
+        if depth == 0:
+            return match.start()
+    return -1
+
+
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_BRACKET = re.compile(r"\\[{}]|[()\[\]{}]")
+_CONTROL_SEQUENCE = re.compile(r"\\(?:[A-Za-z]+|.)")
+_PLAIN_SPELLING = {
+    **dict.fromkeys((r"\!", r"\left", r"\right", r"\$"), ""),
+    **dict.fromkeys((r"\,", r"\;", r"\:", r"\ ", r"\quad", r"\qquad"), " "),
+    **dict.fromkeys((r"\dfrac", r"\tfrac", r"\cfrac"), r"\frac"),
+    **dict.fromkeys((r"\mathrm", r"\textbf", r"\textrm", r"\textnormal", r"\mbox"), r"\text"),
+    r"\%": "%",
+}
+_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"))
+_NUMBER = r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+_DECIMAL = re.compile(_NUMBER)
+_FRACTION = re.compile(
+    r"(?P<sign>[-+]?)\s*(?:\\frac\s*(?:\{\s*(-?[0-9]+)\s*\}|([0-9]))\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))|([0-9]+)\s*/\s*([0-9]+))"
+)
+# "18 dollars", "5\text{ cm}", "90^\circ", "50%". A word that changes the number ("3 pi") is left to math-verify.
+_WORDS = r"[A-Za-z]{2,}(?:[ /.-]+[A-Za-z]+)*"
+_QUANTITY = re.compile(
+    rf"({_NUMBER})\s*(?:%|\^\s*(?:\\circ|\{{\\circ\}})|-?\s*({_WORDS})|\\text\s*\{{\s*({_WORDS})[ .]*\}})"
+)
+_NOT_UNITS = frozenset(
+    "and base billion choose cubed dozen factorial half halves hundred million minus mod not or over percent plus "
+    "quarter squared third fourth fifth sixth seventh eighth ninth tenth hundredth thousand thousandth times to "
+    "trillion arccos arcsin arctan cos exp ln log sin sqrt tan "
+    "alpha beta delta gamma lambda mu omega phi pi psi rho sigma tau theta".split()
+)
+
+
+def _clean(answer: str) -> str:
+    """``answer`` without delimiters, ``\\boxed``, spacing commands, currency, percent signs, units and unprintable
+    characters, and with one spelling for LaTeX's synonyms."""
+    text = "".join(char for char in " ".join(answer.split()) if char.isprintable()).replace("\u2212", "-")
+    previous = None
+    while text != previous:
+        previous = text
+        text = text.strip().rstrip(".").rstrip()
+        text = _unwrap(text, r"\\(?:boxed|fbox)\s*(?=\{)")
+        for opening, closing in _DELIMITERS:
+            inner = text[len(opening) : len(text) - len(closing)]
+            if text == opening + inner + closing and opening not in inner and closing not in inner:
+                text = inner
+    text = re.sub(r"(?<=[0-9])(?:,?\\[,!]\s*|\{,\})(?=[0-9]{3}(?![0-9]))", ",", text)
+    text = _CONTROL_SEQUENCE.sub(lambda match: _PLAIN_SPELLING.get(match.group(), match.group()), text)
+    text = " ".join(text.split())
+    if text.count("$") == 1:
+        text = re.sub(r"^([-+]?)\s*\$\s*(?=[0-9.])|\$$", r"\1", text)
+    quantity = _QUANTITY.fullmatch(text)
+    words = re.split(r"[ /.-]+", (quantity[2] or quantity[3] or "").lower()) if quantity else []
+    if quantity and _NOT_UNITS.isdisjoint([*words, *(word.removesuffix("s") for word in words)]):
+        return quantity[1]
+    return text
+
+
+def _unwrap(text: str, command: str) -> str:
+    """The argument of the LaTeX ``command`` (a pattern) if ``text`` is nothing else, otherwise ``text``."""
+    match = re.match(command, text)
+    if match and closing_brace(text, match.end()) == len(text) - 1:
+        return text[match.end() + 1 : -1].strip()
+    return text
+
+
+def _parse_number(text: str) -> Fraction | None:
+    """The exact value of an integer, a decimal, ``a/b`` or ``\\frac{a}{b}``; None for anything else."""
+    if _DECIMAL.fullmatch(text):
+        return Fraction(text.replace(",", ""))
+    match = _FRACTION.fullmatch(text)
+    if match is None:
+        return None
+    sign, numerator, denominator = match["sign"], *(group for group in match.groups()[1:] if group is not None)
+    return Fraction(int(sign + "1") * int(numerator), int(denominator)) if int(denominator) else None
+
+
+def _is_well_nested(text: str) -> bool:
+    """Whether braces are closed and no bracket is nested deeper than ``MAX_NESTING``."""
+    depth = braces = 0
+    for token in _BRACKET.findall(text):
+        opens = token in ("(", "[", "{", r"\{")
+        depth = depth + 1 if opens else max(depth - 1, 0)
+        if token in "{}":
+            braces += 1 if opens else -1
+        if depth > MAX_NESTING or braces < 0:
+            return False
+    return braces == 0

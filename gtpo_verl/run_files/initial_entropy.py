@@ -1,0 +1,153 @@
+"""⟨H⟩_ini, the policy's mean entropy before training (arXiv:2508.03772, Sec. 5.2), and what it decides.
+
+It is one number for a whole run: measured once, written beside the checkpoints, read back on resume. By default a run
+measures it on its first rollouts. The paper's procedure is stricter; pass the value that this command measures to the
+run as `algorithm.gtpo.initial_entropy`:
+
+    gtpo-verl initial-entropy --model Qwen/Qwen2.5-3B-Instruct --data data/gsm8k/train.parquet --samples 100
+"""
+
+import json
+import math
+from collections.abc import Hashable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from gtpo_verl.algorithm.config import GTPOConfig
+from gtpo_verl.run_files.records import atomic_write, differences, read_record
+
+_FILE_NAME = "gtpo_initial_entropy.json"
+_SETTINGS = "gtpo"
+PAPER_SAMPLES = 100
+
+
+@dataclass(frozen=True)
+class InitialEntropy:
+    """⟨H⟩_ini and how it was measured.
+
+    Args:
+        value (float): mean of ⟨H⟩_i over the completions, nats per token.
+        std (float): standard deviation of ⟨H⟩_i over the completions, nats per token.
+        completions (int): completions measured; 0 if the config gave the value.
+        prompts (int): their prompts.
+    """
+
+    value: float
+    std: float = 0.0
+    completions: int = 0
+    prompts: int = 0
+
+    @classmethod
+    def measure(
+        cls, trajectory_entropy: torch.Tensor, lengths: torch.Tensor, index: Iterable[Hashable]
+    ) -> "InitialEntropy":
+        """Measure from (bs,) trajectory entropies of rollouts of the untrained policy; rows of length 0 do not count.
+
+        Raises:
+            ValueError: there is no completion.
+        """
+        real = (lengths > 0).tolist()
+        values = trajectory_entropy[lengths > 0].double()
+        if len(values) == 0:
+            raise ValueError("the initial entropy cannot be measured: no completion has a token")
+        prompts = {uid for uid, is_real in zip(index, real, strict=True) if is_real}
+        return cls(values.mean().item(), values.std(correction=0).item(), len(values), len(prompts))
+
+    def may_be_chance(self, config: GTPOConfig) -> bool:
+        """Whether other prompts might decide otherwise: there are few, and the value is near the threshold.
+
+        Of one prompt each, Llama-3.1-8B on MATH starts at 0.90 or at 0.48 nats.
+        """
+        near = config.entropy_threshold / 2 < self.value < 2 * config.entropy_threshold
+        return config.completion_filter == "auto" and 0 < self.prompts < 16 and near
+
+    def decision(self, config: GTPOConfig) -> str:
+        """Say in one line whether completions are filtered, and why."""
+        active, automatic = config.filter_is_active(self.value), config.completion_filter == "auto"
+        because = f"completion_filter={config.completion_filter}; initial entropy {self.value:.3f} nats"
+        if automatic:
+            because = f"{self.value:.3f} {'<' if active else '>='} {config.entropy_threshold:.3f} nats"
+        basis = f"given as {config.section}.initial_entropy"
+        if self.completions:
+            basis = f"{self.completions} completions of {self.prompts} prompt{'s' * (self.prompts > 1)}"
+            if self.prompts < PAPER_SAMPLES:
+                basis += f", fewer than the paper's {PAPER_SAMPLES}"
+        threshold = f"{config.entropy_threshold:.3f} nats per token"
+        meaning = f"a completion above {threshold} is left out of the update"
+        if not active:
+            since = f", since many of this model's would lie above {threshold} from the start"
+            meaning = f"all completions count{since * automatic}"
+        if self.may_be_chance(config):
+            meaning += (
+                ". Other prompts might decide otherwise: measure it on 100 with `gtpo-verl initial-entropy` and set "
+                f"{config.section}.initial_entropy"
+            )
+        return f"completion filter {'on' if active else 'off'}: {because}, {basis}; {meaning}"
+
+    @staticmethod
+    def path(folder: str | Path) -> Path:
+        """The record of a run with these checkpoints."""
+        return Path(folder) / _FILE_NAME
+
+    def save(self, folder: str | Path, config: GTPOConfig) -> Path:
+        """Write the record, and the settings that it is used with, into the folder of the checkpoints."""
+        path = self.path(folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, json.dumps(asdict(self) | {_SETTINGS: asdict(config)}, indent=2) + "\n")
+        return path
+
+    @classmethod
+    def known_before(cls, config: GTPOConfig, resumed_from: str | Path | None) -> "InitialEntropy | None":
+        """What a run knows of its initial entropy before its first batch; None: to be measured, or not needed.
+
+        `resumed_from` is the folder of the record, if the run is resumed; None if it is new.
+
+        Raises:
+            ValueError: the run is resumed, the filter needs the initial entropy, and there is no record of it.
+        """
+        if config.initial_entropy is not None:
+            return cls(config.initial_entropy)
+        if resumed_from is None:
+            return None
+        needed = config.completion_filter == "auto"
+        return cls.load(resumed_from, config.section) if needed or cls.path(resumed_from).exists() else None
+
+    @classmethod
+    def load(cls, folder: str | Path, section: str = GTPOConfig.section) -> "InitialEntropy":
+        """Read the record of a run that is resumed; `section` is where its config has GTPO's keys.
+
+        Raises:
+            ValueError: the record is missing or damaged.
+        """
+        path = cls.path(folder)
+        remedy = (
+            f"set {section}.initial_entropy (nats per token) to the value that the run logged at its first step, "
+            f"or {section}.completion_filter to always or never"
+        )
+        if not path.is_file():
+            raise ValueError(f"this run is resumed, but {path} with its initial entropy is missing; {remedy}")
+        try:
+            values = {**json.loads(path.read_text())}
+            values.pop(_SETTINGS, None)
+            record = cls(**values)
+            if not (math.isfinite(record.value) and record.value >= 0):
+                raise ValueError(f"value={record.value}")
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"this run is resumed, but {path} is not a valid record ({error}); {remedy}") from error
+        return record
+
+
+def changed_settings(folder: str | Path, config: GTPOConfig) -> list[str]:
+    """The keys that had another value in the run with these checkpoints, one line each.
+
+    Raises:
+        ValueError: the record of the run is damaged.
+    """
+    path = InitialEntropy.path(folder)
+    before = read_record(path).get(_SETTINGS, {}) if path.exists() else {}
+    if not isinstance(before, dict):
+        raise ValueError(f"{path} must have an object {_SETTINGS}: restore or remove it")
+    kept = {key: value for key, value in asdict(config).items() if key in before and not key.startswith("dump_")}
+    return [f"{config.section}.{changed}" for changed in differences({key: before[key] for key in kept}, kept)]

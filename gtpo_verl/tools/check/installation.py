@@ -1,0 +1,50 @@
+"""Whether GTPO is hooked into the verl of this process."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import version
+from importlib.util import find_spec
+from pkgutil import resolve_name
+
+from gtpo_verl.tools.check.finding import Finding
+
+
+def findings() -> Iterator[Finding]:
+    """What is registered and hooked, and what is not."""
+    if missing := [name for name in ("torch", "verl") if find_spec(name) is None]:
+        remedy = "install verl as its documentation says, then run this again"
+        yield Finding("installed", f"no {' and no '.join(missing)}", remedy)
+        return
+    import verl
+
+    loaded = "gtpo_verl.verl_plugin" in sys.modules
+    from verl.trainer.ppo import core_algos
+
+    from gtpo_verl import verl_plugin
+    from gtpo_verl.verl_plugin import compat, hooks
+
+    yield Finding("gtpo_verl", f"{version('gtpo-verl')} at {verl_plugin.__file__}")
+    tested = ", ".join(compat.SUPPORTED_VERL)
+    yield Finding("verl", f"{verl.__version__} at {verl.__file__} (tested: {tested})")
+    plugins = "VERL_USE_EXTERNAL_PLUGINS"
+    how_to_load = f"{plugins}={os.environ.get(plugins)} leaves gtpo out: unset it, or add gtpo to the list"
+    yield Finding("loaded by verl", "yes" if loaded else "no", "" if loaded else how_to_load)
+    with suppress(ValueError):  # the plugin is not loaded
+        serves = core_algos.get_adv_estimator_fn("gtpo")
+        yield Finding("advantage estimator gtpo", f"{serves.__module__}.{serves.__qualname__}")
+    for subject, module, path, _ in hooks.HOOKS:
+        hooked = _hooked(module, path)
+        yield Finding(f"hook on {subject}", hooked, f"{module}.{path} is not hooked" if hooked == "no" else "")
+    if "GTPO" in core_algos.AdvantageEstimator.__members__:
+        yield Finding("gtpo", "this verl has GTPO of its own", advice="it serves gtpo, the plugin gtpo_trajectory")
+    for problem in compat.load_errors():
+        yield Finding("registration", "failed", problem)
+
+
+def _hooked(module: str, path: str) -> str:
+    package = module.rpartition(".")[0]
+    if not (find_spec(package) and find_spec(module)):
+        return "not in this verl"
+    return "yes" if hasattr(resolve_name(f"{module}:{path}"), "__wrapped__") else "no"

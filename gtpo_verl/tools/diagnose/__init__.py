@@ -1,0 +1,54 @@
+"""`gtpo-verl diagnose`: what is wrong with a run, and would GTPO (arXiv:2508.03772) change it, from its files.
+
+It reads what a trainer logged (`logs`) and completions if there are any (`rollouts`), looks for the signs that
+the watch in training looks for (`monitor.signs`), judges (`report`), and shows it (`screen`, `plot`). `evidence` is
+what this project's stored runs say.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from gtpo_verl.tools.diagnose.text_report import screen
+from gtpo_verl.tools.diagnose.verdict import STATUS, read_run, report_on
+
+BAD_INPUT = 4  # argparse's own, 2, means failed here
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommand's options."""
+    parser.description = "Say what is wrong with a run, from files that it left, and whether GTPO would change it."
+    parser.epilog = (
+        "example: gtpo-verl diagnose train.log --plot train.png         verl's console, saved by tee, Slurm or wandb\n"
+        "         gtpo-verl diagnose outputs                            TRL's output folder\n"
+        "         gtpo-verl diagnose metrics.jsonl --rollouts rollouts --tokenizer MODEL\n"
+        "status:  0 healthy, 1 degraded, 2 failed, 3 cannot tell, 4 bad input"
+    )
+    parser.add_argument(
+        "log",
+        metavar="LOG",
+        type=Path,
+        help="verl's console log or trainer.logger=file; what TRL or ms-swift prints, trainer_state.json or "
+        "logging.jsonl; a CSV of W&B; TensorBoard; compressed or not; a folder with one of these, or of rollouts "
+        "alone; - for the standard input",
+    )
+    parser.add_argument("--rollouts", type=Path, help="the run's completions: trainer.rollout_data_dir, or a dump_dir")
+    parser.add_argument("--tokenizer", help="folder or Hub name of the run's tokenizer, for verl's rollouts")
+    parser.add_argument("--limit", type=int, help="tokens at which completions are cut: data.max_response_length")
+    parser.add_argument("--completions", type=int, help="completions per step; default: what the log shows")
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the run: a PNG, SVG or PDF file")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report."""
+    if any(number is not None and number < 1 for number in (args.limit, args.completions)):
+        raise ValueError("--limit and --completions must be at least 1")
+    found = read_run(args.log, args.rollouts, args.tokenizer, args.limit, args.completions)
+    report = report_on(found)
+    if args.plot:
+        from gtpo_verl.tools.diagnose.plot import plot
+
+        plot(found, report, args.plot)
+    print(json.dumps(report, indent=1) if args.json else screen(report, args.plot))
+    return STATUS[report["verdict"]]

@@ -1,0 +1,111 @@
+"""What the completions say about a run: ends, repetition, groups without spread, and how much is in conflict."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from gtpo_verl.monitor.repetition import group_shares, repetition
+from gtpo_verl.tools.rollouts.sources import Source, find_source, step_of, thin_out
+
+_BYTES = 24 << 20  # what is tokenised in about a minute
+_SCORES = {"accuracy": "acc", "strict": "strict", "format": "format"}
+
+Completion = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Completions of a run, and the numbers of each step.
+
+    Args:
+        source (Source): where the completions come from.
+        limit: tokens at which they were cut off. A dump shows how they end, verl's text does not.
+        steps: our numbers (`signs.NUMBERS`) at each step; `forward`, `backward`, `either`, shares of tokens on the
+            conflict masks; and `groups`, the share of groups that have one.
+        completions: those of the last steps, each with its step, its own tokens and our numbers of it.
+        unpunished: of each completion that does not end, in a group where others do and rewards differ, whether it
+            scores above the group's mean.
+    """
+
+    source: Source
+    limit: float | None = None
+    steps: dict[int, dict[str, float]] = field(default_factory=dict)
+    completions: list[Completion] = field(default_factory=list)
+    unpunished: list[bool] = field(default_factory=list)
+
+    @property
+    def applied(self) -> bool:
+        """Whether GTPO trained them."""
+        return bool(self.source.header["gtpo_applied"])
+
+    def text(self, completion: Completion) -> str:
+        """One of `completions` as text."""
+        return self.source.tokenizer.decode(completion["ids"])
+
+    def add(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Take the completions of one more step."""
+        groups: dict[str, list[Completion]] = defaultdict(list)
+        for row in rows:
+            groups[row["uid"]].append(_completion(row, self.limit))
+        completions = [completion for group in groups.values() for completion in group]
+        self.steps[rows[0]["step"]] = _means(completions) | _of_groups(list(groups.values()))
+        self.completions[:] = [*self.completions, *completions][-4 * len(completions) :]
+        self.unpunished.extend(above for group in groups.values() for above in _unpunished(group))
+
+
+def read_rollouts(path: Path, tokenizer: str | None, limit: float | None, early: int) -> Rollouts:
+    """Read a token dump or verl's rollout files, evenly thinned out if they are large, less so up to the step `early`.
+
+    Raises:
+        ValueError: there are none, or the tokenizer is of another model.
+    """
+    source = find_source(path, tokenizer)
+    first = [file for file in source.paths if step_of(file) <= early]
+    files = {*thin_out(first, _BYTES // 4), *thin_out(source.paths, _BYTES)}
+    found = Rollouts(source, limit)
+    for file in (file for file in source.paths if file in files):
+        rows = source.read(file)
+        tokens, unknown = len(source.tokenizer), source.tokenizer.unk_token_id
+        if any(id >= tokens or id == unknown for row in rows for id in row["token_ids"]):
+            name = source.tokenizer.name_or_path
+            raise ValueError(
+                f"{file} has tokens that the tokenizer {name} has not: give the run's own with --tokenizer"
+            )
+        found.add(rows)
+    return found
+
+
+def _completion(row: dict[str, Any], limit: float | None) -> Completion:
+    ids = [token for token, own in zip(row["token_ids"], row["response_mask"], strict=True) if own]
+    numbers = {ours: row.get("scores", {}).get(theirs) for ours, theirs in _SCORES.items()}
+    if "ended" in row:
+        numbers["ended"] = float(row["ended"])
+    elif limit:
+        numbers["ended"] = float(len(ids) < 0.98 * limit)  # a text may be cut into other tokens than were sampled
+    numbers |= {"reward": row["reward"], "length": len(ids), "repetition": repetition(ids)}
+    numbers |= {"entropy": row.get("trajectory_entropy"), "forward": row["prefix_len"], "backward": row["suffix_len"]}
+    numbers["either"] = min(row["prefix_len"] + row["suffix_len"], len(ids))
+    numbers |= {"step": row["step"], "ids": ids}
+    return {name: value for name, value in numbers.items() if value is not None}
+
+
+def _means(completions: list[Completion]) -> dict[str, float]:
+    """Over the completions of a step; the masks' over its tokens."""
+    means = {name: fmean(x[name] for x in completions) for name in completions[0] if name not in ("step", "ids")}
+    return means | {name: means[name] / max(means["length"], 1) for name in ("forward", "backward", "either")}
+
+
+def _of_groups(groups: list[list[Completion]]) -> dict[str, float]:
+    """Shares of groups: with conflict, with equal rewards, and of those with unequal rewards those with none right."""
+    equal, unearned = group_shares(groups, "reward", "accuracy")
+    shares = {"groups": fmean(any(x["either"] for x in group) for group in groups), "equal": equal}
+    return shares if unearned is None else shares | {"unearned": unearned}
+
+
+def _unpunished(group: list[Completion]) -> list[bool]:
+    mean = fmean(x["reward"] for x in group)
+    mixed = len({x["reward"] for x in group}) > 1 and len({x.get("ended") for x in group}) > 1
+    return [x["reward"] > mean for x in group if mixed and not x["ended"]]

@@ -1,0 +1,192 @@
+"""⟨H⟩_ini by the paper's strict procedure (GTPO, arXiv:2508.03772, Sec. 5.2 and 6), with Hugging Face transformers.
+
+One completion of each of the first 100 training prompts, sampled from the untrained model at temperature 1.0 with no
+other restriction. `gtpo-verl initial-entropy` is its command line.
+"""
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessor
+from verl.utils.torch_functional import get_response_mask
+
+from gtpo_verl.algorithm.advantage import compute_trajectory_entropy
+from gtpo_verl.algorithm.config import GTPOConfig
+from gtpo_verl.run_files.initial_entropy import PAPER_SAMPLES, InitialEntropy
+
+_TEMPLATE = "data.apply_chat_template_kwargs"
+
+
+class EntropyRecorder(LogitsProcessor):
+    """Leaves the logits as they are and keeps the entropy (nats) of the distribution each token is drawn from."""
+
+    def __init__(self) -> None:
+        self.steps: list[torch.Tensor] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.steps.append(torch.special.entr(scores.float().softmax(-1)).sum(-1))
+        return scores
+
+
+def read_prompts(data: str | Path, samples: int) -> list[list[dict[str, str]]]:
+    """The chat messages of the first `samples` rows of a parquet file for verl's RLHFDataset.
+
+    Raises:
+        ValueError: the file has fewer rows, or its prompts are not chat messages.
+    """
+    import pyarrow.parquet as pq
+
+    prompts = pq.read_table(data, columns=["prompt"]).column("prompt").slice(0, samples).to_pylist()
+    if len(prompts) < samples:
+        raise ValueError(f"--samples {samples}: {data} has {len(prompts)} rows; give at most that many")
+    if not all(isinstance(prompt, list) and all("role" in message for message in prompt) for prompt in prompts):
+        raise ValueError(f"--data {data}: the column prompt does not hold chat messages; verl's RLHFDataset wants them")
+    return prompts
+
+
+def template_kwargs(overrides: Sequence[str]) -> dict[str, Any]:
+    """What overrides of verl's `data.apply_chat_template_kwargs` give to the chat template of its rollouts.
+
+    Raises:
+        ValueError: an override is of another key, or has no value that Hydra reads.
+    """
+    config = OmegaConf.create({"data": {"apply_chat_template_kwargs": {}}})
+    try:
+        for override in OverridesParser.create().parse_overrides(list(overrides)):
+            if not f"{override.key_or_group}.".startswith(f"{_TEMPLATE}."):
+                raise ValueError(f"{override.input_line}: only {_TEMPLATE} changes what is measured: leave it out")
+            OmegaConf.update(config, override.key_or_group, override.value())
+    except HydraException as error:
+        raise ValueError(f"{_TEMPLATE}: {error}") from error
+    return OmegaConf.to_container(config.data.apply_chat_template_kwargs)  # type: ignore[return-value]
+
+
+@torch.inference_mode()
+def sample_entropies(
+    model: Any, tokenizer: Any, prompts: list[list[dict[str, str]]], max_response_length: int, **template: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """⟨H⟩_i and length of one sampled completion of each prompt, both (len(prompts),)."""
+    inputs = tokenizer.apply_chat_template(
+        prompts, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True, **template
+    ).to(model.device)
+    recorder = EntropyRecorder()
+    sequences = model.generate(**inputs, max_new_tokens=max_response_length, logits_processor=[recorder])
+    responses = sequences[:, inputs["input_ids"].shape[1] :]
+    response_mask = get_response_mask(responses, model.generation_config.eos_token_id)
+    entropy = torch.stack(recorder.steps, dim=1)
+    return compute_trajectory_entropy(entropy, response_mask).cpu(), response_mask.sum(-1).cpu()
+
+
+def measure_initial_entropy(
+    model_path: str,
+    data: str | Path,
+    samples: int,
+    max_response_length: int,
+    batch_size: int,
+    seed: int,
+    template: dict[str, Any] | None = None,
+) -> InitialEntropy:
+    """⟨H⟩_ini of a model in Hugging Face format, on the accelerator if there is one.
+
+    Args:
+        model_path: folder or Hub name.
+        data: parquet file for verl's RLHFDataset; its first rows are taken.
+        samples: prompts, with one completion each.
+        max_response_length: tokens at which a completion is cut off.
+        batch_size: completions generated at a time.
+        seed: of the sampling.
+        template: further arguments of the chat template, such as Qwen3's `enable_thinking`.
+
+    Raises:
+        ValueError: the data has fewer than `samples` rows.
+    """
+    prompts = read_prompts(data, samples)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model_path, padding_side="left")
+        model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype="auto").eval()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--model {model_path} cannot be loaded: {error}") from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    # The model's own settings would sample from a narrower distribution: Qwen2.5's have temperature 0.7 and top-k 20.
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        repetition_penalty=1.0,
+        eos_token_id=model.generation_config.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(seed)
+    batches = [
+        sample_entropies(model, tokenizer, prompts[start : start + batch_size], max_response_length, **template or {})
+        for start in range(0, samples, batch_size)
+    ]
+    entropies, lengths = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    return InitialEntropy.measure(entropies, lengths, range(samples))
+
+
+def measure_where_the_gpus_are(*args: Any) -> InitialEntropy:
+    """`measure_initial_entropy` here or, from a machine without a GPU, in the Ray cluster that RAY_ADDRESS names.
+
+    Raises:
+        ValueError: no node of that cluster has a GPU.
+    """
+    address = os.environ.get("RAY_ADDRESS")
+    if torch.cuda.is_available() or not address or os.environ.get("VERL_PLATFORM") == "cpu":
+        return measure_initial_entropy(*args)
+    import ray
+
+    ray.init(address)
+    try:
+        if ray.cluster_resources().get("GPU", 0) < 1:
+            raise ValueError(f"RAY_ADDRESS={address}: no node of that cluster has a GPU to measure the entropy on")
+        return ray.get(ray.remote(num_gpus=1)(measure_initial_entropy).remote(*args))
+    finally:
+        ray.shutdown()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `gtpo-verl initial-entropy`."""
+    parser.description = (
+        "Measure the mean entropy of the untrained model on the first training prompts, one completion each, at "
+        "temperature 1.0 (arXiv:2508.03772, Sec. 6)."
+    )
+    parser.epilog = (
+        "example: gtpo-verl initial-entropy --model Qwen/Qwen2.5-3B-Instruct --data data/gsm8k/train.parquet\n\n"
+        "Give the value to a run as algorithm.gtpo.initial_entropy."
+    )
+    parser.add_argument("--model", required=True, help="folder in Hugging Face format, or Hub name")
+    parser.add_argument("--data", required=True, type=Path, help="the run's training questions, a parquet file")
+    parser.add_argument("--samples", type=int, default=PAPER_SAMPLES, help="prompts (default: %(default)s)")
+    parser.add_argument(
+        "--max-response-length", type=int, default=1500, help="tokens, as in training (default: %(default)s)"
+    )
+    parser.add_argument("--batch-size", type=int, default=20, help="completions at a time (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=3407, help="of the sampling (default: %(default)s)")
+    parser.add_argument("overrides", nargs="*", help=f"after --: the run's overrides of {_TEMPLATE}")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the value, its spread and the decision it leads to."""
+    for name in ("samples", "max_response_length", "batch_size"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    sampling = (args.samples, args.max_response_length, args.batch_size, args.seed)
+    template = template_kwargs(args.overrides)
+    if not args.data.is_file():
+        raise ValueError(f"--data {args.data}: no such file: give the parquet file of the run's training questions")
+    measured = measure_where_the_gpus_are(args.model, args.data.absolute(), *sampling, template)
+    print(f"initial_entropy={measured.value:.6f}")
+    print(f"standard deviation over the completions: {measured.std:.6f} nats per token")
+    print(measured.decision(GTPOConfig()))
+    return 0

@@ -1,0 +1,272 @@
+"""A token dump (`gtpo_verl.verl_plugin.token_dump`), verl's own rollout files, or the completions that TRL logs.
+
+All become completions with the fields of a dump's line. verl's files, `N.jsonl` under `trainer.rollout_data_dir`, and
+TRL's, `completions_N.parquet`, hold text without special tokens, which is tokenised again. How a completion ended, how
+unsure the model was, and which text a tool wrote are unknown. It computes from the scores what GTPO
+(arXiv:2508.03772) would do with its default settings and without its filter. `ended`, `trajectory_entropy`, `entropy`
+and `trainer_logprobs` are left out.
+"""
+
+import math
+import re
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass
+from itertools import compress, groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from gtpo_verl.algorithm.advantage import apply_gtpo, compute_group_advantages
+from gtpo_verl.algorithm.completions import Completions
+from gtpo_verl.algorithm.config import GTPOConfig
+from gtpo_verl.run_files.dumps import HEADER_NAME, SCHEMA_VERSION, STEP_FILES, last_outputs, read_lines
+from gtpo_verl.run_files.records import read_record
+from gtpo_verl.tools.rollouts.tokens import load_tokenizer
+
+# What a completion of a dump must have, beside its uid; other lists have an entry per token too.
+_NUMBERS = ("step", "reward", "group_advantage", "trajectory_entropy", "keep", "prefix_len", "suffix_len")
+_IDS = ("prompt_ids", "token_ids")
+_PER_TOKEN = ("response_mask", "loss_mask", "lambda", "advantages", "entropy", "trainer_logprobs")
+
+# A page of about five million tokens is still opened by a browser in a moment.
+_DUMP_BYTES, _TEXT_BYTES = 256 << 20, 24 << 20
+_SCORES = ("acc", "format", "strict")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where completions come from.
+
+    Args:
+        header: the settings of the run, as in `gtpo_dump.json`; of text `rollouts` says what it is, and
+            `advantage` whose A is.
+        tokenizer: of the run.
+        paths: a file per step, in the order of the steps.
+        size_limit (int): bytes of such files that make a page.
+        read: completions of one of these files.
+    """
+
+    header: dict[str, Any]
+    tokenizer: Any
+    paths: list[Path]
+    size_limit: int
+    read: Callable[[Path], list[dict[str, Any]]]
+
+
+def find_source(path: Path, tokenizer: str | None = None) -> Source:
+    """A token dump, or else verl's rollout files or TRL's completions, in a folder or as one of its files.
+
+    Args:
+        path: a dump's folder, a folder above it, one of its files; or `trainer.rollout_data_dir`, or a file of it; or
+            TRL's `output_dir`, or a file of it.
+        tokenizer: folder or Hub name of the run's tokenizer; None: the one that the dump names.
+
+    Raises:
+        ValueError: there is neither, or more than one dump, or it is of another version, or there is no tokenizer.
+    """
+    if not path.exists():
+        raise ValueError(f"{path} does not exist: name a folder with rollouts or a token dump, or a file of it")
+    headers = [path.parent / HEADER_NAME] if path.is_file() else sorted(path.rglob(HEADER_NAME))
+    headers = [header for header in headers if header.is_file()]
+    if headers:
+        header, paths = _read_dump(path, headers)
+        loaded = load_tokenizer(tokenizer or header["tokenizer"])
+        ends = frozenset(loaded.all_special_ids)
+        return Source(header, loaded, paths, _DUMP_BYTES, lambda file: read_step(file, ends))
+    files = sorted(_text_files(path), key=step_of)
+    if not files:
+        raise ValueError(
+            f"{path} has no {HEADER_NAME}, N.jsonl or completions_N.parquet: train with +algorithm.gtpo.dump_dir=DIR "
+            "or trainer.rollout_data_dir=DIR (TRL: log_completions=True) and name that folder or a file of it"
+        )
+    of, read_rows, a = _TEXTS[files[0].suffix]
+    if tokenizer is None:
+        raise ValueError(f"{path} has {of}, which are text: name the run's tokenizer with --tokenizer")
+    loaded, settings = load_tokenizer(tokenizer), GTPOConfig(completion_filter="never")
+    header = {"rollouts": of, "advantage": a, "gtpo_applied": False, "filter_active": False, "gtpo": asdict(settings)}
+    return Source(header, loaded, files, _TEXT_BYTES, lambda file: _read_text(file, read_rows(file), loaded, settings))
+
+
+def thin_out(paths: list[Path], size: int) -> list[Path]:
+    """Evenly spaced steps, the last among them, of no more than `size` bytes; one step at least."""
+    while len(paths) > 1 and sum(path.stat().st_size for path in paths) > size:
+        paths = paths[::-2][::-1]
+    return paths
+
+
+def _read_dump(path: Path, headers: list[Path]) -> tuple[dict[str, Any], list[Path]]:
+    """Header and step files of the dump at or below a path."""
+    if len(headers) > 1:
+        raise ValueError(f"{path} has the dumps of several runs, name one: {', '.join(str(x.parent) for x in headers)}")
+    header = read_record(headers[0], "schema_version", "tokenizer")
+    if header["schema_version"] != SCHEMA_VERSION:
+        raise ValueError(f"{headers[0]} has schema_version {header['schema_version']}, this is {SCHEMA_VERSION}")
+    if not isinstance(header["tokenizer"], str):
+        raise ValueError(f"{headers[0]} has tokenizer {header['tokenizer']!r}, which is not a name: give --tokenizer")
+    steps = [path] if path.is_file() else sorted(headers[0].parent.glob(STEP_FILES))
+    if not steps:
+        raise ValueError(f"{headers[0].parent} has no {STEP_FILES}: the run has not dumped a step yet")
+    return header, steps
+
+
+def read_step(path: Path, ends: Collection[int]) -> list[dict[str, Any]]:
+    """The completions of a step file, as `gtpo_verl.verl_plugin.token_dump` wrote them, and whether each `ended` with
+    one of the tokens `ends`.
+
+    Raises:
+        ValueError: they are not; the message names the line.
+    """
+    completions = read_lines(path, _checked, "token dump")
+    for completion in completions:
+        own = [*compress(completion["token_ids"], completion["response_mask"])]
+        completion["ended"] = bool(own) and own[-1] in ends
+    return completions
+
+
+def _checked(completion: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(completion["uid"], str) or not all(math.isfinite(completion[name]) for name in _NUMBERS):
+        raise ValueError("uid is not text, or a number is not finite")
+    if not all(type(x) is int and 0 <= x < 1 << 31 for name in _IDS for x in completion[name]):
+        raise ValueError("a token id is out of range")
+    per_token = {name for name, value in completion.items() if isinstance(value, list)} - {*_IDS}
+    for name in per_token | {*_PER_TOKEN}:
+        values = completion[name]
+        if len(values) != len(completion["token_ids"]) or not math.isfinite(sum(filter(None, values))):
+            raise ValueError(f"{name} is not a number or null for each token")
+    return completion
+
+
+def _text_files(path: Path) -> list[Path]:
+    """The whole `N.jsonl` of verl, or `completions_N.parquet` of TRL, at a path; what is being written is not whole."""
+    files = [path] if path.is_file() else [*path.glob("*.jsonl"), *path.rglob("completions_*.parquet")]
+    return [
+        file
+        for file in files
+        if (re.fullmatch(r"completions_\d+\.parquet", file.name) and file.parent.name != "eval")
+        or (re.fullmatch(r"\d+\.jsonl", file.name) and _ends_a_line(file))
+    ]
+
+
+def step_of(path: Path) -> int:
+    """The step in the name of a file."""
+    return int(re.findall(r"\d+", path.stem)[-1])
+
+
+def _ends_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.seek(0, 2) > 0 and file.seek(-1, 2) >= 0 and file.read() == b"\n"
+
+
+def _verl_rows(path: Path) -> list[dict[str, Any]]:
+    """A row per completion. A group is what has one `uid`, or, in files of the legacy trainer, one prompt; of a session
+    with several outputs the last one counts."""
+    lines = read_lines(path, _checked_rollout, "rollout file of verl")
+    own = [row for row in lines if row["output"] or not row.get("uid", "").startswith("pad")]  # others fill the batch
+    return [row | {"uid": uid} for uid, group in last_outputs(own).items() for row in group]
+
+
+def _trl_rows(path: Path) -> list[dict[str, Any]]:
+    """A row per completion: a prompt is a group, the score is the sum of the reward functions, and A is TRL's."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path).to_pylist()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ValueError(f"{path} is no parquet file ({error})") from error
+    rows = []
+    for row in table:
+        if not isinstance(row.get("prompt"), str) or not isinstance(row.get("completion"), str):
+            raise ValueError(f"{path} has no prompt and completion as text: is it of log_completions=True?")
+        rewards = {
+            name: float(x)
+            for name, x in row.items()
+            if name not in ("step", "advantage") and isinstance(x, int | float) and math.isfinite(x)
+        }
+        own = {"uid": row["prompt"], "input": row["prompt"], "output": row["completion"], "advantage": row["advantage"]}
+        rows.append(rewards | own | {"score": sum(rewards.values())})
+    return sorted(rows, key=lambda row: row["uid"])
+
+
+_TEXTS: dict[str, tuple[str, Callable[[Path], list[dict[str, Any]]], str]] = {
+    ".jsonl": ("verl's rollout files", _verl_rows, "GRPO's, from the scores"),
+    ".parquet": ("TRL's completions", _trl_rows, "the run's"),
+}
+"""By the suffix of its files: what a text is, what reads its rows, and whose A is."""
+
+
+def _read_text(path: Path, rows: list[dict[str, Any]], tokenizer: Any, config: GTPOConfig) -> list[dict[str, Any]]:
+    """Completions that are text, with what GTPO would do to them; A_i is the rows' `advantage`, or GRPO's.
+
+    Raises:
+        ValueError: they are not of the tokenizer, or every prompt has one completion.
+    """
+    rows = _first_groups(path, rows)
+    uids = [row["uid"] for row in rows]
+    if len(set(uids)) == len(uids):
+        raise ValueError(f"{path} has one completion per prompt, so no groups: is it of a validation?")
+    prompts, outputs = (
+        tokenizer([row[name] for row in rows], add_special_tokens=False)["input_ids"] for name in ("input", "output")
+    )
+    if not any(_bare(tokenizer.decode(ids)) == _bare(row["output"]) for row, ids in zip(rows, outputs, strict=True)):
+        raise ValueError(
+            f"{path} is not text of the tokenizer {tokenizer.name_or_path}: name the run's with --tokenizer"
+        )
+    responses = pad_sequence([torch.tensor(ids, dtype=torch.int64) for ids in outputs], batch_first=True)
+    mask = pad_sequence([torch.ones(len(ids), dtype=torch.bool) for ids in outputs], batch_first=True)
+    # An output without text, whose group is not to lose it, has no token for a mask.
+    groups = Completions(torch.ones(len(rows), 1), uids)
+    advantages = compute_group_advantages(torch.tensor([float(row["score"]) for row in rows]), groups)
+    if "advantage" in rows[0]:
+        advantages = torch.tensor([float(row["advantage"]) for row in rows])
+    completions = Completions(mask, uids, [(row["uid"], row["input"]) for row in rows])
+    result = apply_gtpo(advantages, completions, responses, torch.zeros(len(rows)), config)
+    return [
+        {
+            "step": step_of(path),
+            "uid": row["uid"],
+            "reward": row["score"],
+            "scores": {key: row[key] for key in _SCORES if isinstance(row.get(key), int | float)},
+            "group_advantage": advantages[i].item(),
+            "keep": True,
+            "prefix_len": int(result.conflicts.prefix_len[i]),
+            "suffix_len": int(result.conflicts.suffix_len[i]),
+            "prompt_ids": prompts[i],
+            "token_ids": ids,
+            "response_mask": [1] * len(ids),
+            "loss_mask": [1] * len(ids),
+            "lambda": weights[: len(ids)],
+            "advantages": [round(advantages[i].item(), 4)] * len(ids),
+        }
+        for i, (row, ids, weights) in enumerate(zip(rows, outputs, result.token_weights.tolist(), strict=True))
+    ]
+
+
+def _first_groups(path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As many whole groups as make a page, which is said if they are not all."""
+    shown, size = [], 0
+    groups = [list(group) for _, group in groupby(rows, key=lambda row: row["uid"])]
+    for number, group in enumerate(groups):
+        if size > _TEXT_BYTES:
+            print(f"{path}: the first {number} of {len(groups)} groups, for size", file=sys.stderr)
+            break
+        size += sum(len(row["output"]) for row in group)
+        shown += group
+    return shown
+
+
+def _bare(text: str) -> str:
+    return "".join(text.split())
+
+
+def _checked_rollout(row: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(row["input"], str) or not isinstance(row["output"], str):
+        raise TypeError("input or output is not text")
+    if not isinstance(row["score"], int | float) or not math.isfinite(row["score"]):
+        raise ValueError(f"score is {row['score']!r}")
+    if not isinstance(row.get("uid", ""), str):
+        raise TypeError("uid is not text")
+    return row

@@ -1,0 +1,98 @@
+"""The page: one HTML file with `view.html`, `view.css`, `view.js` and the data of the run."""
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from importlib.resources import files
+from itertools import compress, groupby
+from typing import Any
+
+from gtpo_verl.tools.rollouts.tokens import Piece, spell, token_pieces
+
+
+def render(
+    header: dict[str, Any],
+    steps: Iterable[list[dict[str, Any]]],
+    tokenizer: Any,
+    source: str,
+    findings: Callable[[], dict[str, Any]],
+) -> str:
+    """The page; all data of the run in it is ASCII.
+
+    Args:
+        steps: the completions of each, as `gtpo_verl.tools.rollouts.sources` reads them, in their order.
+        source (str): where the steps came from, for the reader.
+        findings: called after the last step: the `numbers` of each step, and the `signs`.
+    """
+    pieces: dict[int, Piece] = {}
+    summaries, data = [], []
+    for step in steps:
+        ids = {id for completion in step for name in ("prompt_ids", "token_ids") for id in completion[name]}
+        pieces |= token_pieces(tokenizer, ids - pieces.keys())
+        summaries.append(summarize(step))
+        data.append(_data_element(f"step-{step[0]['step']}", list(_groups(step, pieces))))
+    run_data = header | {"source": source, "pieces": pieces, "steps": summaries} | findings()
+    script = _asset("view.js")
+    digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
+    parts = {
+        "title": html.escape(f"GTPO token view: {source}"),
+        "css": _asset("view.css"),
+        "data": "\n".join([_data_element("run-data", run_data), *data]),
+        "script": script,
+        "script_hash": f"sha256-{digest}",
+    }
+    return re.sub(r"@(title|css|data|script|script_hash)@", lambda found: parts[found[1]], _asset("view.html"))
+
+
+def summarize(step: list[dict[str, Any]]) -> dict[str, Any]:
+    """Numbers of a step for the strip: own tokens, how many GTPO protects, doubles and filters, and the mean reward."""
+    summary = {"step": step[0]["step"], "tokens": 0, "protected": 0, "doubled": 0, "filtered": 0}
+    for completion in step:
+        weights = [*compress(completion["lambda"], completion["loss_mask"])]
+        summary["tokens"] += len(weights)
+        if completion["keep"]:
+            summary["protected"] += sum(x < 1 for x in weights)
+            summary["doubled"] += sum(x > 1 for x in weights)
+        else:
+            summary["filtered"] += len(weights)
+    return summary | {"reward": sum(completion["reward"] for completion in step) / len(step)}
+
+
+def _groups(step: list[dict[str, Any]], pieces: dict[int, Piece]) -> Iterator[dict[str, Any]]:
+    """Completions of the same prompt: one uid may have several prompts, which share no token positions."""
+    groups: dict[tuple[str, tuple[int, ...]], list[dict[str, Any]]] = {}
+    for completion in step:
+        groups.setdefault((completion["uid"], tuple(completion["prompt_ids"])), []).append(completion)
+    for (_, prompt), completions in groups.items():
+        shown = [_shown(completion, pieces) for completion in completions]
+        yield {"prompt": "".join(spell([pieces[id] for id in prompt])), "completions": shown}
+
+
+def _shown(completion: dict[str, Any], pieces: dict[int, Piece]) -> dict[str, Any]:
+    """A completion as `view.js` reads it, with the text of tokens that are no whole characters."""
+    own = [pieces[id] for id in completion["token_ids"]]
+    bytewise = [t for t, piece in enumerate(own) if isinstance(piece, list)]
+    words = spell(own) if bytewise else []
+    fields = {name: _packed(value) for name, value in completion.items() if name not in ("uid", "prompt_ids")}
+    return fields | {"spelled": {t: words[t] for t in bytewise}}
+
+
+def _packed(value: Any) -> Any:
+    """A list of what rarely changes along a completion as runs, `[count, value]` each."""
+    if not isinstance(value, list):
+        return value
+    runs = [(len(list(run)), x) for x, run in groupby(value)]
+    return {"runs": runs} if 3 * len(runs) < len(value) else value
+
+
+def _data_element(name: str, data: Any) -> str:
+    """Data in a page; with every `<` escaped, no text in it can end the element."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return f'<script type="application/json" id="{name}">{text}</script>'
+
+
+def _asset(name: str) -> str:
+    return (files(__package__) / name).read_text(encoding="utf-8").rstrip("\n")

@@ -1,0 +1,47 @@
+"""Which verls this plugin serves, and why it cannot run in this process."""
+
+import verl
+from packaging.version import InvalidVersion, Version
+
+SUPPORTED_VERL = ("0.9.0", "0.9.1")
+
+_load_errors: list[str] = []
+
+
+def verl_version() -> Version | None:
+    """The version of the imported verl, which may not be an installed package; None if it cannot be parsed."""
+    try:
+        return Version(verl.__version__)
+    except InvalidVersion:
+        return None
+
+
+def is_tested() -> bool:
+    """Whether this verl is a release from the first to the last of `SUPPORTED_VERL`, not a checkout or a fork."""
+    found = verl_version()
+    return (
+        found is not None
+        and not (found.is_prerelease or found.local)
+        and Version(SUPPORTED_VERL[0]) <= found <= Version(SUPPORTED_VERL[-1])
+    )
+
+
+def add_load_error(text: str) -> None:
+    """Keep a reason why GTPO cannot run in this process: verl swallows exceptions while it loads plugins."""
+    if text not in _load_errors:  # two hooks on one function find the same
+        _load_errors.append(text)
+
+
+def load_errors() -> list[str]:
+    """Why GTPO cannot run in this process."""
+    return list(_load_errors)
+
+
+def raise_load_errors() -> None:
+    """Raise if GTPO cannot run in this process.
+
+    Raises:
+        RuntimeError: naming each cause and its remedy.
+    """
+    if _load_errors:
+        raise RuntimeError("GTPO cannot run: " + "; ".join(_load_errors))

@@ -1,0 +1,119 @@
+"""What a verl config asks of this plugin: its mode, and the keys of `algorithm.gtpo` that are verl's alone."""
+
+import io
+import os
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+
+from gtpo_verl.algorithm.config import GTPOConfig
+
+ALIAS = "gtpo_trajectory"
+NAMES = ("gtpo", ALIAS)
+"""Names of estimator and loss. The alias distinguishes this GTPO from those of arXiv:2508.04349 and 2511.14846."""
+
+ADV_ESTIMATOR = "algorithm.adv_estimator"
+LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
+
+
+def select(config: Any, key: str) -> Any:
+    """The value of a key of a verl config; None if there is none, or if the config is no config of OmegaConf."""
+    return OmegaConf.select(config, key) if OmegaConf.is_config(config) else None
+
+
+def registry(key: str) -> dict[str, Callable]:
+    """verl's functions by the names that a key, `ADV_ESTIMATOR` or `LOSS_MODE`, may have."""
+    from verl.trainer.ppo import core_algos
+
+    return {ADV_ESTIMATOR: core_algos.ADV_ESTIMATOR_REGISTRY, LOSS_MODE: core_algos.POLICY_LOSS_REGISTRY}[key]
+
+
+def foreign_function(config: Any, key: str = ADV_ESTIMATOR) -> str:
+    """The function of another package that serves one of our names in a verl config; empty if none does."""
+    name = select(config, key)
+    function = registry(key).get(name) if name in NAMES else None
+    if function is None or function.__module__.partition(".")[0] == "gtpo_verl":
+        return ""
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def uses_gtpo(config: Any, key: str = ADV_ESTIMATOR) -> bool:
+    """Whether a verl config asks for the advantages of this plugin or, under `LOSS_MODE`, for its policy loss."""
+    return select(config, key) in NAMES and not foreign_function(config, key)
+
+
+@dataclass(frozen=True)
+class VerlGTPOConfig(GTPOConfig):
+    """Settings of GTPO (arXiv:2508.03772) in verl, the section `algorithm.gtpo` of a verl config.
+
+    Args:
+        entropy_from (str): which forward pass of verl's trainer gives ⟨H⟩_i. `old_log_prob`: the one before the
+            update. `update`: the update's own, so that verl can skip the other.
+        dump_dir (str | None): folder for the token dump that `gtpo-verl view` shows. None: no dump.
+        dump_freq (int): dump the first step and every step that this number divides. At least 1.
+    """
+
+    entropy_from: str = "old_log_prob"
+    dump_dir: str | None = None
+    dump_freq: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_choice("entropy_from", "old_log_prob", "update")
+        self._check_number("dump_freq", "a whole number of steps of at least 1", lambda x: x >= 1 and x == int(x))
+
+
+class Mode(Enum):
+    """What a run of verl asks of this plugin."""
+
+    NOTHING = "nothing"
+    DUMP = "another estimator, with a token dump"
+    GTPO = "GTPO"
+    GTPO_FROM_UPDATE = "GTPO, whose entropy comes from the update's forward pass"
+
+    @property
+    def applies_gtpo(self) -> bool:
+        """Whether the advantages are GTPO's."""
+        return self in (Mode.GTPO, Mode.GTPO_FROM_UPDATE)
+
+
+class RunConfig(NamedTuple):
+    """What a verl config asks for.
+
+    Args:
+        mode (Mode): of the run.
+        gtpo (VerlGTPOConfig): GTPO's settings; the defaults where the run asks for nothing.
+        resumed_from (str | None): the folder of the checkpoints from which verl will resume; None of a new run.
+    """
+
+    mode: Mode
+    gtpo: VerlGTPOConfig
+    resumed_from: str | None = None
+
+    @classmethod
+    def read(cls, config: Any) -> "RunConfig":
+        """From verl's whole config.
+
+        Raises:
+            ValueError: a wrong setting of GTPO in a run that asks for it.
+        """
+        applied = uses_gtpo(config)
+        if not applied and select(config, "algorithm.gtpo.dump_dir") is None:
+            return cls(Mode.NOTHING, VerlGTPOConfig())
+        gtpo = VerlGTPOConfig.from_config(config.algorithm)
+        of_gtpo = Mode.GTPO_FROM_UPDATE if gtpo.entropy_from == "update" else Mode.GTPO
+        return cls(of_gtpo if applied else Mode.DUMP, gtpo, _resumed_from(config.trainer))
+
+
+def _resumed_from(trainer: DictConfig) -> str | None:
+    from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
+
+    if trainer.resume_mode == "resume_path" and trainer.resume_from_path:
+        return os.path.dirname(str(trainer.resume_from_path).rstrip("/"))
+    with redirect_stdout(io.StringIO()):  # verl says it again when it loads the checkpoint
+        found = trainer.resume_mode == "auto" and find_latest_ckpt_path(trainer.default_local_dir)
+    return trainer.default_local_dir if found else None

@@ -1,0 +1,160 @@
+"""The replay buffer on verl's own code, with a dictionary in TransferQueue's place."""
+
+import pytest
+import torch
+import transfer_queue as tq
+from harness.stages import InMemoryQueue
+from omegaconf import OmegaConf
+from transformers import GenerationConfig
+
+from gtpo_verl.reward import replay_buffer
+from gtpo_verl.reward.replay_buffer import RewardMetricsReplayBuffer, eos_token_ids
+from recipes.tasks.tiny import build_tokenizer
+
+EOS = 2
+
+
+class Store(InMemoryQueue):
+    """Prompts with their completions, as verl's agent loops leave them in TransferQueue."""
+
+    def __init__(self):
+        super().__init__({}, {"train": {}, "val": {}})
+
+    def add(self, uid, scores, length=3, step=1, partition="train", last=EOS):
+        self.tags[partition][uid] = {"is_prompt": True, "status": "finished", "global_steps": step}
+        for session, score in enumerate(scores):
+            key = f"{uid}_{session}_0"
+            self.tags[partition][key] = {"seq_len": length}
+            self.rows[key] = {
+                "responses": torch.tensor([7] * (length - 1) + [last]),
+                "extra_fields": {"reward_extra_info": {"score": score, "strict": 1, "pred": "a text"}},
+            }
+
+
+@pytest.fixture
+def store(monkeypatch):
+    store = Store()
+    for name in ("kv_list", "kv_clear", "kv_batch_get"):
+        monkeypatch.setattr(tq, name, getattr(store, name))
+    monkeypatch.setattr(replay_buffer, "eos_token_ids", lambda model: torch.tensor([1, EOS]))
+    return store
+
+
+def make(trainer_mode="sync", refill_fn=None, threshold=8, rollout_n=2, **filter_groups):
+    """The buffer as verl's trainer builds one that is not its own."""
+    config = OmegaConf.create(
+        {
+            "algorithm": {"filter_groups": filter_groups or None},
+            "actor_rollout_ref": {"model": {"path": "a/model"}, "rollout": {"n": rollout_n}},
+            "data": {"train_batch_size": 2},
+            "trainer": {"v1": {"sampler": {"sampler_kwargs": {}}}},
+        }
+    )
+    return RewardMetricsReplayBuffer(
+        trainer_mode=trainer_mode,
+        trainer_config=OmegaConf.create({}),
+        max_off_policy_threshold=threshold,
+        max_off_policy_strategy="drop",
+        sampler_kwargs=config.trainer.v1.sampler.sampler_kwargs,
+        refill_fn=refill_fn,
+    )
+
+
+def test_without_a_filter_verls_buffer_is_told_nothing_of_one(store, monkeypatch):
+    given = {}
+    monkeypatch.setattr(replay_buffer.ReplayBuffer, "__init__", lambda self, **kwargs: given.update(kwargs))
+    make(max_inflight_gen_batches=3)
+    own = {"filter_groups_metric", "sync_refill_failed_groups", "train_batch_size", "max_inflight_gen_batches"}
+    assert "poll_interval" in given and not own & given.keys()
+    make(enable=True, metric="acc", max_inflight_gen_batches=3)
+    assert (given["filter_groups_metric"], given["max_inflight_gen_batches"]) == ("acc", 3)
+
+
+def test_the_numbers_of_the_reward_are_averaged_over_the_batch(store):
+    store.add("a", [10.0, 20.0])
+    store.add("b", [0.0, 2.0])
+    batch, metrics = make().sample(1, "train", 2)
+    assert len(batch.keys) == 4
+    assert metrics == {
+        "reward/score/mean": 8.0,
+        "reward/strict/mean": 1.0,
+        "completion/eos_rate": 1.0,
+        "completion/repetition/mean": 0.0,
+        "group/zero_std_frac": 0.0,
+        "completion/length/mean": 3.0,
+    }
+
+
+def test_a_completion_without_an_end_is_not_strict(store):
+    store.add("a", [10.0, 20.0], length=3)
+    store.add("b", [10.0, 20.0], last=7)  # shorter than others: the limit was that of prompt and response
+    _, metrics = make().sample(1, "train", 2)
+    assert (metrics["reward/strict/mean"], metrics["completion/eos_rate"]) == (0.5, 0.5)
+
+
+def test_groups_that_teach_without_a_right_answer_are_counted(store):
+    store.add("a", [1.0, 2.0])
+    store.add("b", [1.0, 2.0])
+    store.add("c", [2.0, 2.0])
+    for number, row in enumerate(store.rows.values()):
+        row["extra_fields"]["reward_extra_info"]["acc"] = int(number in (3, 4))
+    _, metrics = make().sample(1, "train", 3)
+    assert (metrics["group/zero_std_frac"], metrics["group/none_right_frac"]) == (pytest.approx(1 / 3), 0.5)
+
+
+def test_without_a_score_groups_are_not_called_equal(store):
+    store.add("a", [1.0, 2.0])
+    for row in store.rows.values():
+        del row["extra_fields"]["reward_extra_info"]["score"]
+    assert "group/zero_std_frac" not in make().sample(1, "train", 1)[1]
+
+
+@pytest.mark.parametrize(("rollout_n", "seconds"), [(8, 0.02), (2048, 0.2048), (100_000, 2.0)])
+def test_the_more_completions_the_rarer_a_look_for_them(store, rollout_n, seconds):
+    assert make(rollout_n=rollout_n).poll_interval == pytest.approx(seconds)
+
+
+def test_a_validation_batch_is_left_to_verl(store):
+    store.add("a", [10.0, 20.0], partition="val")
+    _, metrics = make().sample(1, "val", 1)
+    assert metrics == {}
+
+
+def test_groups_without_a_signal_are_filtered_and_replaced(store):
+    store.add("equal", [10.0, 10.0])
+    store.add("mixed", [10.0, 20.0])
+    fresh = iter("cdef")
+    buffer = make(
+        refill_fn=lambda count: [store.add(next(fresh), [0.0, 20.0], step=2) for _ in range(count)],
+        enable=True,
+        metric="score",
+    )
+    batch, metrics = buffer.sample(1, "train", 2)
+    uids = {key.split("_")[0] for key in batch.keys}
+    assert len(uids) == 2 and "mixed" in uids and "equal" not in uids
+    assert metrics["training/filter_groups/evicted_samples"] == 1
+
+
+def test_filtering_by_nothing_is_an_error(store):
+    with pytest.raises(ValueError, match=r"algorithm\.filter_groups\.metric is not set"):
+        make(enable=True)
+
+
+def test_an_async_trainers_buffer_drops_stale_groups(store):
+    store.add("stale", [10.0, 20.0], step=1)
+    store.add("fresh", [0.0, 2.0], step=5)
+    batch, metrics = make("colocate_async", threshold=2).sample(5, "train", 1)
+    assert {key.split("_")[0] for key in batch.keys} == {"fresh"}
+    assert metrics["training/off_policy/evicted_samples"] == 1
+    assert metrics["reward/score/mean"] == 1.0
+
+
+def test_a_completion_ends_with_the_tokenizers_token_or_one_of_the_generation_config(tmp_path):
+    tokenizer = build_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    model = OmegaConf.create({"path": str(tmp_path)})
+    eos = tokenizer.eos_token_id
+    assert eos_token_ids(model).tolist() == [eos]
+    for more in ([eos + 5, eos + 9], eos + 5):
+        GenerationConfig(eos_token_id=more).save_pretrained(tmp_path)
+        assert eos_token_ids(model).tolist() == [eos, *(more if isinstance(more, list) else [more])]

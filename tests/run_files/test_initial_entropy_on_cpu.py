@@ -1,0 +1,151 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from gtpo_verl import GTPOConfig
+from gtpo_verl.algorithm.config import LN2
+from gtpo_verl.run_files.initial_entropy import InitialEntropy, changed_settings
+from gtpo_verl.verl_plugin.run_config import VerlGTPOConfig
+
+
+def test_padding_rows_are_not_measured():
+    entropy = torch.tensor([0.2, 0.6, 0.0])
+    measured = InitialEntropy.measure(entropy, torch.tensor([1, 5, 0]), ["a", "b", "pad"])
+    assert (measured.value, measured.completions, measured.prompts) == (pytest.approx(0.4), 2, 2)
+    assert measured.std == pytest.approx(0.2)
+
+
+def test_no_completion_is_an_error():
+    with pytest.raises(ValueError, match="^the initial entropy cannot be measured: no completion has a token$"):
+        InitialEntropy.measure(torch.zeros(2), torch.zeros(2, dtype=torch.int64), ["a", "a"])
+
+
+@pytest.mark.parametrize(
+    ("entropy", "config", "line"),
+    [
+        (
+            InitialEntropy(0.48, 0.1, 8, 1),
+            GTPOConfig(),
+            "completion filter on: 0.480 < 0.693 nats, 8 completions of 1 prompt, fewer than the paper's 100; a "
+            "completion above 0.693 nats per token is left out of the update. Other prompts might decide otherwise: "
+            "measure it on 100 with `gtpo-verl initial-entropy` and set algorithm.gtpo.initial_entropy",
+        ),
+        (
+            InitialEntropy(0.312, 0.1, 16, 2),
+            GTPOConfig(),
+            "completion filter on: 0.312 < 0.693 nats, 16 completions of 2 prompts, fewer than the paper's "
+            "100; a completion above 0.693 nats per token is left out of the update",
+        ),
+        (
+            InitialEntropy(0.8, 0.1, 800, 100),
+            GTPOConfig(),
+            "completion filter off: 0.800 >= 0.693 nats, 800 completions of 100 prompts; all completions count, "
+            "since many of this model's would lie above 0.693 nats per token from the start",
+        ),
+        (
+            InitialEntropy(LN2),
+            GTPOConfig(),
+            "completion filter off: 0.693 >= 0.693 nats, given as algorithm.gtpo.initial_entropy; all completions "
+            "count, since many of this model's would lie above 0.693 nats per token from the start",
+        ),
+        (
+            InitialEntropy(0.8),
+            GTPOConfig(completion_filter="always"),
+            "completion filter on: completion_filter=always; initial entropy 0.800 nats, given as "
+            "algorithm.gtpo.initial_entropy; a completion above 0.693 nats per token is left out of the update",
+        ),
+        (
+            InitialEntropy(0.4, 0.1, 800, 100),
+            GTPOConfig(completion_filter="never"),
+            "completion filter off: completion_filter=never; initial entropy 0.400 nats, 800 completions of 100 "
+            "prompts; all completions count",
+        ),
+    ],
+)
+def test_decision_says_why_and_on_what_it_rests(entropy, config, line):
+    assert entropy.decision(config) == line
+
+
+@pytest.mark.parametrize(
+    ("value", "prompts", "chance"),
+    [(0.346, 2, False), (0.347, 2, True), (1.386, 2, True), (1.387, 2, False), (0.6, 15, True), (0.6, 16, False)],
+)
+def test_few_prompts_near_the_threshold_may_be_chance(value, prompts, chance):
+    measured = InitialEntropy(value, 0.1, 8 * prompts, prompts)
+    assert measured.may_be_chance(GTPOConfig()) is chance
+    assert not measured.may_be_chance(GTPOConfig(completion_filter="always"))
+    assert not InitialEntropy(value).may_be_chance(GTPOConfig())  # given, not measured
+
+
+def test_a_run_begins_with_what_is_set_or_recorded(tmp_path):
+    record, auto, never = InitialEntropy(0.1), GTPOConfig(), GTPOConfig(completion_filter="never")
+    assert InitialEntropy.known_before(auto, None) is InitialEntropy.known_before(never, tmp_path) is None
+    with pytest.raises(ValueError, match="resumed, but .* is missing; set algorithm.gtpo.initial_entropy"):
+        InitialEntropy.known_before(auto, tmp_path)
+    record.save(tmp_path, auto)
+    assert InitialEntropy.known_before(auto, tmp_path) == InitialEntropy.known_before(never, tmp_path) == record
+    assert InitialEntropy.known_before(GTPOConfig(initial_entropy=0.5), tmp_path) == InitialEntropy(0.5)
+
+
+def test_record_survives_a_round_trip(tmp_path):
+    measured = InitialEntropy(0.1234567890123, 0.5, 64, 8)
+    path = measured.save(tmp_path / "run/checkpoints", GTPOConfig())
+    assert path == InitialEntropy.path(tmp_path / "run/checkpoints")
+    assert InitialEntropy.load(tmp_path / "run/checkpoints") == measured
+    assert path.read_text().splitlines()[1] == '  "value": 0.1234567890123,'
+    assert [x.name for x in path.parent.iterdir()] == [path.name]
+    InitialEntropy(0.0).save(tmp_path / "run/checkpoints", GTPOConfig())
+    assert InitialEntropy.load(tmp_path / "run/checkpoints").value == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "Expecting value"),
+        ('{"value": 0.1, "st', "Unterminated string"),
+        ("[]", "not a mapping"),
+        ("{}", "missing 1 required"),
+        ('{"value": NaN}', "value=nan"),
+        ('{"value": "high"}', "real number"),
+        ('{"value": -1}', "value=-1"),
+        ('{"v": 0.1}', "'v'"),
+    ],
+)
+def test_a_truncated_or_edited_record_names_its_file_and_the_key_to_set(tmp_path, text, why):
+    path = InitialEntropy.path(tmp_path)
+    path.write_text(text)
+    with pytest.raises(
+        ValueError, match=rf"{path.name} is not a valid record \(.*{why}.*algorithm\.gtpo\.initial_entropy"
+    ):
+        InitialEntropy.load(tmp_path)
+
+
+def test_a_full_disk_leaves_the_old_record(tmp_path, monkeypatch):
+    old = InitialEntropy(0.1)
+    old.save(tmp_path, GTPOConfig())
+
+    def write_bytes(path, content):
+        with path.open("wb") as file:
+            file.write(content[:5])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    with pytest.raises(OSError, match="No space left"):
+        InitialEntropy(0.2).save(tmp_path, GTPOConfig())
+    assert InitialEntropy.load(tmp_path) == old
+
+
+def test_changed_settings_name_key_new_and_old_value(tmp_path):
+    assert changed_settings(tmp_path, GTPOConfig()) == []
+    InitialEntropy(0.1).save(tmp_path, VerlGTPOConfig(entropy_coeff=0.2, dump_dir="before"))
+    assert changed_settings(tmp_path, GTPOConfig(entropy_coeff=0.2)) == []
+    assert changed_settings(tmp_path, VerlGTPOConfig(conflict_span="all", dump_dir="now")) == [
+        "algorithm.gtpo.entropy_coeff=0.1, was 0.2",
+        "algorithm.gtpo.conflict_span=all, was leading",
+    ]
+    InitialEntropy.path(tmp_path).write_text('{"value": 0.1}')  # an earlier version wrote no settings
+    assert changed_settings(tmp_path, GTPOConfig()) == []
+    InitialEntropy.path(tmp_path).write_text('{"value": 0.1, "gtpo": 5}')
+    with pytest.raises(ValueError, match=r"gtpo_initial_entropy\.json must have an object gtpo"):
+        changed_settings(tmp_path, GTPOConfig())

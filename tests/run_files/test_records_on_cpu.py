@@ -1,0 +1,59 @@
+"""Records beside a run's results: written whole or not at all, and claimed by the settings that fill a folder."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gtpo_verl.run_files.records import atomic_write, claim, read_record
+
+
+def test_a_file_is_replaced_as_a_whole_and_leaves_nothing_beside_it(tmp_path):
+    atomic_write(tmp_path / "a.json", "old")
+    atomic_write(tmp_path / "a.json", b"new")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", "new")]
+
+
+def test_a_full_disk_keeps_the_old_file_and_leaves_no_part_of_the_new_one(tmp_path, monkeypatch):
+    atomic_write(tmp_path / "a.json", "old")
+
+    def full(path, data):
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        atomic_write(tmp_path / "a.json", "new")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", "old")]
+
+
+def test_two_writers_of_one_file_share_no_temporary_name(tmp_path, monkeypatch):
+    partial, write = set(), Path.write_bytes
+    monkeypatch.setattr(Path, "write_bytes", lambda path, data: partial.add(path.name) or write(path, data))
+    for _ in range(2):
+        atomic_write(tmp_path / "a.json", "x")
+    assert len(partial) == 2
+
+
+def test_a_device_a_pipe_and_a_link_are_written_through(tmp_path):
+    with pytest.raises(OSError, match="No space left"):
+        atomic_write(Path("/dev/full"), "x")
+    assert Path("/dev/full").is_char_device()
+    reader, writer = os.pipe()
+    atomic_write(Path(f"/dev/fd/{writer}"), "through")
+    os.close(writer)
+    assert os.read(reader, 9) == b"through"
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    atomic_write(tmp_path / "link", "x")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == "x"
+
+
+def test_a_folder_belongs_to_the_settings_that_filled_it_first(tmp_path):
+    record = tmp_path / "run/settings.json"
+    for _ in range(2):
+        claim(record, {"seed": 1, "lr": 0.1}, "give another folder")
+    with pytest.raises(ValueError) as error:
+        claim(record, {"seed": 2, "model": "m"}, "give another folder")
+    said = f"{tmp_path}/run was filled with other settings (seed=2, was 1; model=m, was unset; lr=unset, was 0.1)"
+    assert str(error.value) == f"{said}: give another folder"
+    assert read_record(record) == {"seed": 1, "lr": 0.1}

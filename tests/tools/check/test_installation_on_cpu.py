@@ -1,0 +1,43 @@
+from own_process import NOT_LOADED, run_python
+from verl.trainer.ppo import core_algos
+
+from gtpo_verl.cli import main
+from gtpo_verl.verl_plugin import compat
+
+
+def test_without_verl_or_torch_there_is_a_sentence_and_no_traceback():
+    absent = "import sys; sys.modules.update(torch=None, verl=None)\n"
+    code = absent + "from gtpo_verl.cli import main; exit(main(['check']))"
+    finished = run_python(code, status=1)
+    assert "no torch and no verl" in finished.stdout
+    assert "Traceback" not in finished.stderr
+
+
+def test_report_is_one_sentence_and_says_what_is_registered_where_if_asked_for(capsys, monkeypatch):
+    assert main(["check"]) == 0
+    (verdict,) = capsys.readouterr().out.splitlines()
+    assert verdict.startswith("GTPO is installed and hooked into verl ") and "To check a command: " in verdict
+    assert main(["check", "-v"]) == 0
+    out = capsys.readouterr().out
+    assert "advantage estimator gtpo: gtpo_verl.verl_plugin.state.estimate_gtpo_advantage" in out
+    assert "loaded by verl: yes" in out and "hook on legacy trainer: yes" in out and "hook on V1 trainer: yes" in out
+    monkeypatch.setattr(compat, "_load_errors", ["the sky has fallen"])
+    assert main(["check"]) == 1
+    assert "the sky has fallen" in capsys.readouterr().out
+
+
+def test_report_says_what_is_not_hooked(capsys, monkeypatch):
+    monkeypatch.setattr(core_algos, "get_policy_loss_fn", core_algos.get_policy_loss_fn.__wrapped__)
+    assert main(["check"]) == 1
+    assert "verl.trainer.ppo.core_algos.get_policy_loss_fn is not hooked" in capsys.readouterr().out
+
+
+def test_report_says_that_verl_did_not_load_the_plugin():
+    code = """
+import contextlib, io
+from gtpo_verl.cli import main
+with contextlib.redirect_stdout(io.StringIO()) as said:
+    assert main(["check"]) == 1
+print(said.getvalue().replace(chr(10), " "))
+"""
+    assert "none leaves gtpo out: unset it" in run_python(code, **NOT_LOADED).stdout

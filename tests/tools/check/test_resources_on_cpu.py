@@ -1,0 +1,271 @@
+import json
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from omegaconf import OmegaConf
+from verl_config import COMPLETE, verl_config
+
+from gtpo_verl.tools.check import resources
+from recipes import __main__ as clones
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def paper_config():
+    attention = "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"
+    words = ["trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.n=8", "trainer.logger=[console]", attention]
+    return verl_config(*words, name="gtpo", folder=ROOT / "recipes/config")
+
+
+def raises(error):
+    raise error
+
+
+@pytest.fixture
+def findings(monkeypatch, tmp_path, paper_config):
+    """The findings about a run with these settings on a made-up machine, by subject."""
+
+    def found(*settings, gpus=2, cpus=64, missing=(), free_gb=999, shared_gb=16, size_gb=1, driver=""):
+        real = shutil.disk_usage(tmp_path)._replace(free=int(free_gb * 1e9))
+        shared = real._replace(total=int(shared_gb * 1e9))
+        monkeypatch.setattr(resources.shutil, "disk_usage", lambda path: shared if str(path) == "/dev/shm" else real)
+        monkeypatch.setattr(resources.os, "sched_getaffinity", lambda pid: range(cpus))
+        monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+        monkeypatch.setattr("torch.cuda.is_available", lambda: bool(gpus) and not driver)
+        monkeypatch.setattr("torch.cuda.init", lambda: raises(RuntimeError(driver)))
+        monkeypatch.setattr(
+            resources, "find_spec", lambda name: None if name in missing else SimpleNamespace(name=name)
+        )
+        monkeypatch.setattr(resources, "_model", lambda path, trusted: (False, size_gb * 1e9 / 12))
+        monkeypatch.setattr(resources, "_is_here", lambda path: True)
+        monkeypatch.setattr(resources, "_data", lambda *arguments: [])
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        config = paper_config.copy()
+        for key, value in OmegaConf.from_dotlist(
+            [f"trainer.default_local_dir={tmp_path}/new/checkpoints", *settings]
+        ).items():
+            OmegaConf.update(config, key, value, merge=True, force_add=True)
+        return {finding.subject: finding for finding in resources.findings(config)}
+
+    return found
+
+
+def test_a_machine_with_all_that_a_run_needs_has_no_problem(findings):
+    found = findings()
+    assert [finding.remedy for finding in found.values()] == [""] * len(found)
+    assert set(found) == {"packages", "GPUs", "shared memory", "CPUs", "disk"}
+
+
+def test_all_missing_packages_are_installed_by_one_line(findings):
+    found = findings(
+        "actor_rollout_ref.model.lora_rank=8",
+        "trainer.logger=[console,swanlab]",
+        missing=("transfer_queue", "vllm", "math_verify", "peft", "swanlab", "wandb"),
+    )
+    assert found["packages"].remedy == "pip install TransferQueue vllm math-verify peft swanlab"
+
+
+def test_without_flash_attn_verls_default_is_a_problem_and_sdpa_slow(findings):
+    attention = "actor_rollout_ref.model.override_config.attn_implementation"
+    finding = findings(f"{attention}=flash_attention_2", missing=("flash_attn",))["flash-attn"]
+    assert f"+{attention}=sdpa" in finding.remedy
+    finding = findings(missing=("flash_attn",))["flash-attn"]  # with sdpa
+    assert finding.remedy == "" and "docs/gpu.md" in finding.advice
+    assert "flash-attn" not in findings("trainer.device=cpu", missing=("flash_attn",))
+
+
+def test_megatron_is_all_that_verls_engine_imports(findings):
+    settings = "actor_rollout_ref.actor.strategy=megatron"
+    finding = findings(settings, missing=("megatron.bridge", "transformer_engine", "flash_attn"))["packages"]
+    assert finding.says == "no megatron.bridge, transformer_engine, flash_attn" and "uv.lock" in finding.remedy
+    assert "sdpa" not in finding.remedy and findings(settings)["packages"].remedy == ""
+
+
+def test_a_driver_that_is_too_old_for_torch_is_a_problem(findings, tmp_path, capsys):
+    finding = findings(driver="The NVIDIA driver on your system is too old (found version 12040).\nUpdate")["driver"]
+    assert finding.says.endswith("too old (found version 12040).") and "580 or later for CUDA 13" in finding.remedy
+    assert clones.main(["smoke", str(tmp_path / "recipe.sh")]) == 2
+    assert "too old (found version 12040)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("gpus", "units", "needed"), [(1, 8, 13), (2, 8, 16), (2, 2, 10)])
+def test_cpus_are_counted_as_ray_will_count_them(findings, gpus, units, needed):
+    settings = (
+        f"trainer.n_gpus_per_node={gpus}",
+        f"transfer_queue.backend.SimpleStorage.num_data_storage_units={units}",
+    )
+    assert findings(*settings, cpus=needed)["CPUs"].remedy == ""
+    finding = findings(*settings, cpus=needed - 1)["CPUs"]
+    assert f"set ray_kwargs.ray_init.num_cpus={needed}" in finding.remedy
+    assert findings(*settings, f"ray_kwargs.ray_init.num_cpus={needed}", cpus=1)["CPUs"].remedy == ""
+
+
+def test_more_gpus_than_the_machine_has_are_a_problem(findings):
+    assert findings(gpus=1)["GPUs"].remedy == "set trainer.n_gpus_per_node to at most 1"
+    assert findings(gpus=0)["GPUs"].remedy == "run on a machine with GPUs"
+    assert "GPUs" not in findings("trainer.device=cpu", gpus=0)
+
+
+def test_disk_space_is_held_against_the_checkpoints_that_are_kept(findings):
+    settings = ("trainer.save_freq=20", "trainer.max_actor_ckpt_to_keep=2")
+    assert findings(*settings, free_gb=42, size_gb=14)["disk"].remedy == ""
+    assert "3 checkpoints take 42.0 GB" in findings(*settings, free_gb=41, size_gb=14)["disk"].says
+    assert "default_local_dir" in findings(*settings, free_gb=41, size_gb=14)["disk"].remedy
+    assert "disk" not in findings("trainer.save_freq=-1")
+
+
+def test_a_containers_64_mb_of_shared_memory_are_a_problem_for_two_gpus(findings):
+    assert "--shm-size" in findings(shared_gb=0.064)["shared memory"].remedy
+    assert "shared memory" not in findings("trainer.n_gpus_per_node=1", shared_gb=0.064)
+
+
+@pytest.fixture
+def ray_cluster(monkeypatch):
+    """Answers of a cluster's head about these nodes, of which those in use are apart from the idle ones."""
+
+    def answer(*nodes, error=None):
+        members = [SimpleNamespace(total_resources=lambda node=node: node) for node in nodes]
+        status = SimpleNamespace(active_nodes=members[:1], idle_nodes=members[1:])
+        monkeypatch.setattr("ray._private.services.canonicalize_bootstrap_address_or_die", lambda address: "head:1")
+        monkeypatch.setattr(resources.socket, "create_connection", lambda *args, **kwargs: SimpleNamespace(close=list))
+        monkeypatch.setattr(
+            "ray.autoscaler.v2.sdk.get_cluster_status", lambda address: raises(error) if error else status
+        )
+
+    return answer
+
+
+def test_a_cluster_is_asked_for_its_nodes_gpus_and_cpus(findings, ray_cluster):
+    node = {"GPU": 8.0, "CPU": 32.0}
+    settings = "trainer.nnodes=2", "trainer.n_gpus_per_node=8", "data.train_batch_size=64"
+    ray_cluster(node, node)
+    found = findings(*settings, gpus=0, cpus=1)
+    assert "GPUs" not in found and not any(finding.remedy for finding in found.values())
+    ray_cluster(node, {"CPU": 8.0})
+    found = findings(*settings)
+    assert "1 of 2 nodes at auto have 8 GPUs, 2 asked for" in found["Ray cluster"].says
+    assert "RAY_AUTH_MODE=disabled" in found["Ray cluster"].remedy
+    assert found["CPUs"].says == "Ray has 40, verl asks for 58" and found["CPUs"].remedy
+
+
+def test_a_cluster_that_does_not_answer_is_a_problem(findings, ray_cluster):
+    ray_cluster(error=ConnectionError("InvalidAuthToken\nmore"))
+    finding = findings("trainer.nnodes=2")["Ray cluster"]
+    assert finding.says == "not reached at auto: InvalidAuthToken more" and "RAY_AUTH_MODE=disabled" in finding.remedy
+
+
+def test_a_ray_clients_address_is_not_asked(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    (finding,) = resources._cluster(lambda key, default=None: default, 1, 8)
+    assert finding.advice and not finding.remedy
+
+
+LORA = "actor_rollout_ref.model.lora_rank=64"
+QWEN = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True}
+QWEN |= {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "vocab_size": 151936}
+QWEN |= {"num_attention_heads": 16, "num_key_value_heads": 2}
+
+
+def said_of(*overrides):
+    """The findings by subject, on this machine."""
+    return {x.subject: x for x in resources.findings(verl_config(*COMPLETE, *overrides))}
+
+
+@pytest.mark.parametrize(
+    ("vllm", "overrides", "tied", "fails"),
+    [
+        ("0.30.0", [], True, True),
+        ("0.30.0", [LORA], True, True),  # verl first sends the base under it
+        ("0.30.0", [LORA, "actor_rollout_ref.rollout.load_format=safetensors"], True, False),
+        ("0.30.0", ["actor_rollout_ref.rollout.name=sglang"], True, False),
+        ("0.30.0", [], False, False),
+        ("0.28.1", [], True, False),
+    ],
+)
+def test_a_vllm_that_refuses_tied_embeddings_is_a_problem(monkeypatch, tmp_path, vllm, overrides, tied, fails):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN | {"tie_word_embeddings": tied}))  # of Qwen2.5-3B
+    package = tmp_path / f"vllm-{vllm}.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {vllm}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = said_of(f"actor_rollout_ref.model.path={tmp_path}", *overrides)
+    assert ("vLLM" in found) == fails
+    if fails:
+        says, remedy = found["vLLM"].says, found["vLLM"].remedy
+        assert f"{tmp_path} has tied embeddings, which vLLM {vllm} takes in one part only; verl sends" in says
+        assert "in 7 " in says and "install vLLM 0.24 to 0.28" in remedy and "LoRA adapter" in remedy
+
+
+def test_a_vision_model_has_a_size_and_code_of_a_model_is_not_asked_about(tmp_path):
+    text = {"model_type": "qwen2_5_vl_text", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    text |= {"vocab_size": 200, "num_attention_heads": 2, "num_key_value_heads": 2}
+    vision = {"model_type": "qwen2_5_vl", "depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 32}
+    config = {"model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"text_config": text, "vision_config": vision}))
+    settings = (f"actor_rollout_ref.model.path={tmp_path}", "trainer.save_freq=1")
+    assert "checkpoints take" in said_of(*settings)["disk"].says
+    remote = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}
+    (tmp_path / "remote").mkdir()
+    (tmp_path / "remote/config.json").write_text(json.dumps(remote))
+    finding = said_of(f"actor_rollout_ref.model.path={tmp_path}/remote", "trainer.save_freq=1")["model"]
+    assert "is not known" in finding.says and "contains custom code" in finding.advice and len(finding.advice) <= 160
+
+
+def parquet(path, **columns):
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def test_what_the_config_names_must_be_there(tmp_path):
+    right = parquet(tmp_path / "right.parquet", prompt=["a"], data_source=["b"], reward_model=["c"])
+    (tmp_path / "mine.py").write_text("def score(): ...\n")
+    (tmp_path / "broken.parquet").write_text("no")
+    wrong = {
+        f"actor_rollout_ref.model.path={tmp_path}/none": "no model is there",
+        f"data.train_files={tmp_path}/none.parquet": "no such file",
+        f"data.val_files={tmp_path}/broken.parquet": "no parquet file",
+        f"reward.custom_reward_function.path={tmp_path}/none.py": "no such file",
+        f"actor_rollout_ref.rollout.multi_turn.tool_config_path={tmp_path}/none.yaml": "no such file",
+        f"actor_rollout_ref.rollout.agent.agent_loop_config_path={tmp_path}/none.yaml": "no such file",
+    }
+    found = said_of(*wrong)
+    assert {word: found[word].says for word in wrong} == wrong and all(found[word].remedy for word in wrong)
+    reward = (f"reward.custom_reward_function.path={tmp_path}/mine.py", "reward.custom_reward_function.name=scor")
+    found = said_of(f"data.train_files=[{right}]", f"data.val_files={right}", *reward)
+    assert found[reward[0]].says == "has no scor" and not [x for x in found if x.startswith("data.")]
+
+
+def test_data_without_the_columns_that_are_read_name_those_that_it_has(tmp_path):
+    file = parquet(tmp_path / "a.parquet", question=["a"], data_source=["b"])
+    found = said_of(f"data.train_files={file}", "data.prompt_key=question")
+    assert found[f"data.train_files={file}"].says == "has no column reward_model, only data_source, question"
+    assert found[f"data.train_files={file}"].remedy
+    reward = "reward.reward_model.enable=True"
+    assert f"data.train_files={file}" not in said_of(f"data.train_files={file}", "data.prompt_key=question", reward)
+
+
+def test_a_folder_that_cannot_be_written_to_is_a_problem(monkeypatch):
+    monkeypatch.setattr(resources.os, "access", lambda path, mode: mode != os.W_OK)  # root may write everywhere
+    folder = "trainer.default_local_dir=/proc/checkpoints"
+    assert "cannot be written to" in said_of(folder)[folder].says
+
+
+@pytest.mark.parametrize("engine", ["torchtitan", "veomni"])
+def test_an_engine_that_is_not_installed_is_a_missing_package(findings, engine):
+    found = findings(f"actor_rollout_ref.actor.strategy={engine}", missing=[engine, "flash_attn"])
+    assert found["packages"].says == f"no {engine}" and "flash-attn" not in found
+
+
+def test_gpus_of_a_teacher_are_counted(findings):
+    found = findings("distillation.enabled=True", "distillation.n_gpus_per_node=1", "distillation.nnodes=1")
+    assert found["GPUs"].says == "2 here, 3 asked for, 1 of them for the teacher" and found["GPUs"].remedy
+
+
+def test_other_accelerators_are_not_held_against_the_gpus(findings):
+    assert not {"GPUs", "driver", "flash-attn"} & findings("trainer.device=npu", gpus=0).keys()

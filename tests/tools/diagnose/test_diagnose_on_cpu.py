@@ -1,0 +1,129 @@
+"""The command, from its arguments to its exit status."""
+
+import gzip
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import run_logs
+from rollout_files import write_rollouts
+
+from gtpo_verl import cli
+from gtpo_verl.tools.diagnose.text_report import screen
+from gtpo_verl.tools.diagnose.verdict import read_run, report_on
+from gtpo_verl.tools.view import DEMO
+
+HERE = Path(__file__).resolve().parent
+STUDY = HERE.parents[2] / "studies/results/verl"
+HEALTHY = STUDY / "letter_counting/gtpo-lr0.0001-seed1.jsonl.gz"
+NO_END = STUDY / "letter_counting/grpo-lr5e-05-seed1.jsonl.gz"
+NO_ACCURACY = STUDY / "arithmetic/gtpo-lr0.0003-seed1.jsonl.gz"
+TRL = HERE / "trainer_state.json"
+"""Of TRL 1.16.0, as `examples/test_trl_gtpo_on_cpu.py` trains: the reward is the number of small digits, limit 16."""
+
+
+def command(capsys, *arguments):
+    status = cli.main(["diagnose", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.mark.parametrize(
+    ("log", "status", "verdict", "signs"),
+    [
+        (HEALTHY, 0, "HEALTHY: no sign of a fault.", []),
+        (
+            NO_END,
+            2,
+            "FAILED since step 284: completions that end 0.81 at the end, best 1.00",
+            ["completions are", "some"],
+        ),
+        (NO_ACCURACY, 2, "FAILED since step 300: accuracy 0.07 at the end, best 0.32.", ["accuracy is lost"]),
+        (TRL, 2, "FAILED since step 1: completions that end 0.04 at the end, best 0.22.", ["most completions"]),
+    ],
+    ids=lambda value: value.name if isinstance(value, Path) else None,
+)
+def test_what_is_wrong_with_a_run_that_trained(capsys, log, status, verdict, signs):
+    found, said, _ = command(capsys, log)
+    assert found == status and " ".join(said.split()).startswith(verdict)
+    named = re.findall(r"^(\d)\. since step \d+: (.*)", said, re.MULTILINE)
+    assert [int(number) for number, _ in named] == [*range(1, len(signs) + 1)]
+    assert all(meaning.startswith(sign) for (_, meaning), sign in zip(named, signs, strict=True))
+    assert len(said.splitlines()) <= 40 and max(map(len, said.splitlines())) <= 80
+    remedy = "where wrong answers are rewarded for their form, set min_correct_reward"
+    own = f"Would GTPO change it? No: it is GTPO's own run; {remedy}." in " ".join(said.split())
+    assert own is log.name.startswith("gtpo")
+
+
+def test_the_documentation_shows_what_the_command_prints(monkeypatch):
+    monkeypatch.chdir(HERE.parents[2])
+    report = report_on(read_run(NO_END.relative_to(Path.cwd())))
+    assert f"```\n{screen(report)}\n```" in Path("docs/diagnose.md").read_text()
+
+
+def test_json_has_what_the_screen_says(capsys):
+    status, said, _ = command(capsys, NO_END, "--json")
+    report = json.loads(said)
+    assert status == 2 and screen(report) == screen(report_on(read_run(NO_END)))
+    assert report["numbers"]["ended"] == {"start": 1.0, "best": 1.0, "now": pytest.approx(0.8125), "since": 329}
+
+
+def test_a_compressed_log_reads_as_the_same_uncompressed(tmp_path, capsys):
+    (tmp_path / "run.jsonl").write_bytes(gzip.decompress(HEALTHY.read_bytes()))
+    same = [command(capsys, path, "--json")[1].replace(str(path), "") for path in (HEALTHY, tmp_path / "run.jsonl")]
+    assert same[0] == same[1]
+
+
+def test_the_plot_is_named(tmp_path, capsys):
+    path = tmp_path / "plots/run.png"
+    status, said, _ = command(capsys, TRL, "--plot", path)
+    assert status == 2 and said.endswith(f"plot: {path}\n") and path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bad_input_is_one_line_with_the_file_and_a_remedy(tmp_path, capsys):
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    others = run_logs.write_jsonl(tmp_path / "loss.jsonl", [{"training/global_step": 1, "perf/mfu": 0.1}] * 3)
+    records = [*run_logs.verl(steps=40, length=lambda step: 50.0)]
+    one = run_logs.write_jsonl(tmp_path / "one.jsonl", records[:1])
+    long = run_logs.write_jsonl(tmp_path / "long.jsonl", records)
+    folder = write_rollouts(tmp_path / "rollouts", [[("12", 1.0, 1), ("13", 0.0, 0)]] * 3)
+    words = write_rollouts(tmp_path / "words", [[("A word", 1.0, 1), ("Another", 0.0, 0)]] * 3)
+    (tmp_path / "two").mkdir()
+    cases = [
+        ([tmp_path / "absent.jsonl"], "absent.jsonl does not exist: name a log, verl's console log"),
+        ([empty], "empty.jsonl has no metrics of a run: give verl's console log"),
+        ([others], "loss.jsonl has no metrics of a run"),
+        ([one], "one.jsonl has one step, and nothing to compare it with"),
+        ([folder], "name the run's tokenizer with --tokenizer"),
+        ([folder, "--tokenizer", tmp_path], "no tokenizer"),
+        ([words, "--tokenizer", DEMO], "1.jsonl is not text of the tokenizer"),
+        ([long, "--rollouts", folder, "--tokenizer", DEMO], "has 2 tokens a completion at step 1"),
+        ([long, "--rollouts", tmp_path / "two"], "has no gtpo_dump.json, N.jsonl"),
+        ([long, "--limit", "0"], "--limit and --completions must be at least 1"),
+        ([long, "--plot", tmp_path / "plot.doc"], "Format 'doc' is not supported"),
+    ]
+    for arguments, message in cases:
+        status, out, err = command(capsys, *arguments)
+        assert status == 4 and out == "" and err.count("\n") == 1
+        assert err.startswith("gtpo-verl diagnose: ") and message in err
+
+
+@pytest.mark.parametrize("arguments", [["--limit", "many", "log"], ["--plots", "log"], []])
+def test_a_wrong_option_is_bad_input_too(capsys, arguments):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["diagnose", *arguments])
+    assert stopped.value.code == 4 and "usage: gtpo-verl" in capsys.readouterr().err
+
+
+def test_it_needs_neither_torch_nor_verl():
+    code = (
+        "import sys; from gtpo_verl import cli\n"
+        f"assert cli.main(['diagnose', {str(TRL)!r}]) == 2\n"
+        "print(sorted({'torch', 'verl', 'numpy', 'transformers', 'matplotlib'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,174 @@
+import gzip
+import io
+import json
+import math
+
+import pytest
+import run_logs
+from torch.utils.tensorboard import SummaryWriter
+
+from gtpo_verl.tools.diagnose.logs import FORMS, read_log, read_metrics
+
+RECORDS = [*run_logs.verl(steps=12)]
+EXPECTED = {record["training/global_step"]: record for record in RECORDS}
+OF_TRL = [*run_logs.trl(RECORDS)]
+
+
+def same(log, framework="verl"):
+    expected = EXPECTED if framework == "verl" else dict(enumerate(OF_TRL, start=1))
+    assert log.framework == framework and log.steps.keys() == expected.keys()
+    for step, metrics in log.steps.items():
+        known = {k: v for k, v in expected[step].items() if k in metrics}
+        assert len(known) > 8 and metrics == pytest.approx(known)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_verls_console_is_read_with_the_config_that_it_prints(tmp_path, encoding):
+    log = read_log(run_logs.write_console(tmp_path / "train.log", RECORDS, encoding=encoding))
+    same(log)
+    assert log.config == {"limit": 1024, "prompts": 64, "n": 8} and log.notes == []
+
+
+def test_the_config_may_stand_in_the_command(tmp_path):
+    path = run_logs.write_console(tmp_path / "output.log", RECORDS, config=False)
+    command = "+ python3 -m verl.trainer.main_ppo data.max_response_length=1024 data.train_batch_size=64 \\\n"
+    path.write_text(command + "  actor_rollout_ref.rollout.n=8\n" + path.read_text())
+    assert read_log(path).config == {"limit": 1024, "prompts": 64, "n": 8}
+
+
+def test_of_several_starts_in_one_file_the_last_counts(tmp_path):
+    path = run_logs.write_console(
+        tmp_path / "train.log", [*RECORDS[:8], *(x | {"actor/lr": 5e-7} for x in RECORDS[4:])]
+    )
+    log = read_log(path)
+    assert log.notes == ["the last of 2 starts in this file"] and [*log.steps] == [*range(1, 13)]
+    assert [x["actor/lr"] for x in log.steps.values()] == [1e-6] * 4 + [5e-7] * 8
+
+
+def test_of_several_printed_starts_the_last_counts_which_begins_where_the_epoch_falls(tmp_path):
+    records = [x | {"epoch": 0.1 * n} for start in (OF_TRL[:8], OF_TRL) for n, x in enumerate(start)]
+    log = read_log(run_logs.write_printed(tmp_path / "nohup.out", records, bar=False))
+    assert log.notes == ["the last of 2 starts in this file"] and [*log.steps] == [*range(1, 13)]
+
+
+def test_a_line_that_is_being_written_is_said(tmp_path):
+    path = run_logs.write_console(tmp_path / "train.log", RECORDS)
+    path.write_text(path.read_text()[:-10])
+    log = read_log(path)
+    same(log)
+    assert log.notes == ["its last line is not finished: is the run still going?"]
+
+
+def test_verls_file_logger_is_read_and_null_is_nan(tmp_path):
+    path = run_logs.write_jsonl(tmp_path / "run.jsonl", [*RECORDS[:11], RECORDS[11] | {"actor/grad_norm": math.nan}])
+    steps = read_log(path).steps
+    assert math.isnan(steps[12].pop("actor/grad_norm"))
+    assert steps[11]["actor/grad_norm"] == 0.2 and len(steps) == 12
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_the_standard_input_is_read(tmp_path, monkeypatch, compressed):
+    content = run_logs.write_console(tmp_path / "train.log", RECORDS).read_bytes()
+    piped = io.BufferedReader(io.BytesIO(gzip.compress(content) if compressed else content))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(piped))
+    same(read_log(type(tmp_path)("-")))
+
+
+@pytest.mark.parametrize("quoted", [False, True])
+@pytest.mark.parametrize("bar", [False, True])
+def test_printed_dicts_are_read(tmp_path, quoted, bar):
+    same(read_log(run_logs.write_printed(tmp_path / "nohup.out", OF_TRL, quoted, bar)), "TRL")
+
+
+def test_a_number_that_is_printed_as_nan_is_nan(tmp_path):
+    path = run_logs.write_printed(tmp_path / "nohup.out", [*OF_TRL, OF_TRL[0] | {"loss": math.nan, "kl": -math.inf}])
+    last = read_log(path).steps[13]
+    assert math.isnan(last["loss"]) and last["kl"] == -math.inf
+
+
+def test_trls_state_has_the_steps_of_the_log(tmp_path):
+    steps = read_log(run_logs.write_state(tmp_path / "trainer_state.json", OF_TRL, every=10)).steps
+    assert [*steps] == [*range(10, 130, 10)] and steps[10]["reward"] == OF_TRL[0]["reward"]
+
+
+def test_of_trls_output_folder_the_newest_checkpoint_is_read(tmp_path):
+    for number in (8, 12):
+        run_logs.write_state(tmp_path / f"checkpoint-{number}/trainer_state.json", OF_TRL[:number])
+    log = read_log(tmp_path)
+    same(log, "TRL")
+    assert log.name.endswith("checkpoint-12/trainer_state.json")
+
+
+def test_ms_swifts_log_is_read(tmp_path):
+    same(read_log(run_logs.write_swift(tmp_path / "logging.jsonl", OF_TRL)), "ms-swift")
+
+
+def test_wandbs_history_is_read_and_an_empty_cell_is_no_number(tmp_path):
+    path = run_logs.write_csv(tmp_path / "history.csv", RECORDS)
+    path.write_text(path.read_text() + "\n13,1\n,1\n")
+    log = read_log(path)
+    same(log)
+    assert "empty" not in log.steps[1]
+
+
+def test_wandbs_chart_is_read(tmp_path):
+    log = read_log(run_logs.write_csv(tmp_path / "chart.csv", RECORDS, "critic/score/mean"))
+    assert log.steps == {s: {"critic/score/mean": x["critic/score/mean"]} for s, x in EXPECTED.items()}
+
+
+@pytest.mark.parametrize(("prefix", "framework", "records"), [("", "verl", RECORDS), ("train/", "TRL", OF_TRL)])
+def test_tensorboard_is_of_whom_its_names_are(tmp_path, prefix, framework, records):
+    with SummaryWriter(str(tmp_path)) as writer:
+        for step, record in enumerate(records, start=1):
+            for name, value in record.items():
+                writer.add_scalar(prefix + name, value, step)
+    same(read_log(tmp_path), framework)
+
+
+def test_all_metrics_are_read_for_figures(tmp_path):
+    path = run_logs.write_jsonl(tmp_path / "run.jsonl", [x | {"perf/mfu": 0.4} for x in RECORDS])
+    assert read_metrics(path)[1]["perf/mfu"] == 0.4 and "perf/mfu" not in read_log(path).steps[1]
+
+
+def bad_logs(folder):
+    two = folder / "two"
+    two.mkdir()
+    for name in "ab":
+        run_logs.write_jsonl(two / f"{name}.jsonl", RECORDS)
+    chart = folder / "chart.csv"
+    chart.write_text("Step,a - critic/score/mean,b - critic/score/mean\n1,0.5,0.5\n")
+    files = {
+        "empty.log": b"",
+        "notes.txt": b"step 1: it went well\n",
+        "picture.png": bytes(range(256)),
+        "cut.gz": gzip.compress(b"step:1 - critic/score/mean:1" * 99)[:50],
+        "config.json": b"{}",
+        "list.json": b"[1]",
+        "trainer_state.json": b'{"log_history": [{"reward": 1}]}',
+        "deep.jsonl": b"[" * 99999,
+        "loss.jsonl": b'{"step": 1, "data": {"throughput": 1}}',
+    }
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    unreadable = {name: "trainer_state.json" if name.endswith("json") else FORMS for name in files}
+    (folder / "none").mkdir()
+    return unreadable | {
+        "absent.log": "absent.log does not exist: name a log",
+        "none": "none has no log: name one",
+        "two": "two has 2 logs (a.jsonl, b.jsonl): name the file of one run",
+        "chart.csv": "chart.csv has the runs a, b: export the chart of one",
+    }
+
+
+def test_what_cannot_be_read_is_answered_with_what_can(tmp_path):
+    for name, message in bad_logs(tmp_path).items():
+        with pytest.raises(ValueError) as raised:
+            read_log(tmp_path / name)
+        assert message in str(raised.value) and name in str(raised.value)
+        assert len(str(raised.value)) < 160 + len(FORMS) + len(str(tmp_path))
+
+
+def test_a_log_of_json_lines_beside_others_is_read_line_by_line(tmp_path):
+    path = tmp_path / "mixed.log"
+    path.write_text("".join(f"INFO {json.dumps({'step': s, 'data': x})}\nother: {{}}\n" for s, x in EXPECTED.items()))
+    same(read_log(path))

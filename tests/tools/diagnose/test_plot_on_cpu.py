@@ -1,0 +1,37 @@
+import matplotlib.figure
+import pytest
+import run_logs
+
+from gtpo_verl.tools.diagnose.plot import plot
+from gtpo_verl.tools.diagnose.verdict import read_run, report_on
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    figures = []
+    save = matplotlib.figure.Figure.savefig
+    monkeypatch.setattr(
+        matplotlib.figure.Figure, "savefig", lambda self, *a, **k: [figures.append(self), save(self, *a, **k)]
+    )
+    return figures
+
+
+def test_the_four_curves_are_drawn_with_the_step_marked(tmp_path, drawn):
+    run = read_run(run_logs.write_console(tmp_path / "train.log", [*run_logs.collapse()]))
+    report = report_on(run)
+    plot(run, report, tmp_path / "run.png")
+    (figure,) = drawn
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == ["reward", "completions that end", "entropy, nats per token", "length, tokens"]
+    for axes in figure.axes:
+        curve, mark = axes.lines
+        assert len(curve.get_xdata()) == 120 and set(mark.get_xdata()) == {report["since"]}
+
+
+def test_a_curve_that_is_not_logged_is_said_to_be(tmp_path, drawn):
+    run = read_run(run_logs.write_csv(tmp_path / "chart.csv", [*run_logs.verl()], "critic/score/mean"))
+    plot(run, report_on(run), tmp_path / "run.svg")
+    assert [axes.get_title() for axes in drawn[0].axes][2:] == [
+        "entropy, nats per token: not logged",
+        "length, tokens: not logged",
+    ]

@@ -1,0 +1,44 @@
+import pytest
+import run_logs
+from rollout_files import write_rollouts
+
+from gtpo_verl.tools.diagnose.rollout_stats import read_rollouts
+from gtpo_verl.tools.diagnose.text_report import screen
+from gtpo_verl.tools.diagnose.verdict import read_run, report_on
+from gtpo_verl.tools.view import DEMO
+
+
+def test_the_demos_rollouts_show_repetition_and_three_completions():
+    report = report_on(read_run(DEMO, tokenizer=str(DEMO)))
+    said = screen(report)
+    assert report["verdict"] == "cannot tell"  # 11 steps of one prompt
+    assert "some completions no longer end" in said and "completions repeat themselves (uncalibrated)" in said
+    assert said.count("   step 400: '<reasoning>") == 3
+    assert "forward mask 42%, backward mask 37%, either 73%; groups with a conflict: 100%." in " ".join(said.split())
+    assert max(map(len, said.splitlines())) <= 80 and len(said.splitlines()) <= 40
+
+
+def test_groups_whose_rewards_differ_without_a_right_answer_are_counted(tmp_path):
+    wrong = [("12", 1.0, 0), ("13", 0.0, 0)]
+    right = [("12", 1.0, 1), ("13", 0.0, 0)]
+    folder = write_rollouts(tmp_path / "rollouts", [right] * 2 + [wrong] * 18)
+    report = report_on(read_run(folder, tokenizer=str(DEMO)))
+    assert report["numbers"]["unearned"]["now"] == 1.0 and report["numbers"]["accuracy"]["now"] == 0
+    (sign,) = (sign for sign in report["signs"] if sign["number"] == "unearned")
+    assert sign["try"] == "algorithm.filter_groups.enable=True algorithm.filter_groups.metric=acc"
+
+
+def test_rollouts_add_to_the_log_what_it_lacks(tmp_path):
+    folder = write_rollouts(tmp_path / "rollouts", [[("12", 1.0, 1), ("13", 0.0, 0)]] * 40)
+    records = [*run_logs.verl(steps=40, score=lambda step: 0.25, noise=0, length=lambda step: 2.0)]
+    log = run_logs.write_jsonl(tmp_path / "run.jsonl", records)
+    report = report_on(read_run(log, rollouts=folder, tokenizer=str(DEMO)))
+    assert report["numbers"]["reward"]["now"] == 0.25 and report["numbers"]["repetition"]["now"] == 0
+    assert set(report["not_logged"]) & {"repetition", "equal", "accuracy"} == set()
+
+
+@pytest.mark.parametrize(("limit", "ended"), [(None, None), (2, 0.5), (8, 1.0)])
+def test_a_text_as_long_as_the_limit_did_not_end(tmp_path, limit, ended):
+    folder = write_rollouts(tmp_path / "rollouts", [[("12", 1.0, 1), ("1", 0.0, 0)]] * 2)
+    found = read_rollouts(folder, str(DEMO), limit, 50)
+    assert found.steps[1].get("ended") == ended and found.steps[1]["length"] == 1.5 and not found.applied

@@ -1,0 +1,168 @@
+"""What `gtpo-verl view` reads, and that it cannot break out of the page."""
+
+import json
+import shutil
+
+import pandas as pd
+import pytest
+from token_dump import BAD, END, GOOD, STEPS, write_rollouts
+
+from gtpo_verl import cli
+from gtpo_verl.tools.rollouts import sources
+from gtpo_verl.tools.rollouts.sources import find_source, read_step, thin_out
+
+
+def test_a_dump_is_found_by_folder_by_run_and_by_file(dump):
+    steps = find_source(dump.parent).paths
+    assert len(steps) == 3 and find_source(dump).paths == steps and find_source(steps[1]).paths == [steps[1]]
+
+
+def refusal(capsys, folder, *options):
+    assert cli.main(["view", str(folder), *map(str, options), "--out", str(folder / "view.html")]) == 2
+    assert not (folder / "view.html").exists()
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_what_is_no_dump_is_an_error_with_a_remedy(dump, tmp_path, capsys):
+    assert "+algorithm.gtpo.dump_dir=DIR" in refusal(capsys, tmp_path)
+    shutil.copytree(dump, tmp_path / "a")
+    shutil.copytree(dump, tmp_path / "b")
+    assert "several runs" in refusal(capsys, tmp_path)
+    assert "--tokenizer" in refusal(capsys, tmp_path / "a", "--tokenizer", tmp_path / "none")
+    write_rollouts(tmp_path / "rollouts", {1: STEPS[1][:2]})
+    assert "name the run's tokenizer with --tokenizer" in refusal(capsys, tmp_path / "rollouts")
+    header = json.loads((tmp_path / "b/gtpo_dump.json").read_text())
+    (tmp_path / "b/gtpo_dump.json").write_text(json.dumps(header | {"schema_version": 99}))
+    assert "schema_version 99" in refusal(capsys, tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((name, ...) for name in ("uid", "reward", "keep", "prompt_ids", "lambda", "entropy")),  # not there
+        ("uid", 1),
+        *(("reward", value) for value in (None, "1", [1], float("inf"))),
+        *(("prompt_ids", value) for value in (None, 7, {"a": 1}, ["a"], [1.5], [-1], [10**30])),
+        *(("lambda", value) for value in (None, "x", [], ["a"])),
+        ("inference_logprobs", [0.0]),
+    ],
+)
+def test_a_completion_of_wrong_fields_is_named_by_its_line(dump, tmp_path, capsys, field, value):
+    shutil.copy(dump / "gtpo_dump.json", tmp_path)
+    first, second, *_ = (dump / "step_000001.jsonl").read_text().splitlines()
+    completion = json.loads(second) | {field: value}
+    if value is ...:
+        del completion[field]
+    (tmp_path / "step_000001.jsonl").write_text(f"{first}\n{json.dumps(completion)}\n")
+    line = refusal(capsys, tmp_path)
+    assert "step_000001.jsonl:2 is not a line of a token dump" in line and len(line) < 500
+
+
+@pytest.mark.parametrize("text", [b"", b"[1]\n", b"7\n", b"\n", b"\xff\xfe\0\n", b"[" * 100_000, b'{"step": 1, "ui'])
+def test_a_step_file_that_is_none_is_named(dump, tmp_path, capsys, text):
+    shutil.copy(dump / "gtpo_dump.json", tmp_path)
+    (tmp_path / "step_000001.jsonl").write_bytes(text)
+    assert "step_000001.jsonl" in refusal(capsys, tmp_path)
+
+
+def read_rollouts(path, tokenizer):
+    source = find_source(path, tokenizer)
+    return [completion for file in source.paths for completion in source.read(file)]
+
+
+def test_rollouts_get_what_a_dump_of_the_same_completions_has_but_for_the_end(dump, tmp_path, tokenizer):
+    texts, rewards, _ = STEPS[1]
+    write_rollouts(tmp_path, {1: (texts, rewards)})
+    of_dump = read_step(dump / "step_000001.jsonl", {END})
+    for found, dumped in zip(read_rollouts(tmp_path, tokenizer), of_dump, strict=True):
+        assert [*found["token_ids"], END] == dumped["token_ids"] and found["prompt_ids"] == dumped["prompt_ids"]
+        assert found["lambda"] == dumped["lambda"][:-1]
+        for name in ("step", "reward", "group_advantage", "prefix_len"):
+            assert found[name] == dumped[name]
+        assert found["suffix_len"] == max(0, dumped["suffix_len"] - 1)
+        assert dumped["ended"] and not found.keys() & {"ended", "entropy", "trajectory_entropy", "trainer_logprobs"}
+
+
+def test_rollouts_of_both_trainers_are_grouped(tmp_path, tokenizer):
+    """V1 writes `{uid}_{session}_{output}`, the legacy trainer no uid; padding is no member."""
+    v1 = [("a_0_0", "call", 0.0), ("a_0_1", GOOD, 20.0), ("a_1_0", BAD, 0.0), ("b_0_0", "x", 1.0), ("b_1_0", "", 3.0)]
+    rows = [
+        {"uid": uid, "output": text, "score": score, "input": "q"} for uid, text, score in [*v1, ("pad1f_0_0", "", 0.0)]
+    ]
+    (tmp_path / "10.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    legacy = [{"output": text, "score": score, "input": uid[0]} for uid, text, score in v1[1:]]
+    (tmp_path / "9.jsonl").write_text("".join(json.dumps(row) + "\n" for row in legacy))
+    completions = read_rollouts(tmp_path, tokenizer)
+    assert [x["step"] for x in completions] == [9] * 4 + [10] * 4
+    for found in (completions[:4], completions[4:]):
+        assert [x["uid"] for x in found] == ["a", "a", "b", "b"]
+        assert [round(x["group_advantage"], 3) for x in found] == [0.707, -0.707, -0.707, 0.707]
+
+
+def write_trl(folder, step, rows):
+    """What TRL writes under `log_completions=True`: (completion, accuracy, style, A) of one prompt each."""
+    names = ("completion", "accuracy_reward", "style", "advantage")
+    table = pd.DataFrame([dict(zip(names, row, strict=True)) for row in rows]).assign(step=step, prompt="7 + 5 = ?")
+    folder.mkdir(parents=True, exist_ok=True)
+    table.to_parquet(folder / f"completions_{step:05d}.parquet")
+
+
+@pytest.mark.parametrize("below", ["completions", "completions/train"])
+def test_trls_completions_have_its_own_advantages(tmp_path, tokenizer, capsys, below):
+    write_trl(tmp_path / below, 10, [(GOOD, 1.0, 0.5, 0.25), (BAD, 0.0, float("nan"), -0.25)])
+    write_trl(tmp_path / below, 9, [(GOOD, 1.0, 0.0, 0.0), (GOOD, 1.0, 0.0, 0.0)])
+    write_trl(tmp_path / "completions/eval", 11, [(GOOD, 1.0, 0.0, 0.0)])
+    completions = read_rollouts(tmp_path, tokenizer)
+    assert [(x["step"], x["reward"], x["group_advantage"]) for x in completions] == [
+        *((9, 1.0, 0.0), (9, 1.0, 0.0), (10, 1.5, 0.25), (10, 0.0, -0.25)),
+    ]
+    assert max(completions[2]["lambda"]) == 2 and min(completions[3]["lambda"]) == 0
+    assert cli.main(["view", str(tmp_path), "--tokenizer", tokenizer, "-o", str(tmp_path / "view.html")]) == 0
+    assert "TRL's completions" in (tmp_path / "view.html").read_text()
+
+
+@pytest.mark.parametrize("damage", ["no parquet", "no text"])
+def test_what_is_no_table_of_trl_is_named(tmp_path, tokenizer, capsys, damage):
+    file = tmp_path / "completions_00001.parquet"
+    file.write_bytes(b"PAR1") if damage == "no parquet" else pd.DataFrame({"prompt": [["a"]]}).to_parquet(file)
+    assert file.name in refusal(capsys, tmp_path, "--tokenizer", tokenizer)
+
+
+def test_a_large_step_shows_its_first_groups_and_says_so(tmp_path, tokenizer, monkeypatch, capsys):
+    rows = [{"uid": f"{i}_{j}_0", "input": str(i), "output": GOOD, "score": j} for j in range(2) for i in range(9)]
+    (tmp_path / "1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(sources, "_TEXT_BYTES", 5 * len(GOOD))
+    assert [x["uid"] for x in read_rollouts(tmp_path, tokenizer)] == ["0", "0", "1", "1", "2", "2"]
+    assert "1.jsonl: the first 3 of 9 groups, for size" in capsys.readouterr().err
+
+
+def test_steps_are_thinned_out_evenly_to_a_size(tmp_path):
+    paths = [tmp_path / str(i) for i in range(9)]
+    for path in paths:
+        path.write_bytes(b"x" * 10)
+    assert thin_out(paths, 90) == paths
+    assert thin_out(paths, 50) == paths[::2]
+    assert thin_out(paths, 1) == [paths[-1]]
+
+
+def test_a_file_that_verl_is_still_writing_is_left_out(tmp_path, tokenizer):
+    write_rollouts(tmp_path, {1: STEPS[1][:2], 2: STEPS[10][:2]})
+    with (tmp_path / "2.jsonl").open("rb+") as file:
+        file.truncate((tmp_path / "2.jsonl").stat().st_size - 5)
+    assert [path.name for path in find_source(tmp_path, tokenizer).paths] == ["1.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("[1]", "1.jsonl:2 is not a line of a rollout file of verl"),
+        ('{"input": "q", "output": "o"}', "1.jsonl:2 is not a line of a rollout file of verl (KeyError('score'))"),
+        ('{"input": "q", "output": 1, "score": 0}', "input or output is not text"),
+        ('{"input": "q", "output": "o", "score": NaN}', "score is nan"),
+        ('{"input": "other", "output": "o", "score": 0}', "one completion per prompt"),
+    ],
+)
+def test_a_file_that_is_no_rollout_is_named(tmp_path, tokenizer, capsys, line, message):
+    (tmp_path / "1.jsonl").write_text('{"input": "q", "output": "o", "score": 1}\n' + line + "\n")
+    assert message in refusal(capsys, tmp_path, "--tokenizer", tokenizer)

@@ -1,0 +1,140 @@
+"""⟨H⟩_ini as the paper measures it, on a tiny random model."""
+
+import math
+import shutil
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from gtpo_verl.cli import main
+from gtpo_verl.tools import measure_initial_entropy as measure
+from recipes.tasks.tiny import build_model, build_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory):
+    """A random model whose own generation settings, like Qwen2.5's, narrow the distribution."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tokenizer = build_tokenizer()
+    torch.manual_seed(0)
+    model = build_model(tokenizer)
+    model.generation_config.update(do_sample=True, temperature=0.1, top_k=2, top_p=0.5)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    rows = [{"prompt": [{"role": "user", "content": f"{'1' * (1 + i % 3)}+{i}="}]} for i in range(12)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "prompts.parquet")
+    return tmp_path / "prompts.parquet"
+
+
+def test_the_initial_entropy_is_sampled_from_the_whole_distribution_at_temperature_1(tiny_model, prompts, monkeypatch):
+    settings = []
+    sample_entropies = measure.sample_entropies
+
+    def noting(model, *args):
+        settings.append(model.generation_config)
+        return sample_entropies(model, *args)
+
+    monkeypatch.setattr(measure, "sample_entropies", noting)
+    measured = measure.measure_initial_entropy(str(tiny_model), prompts, 10, 12, batch_size=4, seed=0)
+    assert (measured.completions, measured.prompts, len(settings)) == (10, 10, 3)
+    for used in settings:
+        assert used.do_sample and (used.temperature, used.top_k, used.top_p) == (1.0, 0, 1.0)
+        assert used.repetition_penalty == 1.0
+    # A random model is all but uniform over its 71 tokens.
+    assert math.log(71) - 0.6 < measured.value < math.log(71)
+
+
+def test_the_recorded_entropies_are_those_of_a_second_pass(tiny_model, prompts):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(tiny_model).eval()
+    model.generation_config.update(temperature=1.0, top_k=0, top_p=1.0)
+    seen = {}
+    generate = model.generate
+
+    def noting(**kwargs):
+        seen["prompt"] = kwargs["input_ids"]
+        seen["sequences"] = generate(**kwargs)
+        return seen["sequences"]
+
+    model.generate = noting
+    torch.manual_seed(1)
+    messages = measure.read_prompts(prompts, 6)
+    entropies, lengths = measure.sample_entropies(model, tokenizer, messages, max_response_length=40)
+    assert lengths.min() < 40  # some completions end by themselves
+    for row, (entropy, length) in enumerate(zip(entropies, lengths.tolist(), strict=True)):
+        width = seen["prompt"].shape[1]
+        ids = seen["sequences"][row, : width + length]
+        real = ids[:width] != tokenizer.pad_token_id
+        ids = torch.cat([ids[:width][real], ids[width:]])
+        assert length == 40 or ids[-1] == tokenizer.eos_token_id
+        probabilities = model(ids[None]).logits[0, int(real.sum()) - 1 : -1].softmax(-1)
+        torch.testing.assert_close(entropy, torch.special.entr(probabilities).sum(-1).mean(), rtol=1e-4, atol=1e-4)
+
+
+def test_the_prompts_are_those_of_a_run_with_the_same_arguments_of_the_chat_template(
+    tiny_model, prompts, tmp_path, capsys
+):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template += "{% if not (thinking | default(true)) %}<reasoning></reasoning>{% endif %}"
+    shutil.copytree(tiny_model, tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    command = ["initial-entropy", "--model", str(tmp_path / "model"), "--data", str(prompts), "--samples", "4"]
+    command += ["--max-response-length", "8", "--"]
+
+    def measured(*overrides):
+        assert main([*command, *overrides]) == 0
+        return capsys.readouterr().out
+
+    key = "data.apply_chat_template_kwargs"
+    without = measured(f"+{key}.thinking=False")
+    assert without == measured(f"{key}={{thinking:true}}", f"++{key}.thinking=false") != measured()
+    assert measured(f"+{key}.thinking=True") == measured()
+    for wrong in ("seed=1", f"{key}.thinking=[", f"{key}s.a=1"):
+        assert main([*command, wrong]) == 2 and key in capsys.readouterr().err
+
+
+def test_more_samples_than_rows_are_an_error(tiny_model, prompts, capsys):
+    assert main(["initial-entropy", "--model", str(tiny_model), "--data", str(prompts), "--samples", "100"]) == 2
+    assert "has 12 rows" in capsys.readouterr().err
+
+
+def test_the_command_prints_the_value_its_spread_and_the_decision(tiny_model, prompts, capsys):
+    arguments = ["--model", str(tiny_model), "--data", str(prompts), "--samples", "4", "--max-response-length", "8"]
+    assert main(["initial-entropy", *arguments]) == 0
+    value, spread, decision = capsys.readouterr().out.splitlines()
+    assert value.startswith("initial_entropy=") and math.log(2) < float(value.split("=")[1]) < math.log(71)
+    assert spread.startswith("standard deviation over the completions: ")
+    assert decision.startswith("completion filter off: ")
+
+
+def test_a_machine_without_a_gpu_measures_on_one_of_the_ray_cluster(tiny_model, prompts, monkeypatch, capsys):
+    """The head node of a cluster that takes jobs."""
+    asked, resources = [], {"GPU": 8.0}
+
+    def remote(**options):
+        asked.append(options)
+        return lambda function: SimpleNamespace(remote=function)
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    for name, fake in {"init": asked.append, "remote": remote, "get": lambda x: x, "shutdown": lambda: None}.items():
+        monkeypatch.setattr(ray, name, fake)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: resources)
+    arguments = ["--model", str(tiny_model), "--data", str(prompts), "--samples", "2", "--max-response-length", "4"]
+    assert main(["initial-entropy", *arguments]) == 0 and asked == []
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    assert main(["initial-entropy", *arguments]) == 0
+    assert asked == ["head:6379", {"num_gpus": 1}] and "initial_entropy=" in capsys.readouterr().out
+    resources.clear()
+    assert main(["initial-entropy", *arguments]) == 2
+    assert "RAY_ADDRESS=head:6379: no node of that cluster has a GPU" in capsys.readouterr().err

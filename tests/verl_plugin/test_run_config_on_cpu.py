@@ -1,0 +1,45 @@
+"""What a verl config asks of the plugin."""
+
+import pytest
+from verl_config import validate
+
+from gtpo_verl.algorithm.config import GTPOConfig
+from gtpo_verl.verl_plugin.run_config import Mode, RunConfig
+
+GRPO, DUMP = "algorithm.adv_estimator=grpo", "+algorithm.gtpo.dump_dir=/nowhere"
+FROM_UPDATE = "algorithm.gtpo.entropy_from=update"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "mode"),
+    [
+        ([GRPO, "algorithm.gtpo.entropy_coeff=-1"], Mode.NOTHING),
+        ([GRPO, DUMP], Mode.DUMP),
+        ([GRPO, DUMP, FROM_UPDATE], Mode.DUMP),
+        ([], Mode.GTPO),
+        ([DUMP, FROM_UPDATE], Mode.GTPO_FROM_UPDATE),
+        (["algorithm.adv_estimator=gtpo_trajectory"], Mode.GTPO),
+    ],
+)
+def test_a_config_asks_for_one_of_four_modes(compose_config, overrides, mode):
+    run = RunConfig.read(compose_config(*overrides))
+    assert run.mode is mode and run.resumed_from is None
+    assert (run.gtpo.dump_dir is not None) == (DUMP in overrides)
+
+
+@pytest.mark.parametrize("overrides", [[], [DUMP], [FROM_UPDATE, "algorithm.gtpo.initial_entropy=0.3"], [GRPO, DUMP]])
+def test_a_process_reads_the_settings_once(stage, rows, monkeypatch, tmp_path, overrides):
+    """From the checks at the start over two steps of the trainer."""
+    overrides = [override.replace("/nowhere", str(tmp_path / "dump")) for override in overrides]
+    read, from_config = [], GTPOConfig.from_config.__func__
+
+    def counting(cls, config):
+        read.append(cls.__name__)
+        return from_config(cls, config)
+
+    monkeypatch.setattr(GTPOConfig, "from_config", classmethod(counting))
+    of_trainer = stage(*overrides, "+algorithm.gtpo.dump_freq=1")
+    validate(of_trainer.config)
+    for of_trainer.trainer.global_steps in (1, 2):
+        of_trainer.step()
+    assert read == ["VerlGTPOConfig"]
