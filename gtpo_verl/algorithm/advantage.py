@@ -146,20 +146,27 @@ def compute_group_advantages(
 ) -> torch.Tensor:
     """A_i of Sec. 3, as in GRPO: (R_i − mean(R)) / (std(R) + epsilon) over the completions of one group.
 
-    For (bs,) scores; (bs,), at least float32, and exactly 0 where all rewards are equal or a row has no tokens. Without
-    `norm_adv_by_std_in_grpo` it is R_i − mean(R). With `min_correct_reward` it is at most 0 where R_i is lower.
+    For (bs,) scores; (bs,), at least float32. It is exactly 0 where R_i is the mean, and where a row has no tokens.
+    Without `norm_adv_by_std_in_grpo` it is R_i − mean(R). With `min_correct_reward` it is at most 0 where R_i is lower.
+
+    The mean of .1, .2 and .3 is the second, but not once each is rounded to float32, and λ would go by the sign that is
+    left. So a deviation of up to four ulps of the group's largest |R| is 0: each rounding is half an ulp of its own
+    reward, that of the mean as much again, and a reward may be a sum of parts. The rewards' range would not do: 100.1,
+    100.2 and 100.3 are rounded as 100 is. Whole rewards below 2^21 / G deviate by more, if at all.
     """
     check_finite("reward", scores, completions.uids)
     groups, rewards = completions.groups, scores.double()
-    sizes = groups.bincount()
+    sizes, largest = groups.bincount(), torch.zeros_like(rewards).scatter_reduce(0, groups, rewards.abs(), "amax")
     # Less the highest of the group, equal rewards are 0, and so is their mean, without rounding.
     rewards = rewards - rewards.scatter_reduce(0, groups, rewards, "amax", include_self=False)[groups]
     deviation = rewards - (groups.bincount(rewards) / sizes)[groups]
+    rounding = 4 * torch.finfo(torch.float32).eps * largest[groups]
+    deviation = torch.where(deviation.abs() > rounding, deviation, 0)
     if norm_adv_by_std_in_grpo:
         variance = groups.bincount(deviation.square()) / (sizes - 1).clamp(min=1)
         deviation = deviation / (variance.sqrt() + epsilon)[groups]
     if min_correct_reward is not None:
-        deviation = torch.where(scores < min_correct_reward, deviation.clamp(max=0), deviation)
+        deviation = torch.where(scores.float() < min_correct_reward, deviation.clamp(max=0), deviation)
     return deviation.to(torch.promote_types(scores.dtype, torch.float32))
 
 

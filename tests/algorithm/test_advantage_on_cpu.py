@@ -130,6 +130,46 @@ def test_three_equal_rewards_whose_mean_is_rounded_give_no_sign():
         assert (advantages[:3] == 0).all() and (advantages[4:] != 0).all()
 
 
+@given(
+    st.lists(st.integers(-60, 60), min_size=2, max_size=9),
+    st.integers(-20, 3),
+    st.sampled_from([0, 1000]),
+    st.booleans(),
+)
+def test_a_reward_has_the_sign_of_its_decimal_deviation_at_any_scale(small, exponent, offset, norm):
+    """So it is 0 exactly at the mean, whether the reward came whole or, as a format and an answer may, in two parts."""
+    numbers = [offset + number for number in small]
+    rewards = torch.tensor([float(f"{number}e{exponent}") for number in numbers])
+    halves = [(number // 2, number - number // 2) for number in numbers]
+    parts = torch.tensor([[float(f"{part}e{exponent}") for part in pair] for pair in halves])
+    signs = [np.sign(len(numbers) * number - sum(numbers)) for number in numbers]
+    for scores in (rewards, parts.sum(-1)):
+        a = compute_group_advantages(scores, Completions(torch.ones_like(parts), "p" * len(numbers)), norm)
+        assert a.double().sign().tolist() == signs
+
+
+@given(st.lists(st.integers(-9999, 9999), min_size=1, max_size=64), st.sampled_from([torch.float32, torch.float64]))
+def test_whole_rewards_lose_nothing_to_rounding(rewards, dtype):
+    scores = torch.tensor(rewards, dtype=dtype)
+    shifted = scores.double() - scores.double().max()
+    deviation = shifted - shifted.sum() / len(rewards)
+    std = (deviation.square().sum() / max(1, len(rewards) - 1)).sqrt()
+    completions = Completions(torch.ones(len(rewards), 1), "p" * len(rewards))
+    assert torch.equal(compute_group_advantages(scores, completions, False), deviation.to(dtype))
+    torch.testing.assert_close(compute_group_advantages(scores, completions), (deviation / (std + 1e-6)).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_a_reward_is_compared_with_the_least_right_one_as_it_is_written(dtype):
+    """7.5 is below 7.501, though both are one number in bfloat16; 0.7 in float32 is not below 0.7."""
+    completions = Completions(torch.ones(2, 1), "pp")
+    a = compute_group_advantages(torch.tensor([7.5, 0.0], dtype=dtype), completions, min_correct_reward=7.501)
+    assert a.tolist()[0] == 0 > a.tolist()[1]
+    if dtype.itemsize > 2:
+        a = compute_group_advantages(torch.tensor([0.7, 0.0], dtype=dtype), completions, min_correct_reward=0.7)
+        assert a.tolist()[0] > 0
+
+
 def test_advantages_of_rewards_in_bfloat16_are_float32(two_completions):
     two_completions["token_level_rewards"] = two_completions["token_level_rewards"].bfloat16()
     advantages, _ = compute_gtpo_outcome_advantage(**two_completions, config=ALL_OFF)
@@ -213,6 +253,9 @@ def test_given_advantages_are_weighed_part_by_part(two_completions):
     torch.testing.assert_close(result.advantages, torch.tensor([[4.975], [-5.05]]) * result.token_weights)
 
 
+REWARDS = [0.0, 1.0, 10.0, 11.0, 20.0], [0.1, 0.2, 0.3, 11.1], [x / 10 for x in range(11)]
+
+
 @st.composite
 def batches(draw):
     rows = draw(st.integers(1, 9))
@@ -223,7 +266,7 @@ def batches(draw):
     seed = draw(st.integers(0, 2**31))
     generator = torch.Generator().manual_seed(seed)
     return {
-        "rewards": draw(st.lists(st.sampled_from([0.0, 1.0, 10.0, 11.0, 20.0]), min_size=rows, max_size=rows)),
+        "rewards": draw(st.lists(st.sampled_from(draw(st.sampled_from(REWARDS))), min_size=rows, max_size=rows)),
         "response_mask": [draw(mask) for _ in range(rows)],
         "index": draw(st.lists(st.sampled_from("ab"), min_size=rows, max_size=rows)),
         "responses": [draw(column) for _ in range(rows)],

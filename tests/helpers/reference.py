@@ -1,6 +1,9 @@
 """A slow, obvious GTPO (arXiv:2508.03772), written from its definitions alone, to test the fast one against."""
 
 import statistics
+from fractions import Fraction
+
+import numpy as np
 
 
 def conflict_mask(responses, response_mask, advantages, index, span, masks="both"):
@@ -33,18 +36,24 @@ def conflict_mask(responses, response_mask, advantages, index, span, masks="both
     return masked
 
 
+def decimal(reward):
+    """The number that was written, such as 1/10, of which a trainer has the nearest float32."""
+    return Fraction(str(np.float32(reward)))
+
+
 def advantages(rewards, response_mask, index, responses, entropy, config, initial_entropy, norm_by_std, epsilon):
     """Eq. 9 to 11, one completion and one token at a time; `rewards` is one number per completion."""
     real = [any(mask) for mask in response_mask]
+    rewards = [decimal(reward) for reward in rewards]
     a = []
     for i in range(len(rewards)):
         group = [rewards[j] for j in range(len(rewards)) if real[j] and index[j] == index[i]]
         if not real[i] or len(set(group)) == 1:
             a.append(0.0)
             continue
-        deviation = rewards[i] - sum(group) / len(group)
-        a.append(deviation / (statistics.stdev(group) + epsilon) if norm_by_std else deviation)
-        if config.min_correct_reward is not None and rewards[i] < config.min_correct_reward:
+        deviation = float(rewards[i] - sum(group) / len(group))
+        a.append(deviation / (statistics.stdev(map(float, group)) + epsilon) if norm_by_std else deviation)
+        if config.min_correct_reward is not None and rewards[i] < decimal(config.min_correct_reward):
             a[i] = min(a[i], 0.0)
     masked = conflict_mask(responses, response_mask, a, index, config.conflict_span, config.conflict_masks)
     result = []

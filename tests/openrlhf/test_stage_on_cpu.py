@@ -125,6 +125,15 @@ def test_advantages_of_micro_batches_are_those_of_the_whole_rollout(
     assert made.metrics["gtpo/filter/dropped_frac"] == pytest.approx((~expected.keep).float().mean().item())
 
 
+def test_a_reward_at_the_mean_of_its_group_has_no_sign(stage, batch, tmp_path):
+    """In float32 the mean of 0.1, 0.2, 0.3 and 0.2 is not 0.2."""
+    batch["rewards"] = torch.tensor([0.1, 0.2, 0.3, 0.2] * GROUPS)
+    trainer = Trainer(batch, tmp_path, {"entropy_coeff": 0, "completion_filter": "never"}, **IN_ORDER)
+    stage.GTPOStage(trainer, resumed=False)
+    for experience in trainer.compute():
+        assert experience.advantages.any(-1).tolist() == [True, False, True, False]
+
+
 def test_initial_entropy_is_that_of_the_first_rollout_and_is_kept(stage, batch, tmp_path, caplog):
     """On three prompts, and not far from the threshold: there is a warning."""
     trainer = Trainer(batch, tmp_path, {}, **IN_ORDER)
