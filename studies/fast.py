@@ -187,7 +187,9 @@ class Learner:
                 ("conflict_first", conflicts.prefix_len),
                 ("conflict_last", conflicts.suffix_len),
             )
+            if length is not None
         }
+        assert conflicts.forks is not None
         logged["forks"] = conflicts.forks.float().mean().item()
         if algorithm.adv_estimator == "gtpo":
             settings = VerlGTPOConfig.from_config(algorithm)

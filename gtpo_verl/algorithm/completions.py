@@ -17,6 +17,7 @@ class Completions:
 
     Attributes:
         shape (torch.Size): (bs, response_length).
+        mask (torch.Tensor): (bs, response_length) bool, response_mask.
         lengths (torch.Tensor): (bs,) int64, own tokens of each completion.
         uids (list): (bs,).
         groups, prompts (torch.Tensor): (bs,) int64, a number from 0 on for each uid and prompt. A row without tokens,
@@ -25,6 +26,7 @@ class Completions:
 
     def __init__(self, response_mask: torch.Tensor, index: Iterable[Hashable], prompts: Iterable[Hashable] = ()):
         self.shape = response_mask.shape
+        self.mask = response_mask.bool()
         mask, width = response_mask.cpu().numpy(), self.shape[1]
         lengths = mask.sum(-1, dtype=int)
         self.lengths = torch.from_numpy(lengths).to(response_mask.device)

@@ -1,9 +1,10 @@
 """The keys of the algorithm, `algorithm.gtpo` in verl, their defaults (the paper's) and their checks."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 LN2 = math.log(2)
 """Mean entropy (nats per token) of a policy that chooses between two equiprobable tokens at every step."""
 
+_PKG = "pkg://"
 _VERLS = ("entropy_from", "dump_dir", "dump_freq")  # the further keys of verl_plugin.config
 
 
@@ -33,12 +35,12 @@ class GTPOConfig:
             before any update.
         conflict_span (str): which conflict tokens are masked (Sec. 5.1). `leading`: the run that starts at the
             completion's first (last) token. `first`: the first run from each end, wherever it starts. `all`:
-            every conflict token. `none`: no mask.
+            every conflict token. `none`: no mask. `pkg://module.function`: a mask of your own, `find_conflicts`.
         conflict_weight_positive (float): λ of a conflict token where the advantage is positive (Eq. 9). At least 0.
         conflict_weight_negative (float): λ of a conflict token where the advantage is negative (Eq. 9). At least 0.
         conflict_masks (str): `both`, or only the `forward` or the `backward` mask, to see what each does.
         min_correct_reward (float | None): a completion with a lower reward is wrong, and its A_i at most 0. Not the
-            paper's; after CoRPO (arXiv:2511.04439). None: A_i is GRPO's.
+            paper's. None: A_i is GRPO's.
 
     Raises:
         ValueError: a value out of its range; the message names the key, the value and the remedy.
@@ -61,8 +63,14 @@ class GTPOConfig:
     def __post_init__(self) -> None:
         self._check_choice("completion_filter", "auto", "always", "never")
         self._check_choice("filter_scope", "all", "negative")
-        self._check_choice("conflict_span", "leading", "first", "all", "none")
         self._check_choice("conflict_masks", "both", "forward", "backward")
+        if self.own_mask is None:
+            self._check_choice("conflict_span", "leading", "first", "all", "none", "pkg://module.function")
+        elif self.conflict_masks != "both":
+            raise ValueError(
+                f"{self.section}.conflict_masks={self.conflict_masks!r} with conflict_span={self.conflict_span}: leave "
+                "conflict_masks out, since the function alone says which tokens are masked"
+            )
         for key in ("entropy_coeff", "conflict_weight_positive", "conflict_weight_negative"):
             self._check_number(key, "a number of at least 0", lambda x: x >= 0)
         self._check_number(
@@ -111,6 +119,27 @@ class GTPOConfig:
                     hint = "it is one of the plugin for verl: remove it"
                 raise ValueError(f"{cls.section}.{key}={section[key]!r}: there is no such key; {hint}")
         return cls(**dict(section))
+
+    @property
+    def own_mask(self) -> Callable | None:
+        """The function that `conflict_span` names as `pkg://module.function`; None where it names a run of tokens.
+
+        Raises:
+            ValueError: there is no such function.
+        """
+        span = str(self.conflict_span)
+        if not span.startswith(_PKG):
+            return None
+        try:
+            function = resolve_name(":".join(span.removeprefix(_PKG).rsplit(".", 1)))
+            if not callable(function):
+                raise ValueError("it is no function")
+        except (AttributeError, ImportError, ValueError) as error:
+            raise ValueError(
+                f"{self.section}.conflict_span={span}: {error}; give {_PKG}module.function of a module that Python "
+                "finds on every node, installed or on PYTHONPATH"
+            ) from error
+        return function
 
     def filter_is_active(self, initial_entropy: float | None) -> bool:
         """Whether completions are filtered at all in this run: the ⟨H⟩_ini cases of Eq. 10.

@@ -6,7 +6,7 @@ completion's own tokens (`response_mask` = 1), so tool output inside a response 
 """
 
 from collections.abc import Hashable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,14 +17,23 @@ _BLOCK = 32  # positions looked at together; later blocks only while a run conti
 
 
 class Conflicts(NamedTuple):
-    """The conflict mask M = forward OR backward of a batch: its tokens are `responses[rows, columns]`."""
+    """The conflict mask M = forward OR backward of a batch: its tokens are `responses[rows, columns]`.
+
+    Of a user's own mask the last three are unknown.
+    """
 
     rows: torch.Tensor  # (n,) int64
     columns: torch.Tensor  # (n,) int64
-    prefix_len: torch.Tensor  # (bs,) int64, tokens on the forward mask
-    suffix_len: torch.Tensor  # (bs,) int64, tokens on the backward mask
     conflict_len: torch.Tensor  # (bs,) int64, tokens on M
-    forks: torch.Tensor  # (bs,) bool, whether the forward mask goes past the beginning that all of its prompt share
+    prefix_len: torch.Tensor | None = None  # (bs,) int64, tokens on the forward mask
+    suffix_len: torch.Tensor | None = None  # (bs,) int64, tokens on the backward mask
+    # (bs,) bool, whether the forward mask goes past the beginning that all of their prompt share
+    forks: torch.Tensor | None = None
+
+    def ends(self, row: int) -> dict[str, int]:
+        """`prefix_len` and `suffix_len` of a row, where they are known."""
+        lengths = {"prefix_len": self.prefix_len, "suffix_len": self.suffix_len}
+        return {name: int(length[row]) for name, length in lengths.items() if length is not None}
 
 
 def compute_conflict_mask(
@@ -62,15 +71,27 @@ def find_conflicts(
     `config.conflict_span` says which run. The partner of opposite sign may differ from token to token. No token is
     masked in a group without completions of both signs, in particular where all rewards are equal.
 
+    With `pkg://module.function` M is what the user's function returns for (responses, response_mask, groups,
+    advantages): (bs, response_length) bool, True on own tokens only. `groups`, (bs,) int64, has one number for
+    completions with equal uids *and* prompts. It gets copies, so that nothing it does to them matters.
+
     Args:
         responses (torch.Tensor): (bs, response_length) int64 token ids.
         completions (Completions): which tokens are their own, and who shares a prompt.
         advantages (torch.Tensor): (bs,), one per completion, before the entropy term; only the sign is used.
         config (GTPOConfig): for `conflict_span` and `conflict_masks`.
+
+    Raises:
+        ValueError: the user's function returns something else, or masks a token that is no completion's own.
     """
     bs, width = responses.shape
     if advantages.shape != (bs,):
         raise ValueError(f"advantages has shape {tuple(advantages.shape)}: give one per completion, {(bs,)}")
+    if function := config.own_mask:
+        mask = function(*(x.clone() for x in (responses, completions.mask, completions.prompts, advantages)))
+        _check_own_mask(mask, completions, f"{config.section}.conflict_span={config.conflict_span}")
+        rows, columns = mask.nonzero(as_tuple=True)
+        return Conflicts(rows, columns, mask.sum(-1))
     forward = backward = unshared = completions.lengths.new_empty(0)
     if config.conflict_span != "none" and config.conflict_masks != "backward":
         forward, unshared = _find_runs(responses, completions, advantages, config.conflict_span, from_end=False)
@@ -78,7 +99,16 @@ def find_conflicts(
         backward, _ = _find_runs(responses, completions, advantages, config.conflict_span, from_end=True)
     either = torch.cat([forward, backward]).unique()
     first, last, both, forks = ((x // width).bincount(minlength=bs) for x in (forward, backward, either, unshared))
-    return Conflicts(either // width, either % width, first, last, both, forks > 0)
+    return Conflicts(either // width, either % width, both, first, last, forks > 0)
+
+
+def _check_own_mask(mask: Any, completions: Completions, setting: str) -> None:
+    if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or mask.shape != completions.shape:
+        found = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
+        raise ValueError(f"{setting} returned {found}: it must be torch.bool {tuple(completions.shape)}")
+    for row in (mask & ~completions.mask).any(-1).nonzero().flatten().tolist():
+        uid = completions.uids[row]
+        raise ValueError(f"{setting} masks a token of row {row} (uid {uid}) that is not its own: `& response_mask`")
 
 
 def _find_runs(

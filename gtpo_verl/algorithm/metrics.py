@@ -66,17 +66,17 @@ def _max(values: torch.Tensor) -> float | None:
 
 
 def _conflict_metrics(result: GTPOAdvantage) -> dict[str, float | None]:
-    real = result.completions.lengths > 0
-    conflicts = result.conflicts
-    return {
+    real, conflicts = result.completions.lengths > 0, result.conflicts
+    metrics = {
         "conflict/token_frac": _token_frac(result, conflicts.conflict_len),
-        "conflict/prefix_len/mean": _mean(conflicts.prefix_len[real]),
-        "conflict/prefix_len/max": _max(conflicts.prefix_len[real]),
-        "conflict/suffix_len/mean": _mean(conflicts.suffix_len[real]),
-        "conflict/suffix_len/max": _max(conflicts.suffix_len[real]),
-        "conflict/fork_frac": _mean(conflicts.forks[real]),
         "conflict/group_frac": _mean(_groups_with_any(result, conflicts.conflict_len > 0)),
     }
+    for end, length in (("prefix", conflicts.prefix_len), ("suffix", conflicts.suffix_len)):
+        if length is not None:
+            metrics |= {f"conflict/{end}_len/mean": _mean(length[real]), f"conflict/{end}_len/max": _max(length[real])}
+    if conflicts.forks is not None:
+        metrics["conflict/fork_frac"] = _mean(conflicts.forks[real])
+    return metrics
 
 
 def _lambda_metrics(result: GTPOAdvantage) -> dict[str, float]:

@@ -1,7 +1,6 @@
 """GTPO between OpenRLHF's forward passes and its update: the advantages of a whole rollout, its metrics and ⟨H⟩_ini."""
 
 import itertools
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,13 +11,10 @@ import wrapt
 from openrlhf.utils.logging_utils import init_logger
 from openrlhf.utils.utils import zero_pad_sequences
 
-from gtpo_verl.algorithm.advantage import apply_gtpo, compute_group_advantages
 from gtpo_verl.algorithm.completions import Completions
 from gtpo_verl.algorithm.config import GTPOConfig
 from gtpo_verl.algorithm.metrics import compute_gtpo_metrics
-from gtpo_verl.run_files.initial_entropy import InitialEntropy
-
-logger = logging.getLogger("gtpo_verl")
+from gtpo_verl.run_files.gtpo_run import GTPORun
 
 
 class GTPOStage:
@@ -41,11 +37,8 @@ class GTPOStage:
         self.config: GTPOConfig = trainer.args.algo.gtpo
         self.metrics: dict[str, float] = {}
         self._actors = trainer.actor_model_group
-        self._initial_entropy: InitialEntropy | None = None
-        self._resumed = resumed
-        resumed_from = self.args.ckpt.path if resumed else None
-        if known := InitialEntropy.known_before(self.config, resumed_from):
-            self._fix_initial_entropy(known)
+        folder, norm_by_std = self.args.ckpt.path, not self.args.algo.advantage.no_std_norm
+        self._run = GTPORun(self.config, folder, folder if resumed else None, norm_by_std)
         # One that OpenRLHF knows, whose advantages GTPO's then replace; elsewhere `gtpo` stays, and raises.
         trainer.experience_maker.advantage_estimator = "group_norm"
         wrapt.wrap_function_wrapper(trainer.experience_maker, "compute_advantages_and_returns", self._estimate)
@@ -64,19 +57,12 @@ class GTPOStage:
         truncated = torch.cat([experience.truncated for experience in experiences])
 
         completions = Completions(mask, index)
-        trajectory_entropy = completions.mean(entropy)
-        if self._initial_entropy is None and not self._resumed:
-            self._fix_initial_entropy(InitialEntropy.measure(trajectory_entropy, completions.lengths, index))
-        initial_entropy = self._initial_entropy.value if self._initial_entropy else None
-        norm_by_std, least = not self.args.algo.advantage.no_std_norm, self.config.min_correct_reward
-        group_advantages = compute_group_advantages(rewards, completions, norm_by_std, min_correct_reward=least)
-        inputs = group_advantages, completions, responses, trajectory_entropy
-        result = apply_gtpo(*inputs, self.config, initial_entropy)
+        result = self._run.compute(rewards, completions, responses, entropy)
         rows = result.advantages.split([len(experience.index) for experience in experiences])
         for experience, advantages in zip(experiences, rows, strict=True):
             experience.advantages = advantages[:, : experience.action_mask.size(1)].clone()
             experience.returns = experience.advantages.clone()
-        self.metrics = compute_gtpo_metrics(result, self.config, initial_entropy, truncated)
+        self.metrics = compute_gtpo_metrics(result, self.config, self._run.initial_entropy_value, truncated)
         self.metrics["timing_s/gtpo"] = time.perf_counter() - start
         return experiences
 
@@ -85,9 +71,3 @@ class GTPOStage:
         refs = self._actors.async_run_method_batch("take_gtpo_entropy", number=list(range(micro_batches)))
         same = self.args.ds.ring_attn_size * self.args.ds.tensor_parallel_size  # ranks that compute one micro-batch
         return list(itertools.chain.from_iterable(ray.get(refs)[::same]))
-
-    def _fix_initial_entropy(self, initial_entropy: InitialEntropy) -> None:
-        self._initial_entropy = initial_entropy
-        path = initial_entropy.save(self.args.ckpt.path, self.config)
-        level = logging.WARNING if initial_entropy.may_be_chance(self.config) else logging.INFO
-        logger.log(level, "GTPO %s; written to %s", initial_entropy.decision(self.config), path)

@@ -64,27 +64,15 @@ class InitialEntropy:
         return config.completion_filter == "auto" and 0 < self.prompts < 16 and near
 
     def decision(self, config: GTPOConfig) -> str:
-        """Say in one line whether completions are filtered, and why."""
-        active, automatic = config.filter_is_active(self.value), config.completion_filter == "auto"
-        because = f"completion_filter={config.completion_filter}; initial entropy {self.value:.3f} nats"
-        if automatic:
-            because = f"{self.value:.3f} {'<' if active else '>='} {config.entropy_threshold:.3f} nats"
-        basis = f"given as {config.section}.initial_entropy"
-        if self.completions:
-            basis = f"{self.completions} completions of {self.prompts} prompt{'s' * (self.prompts > 1)}"
-            if self.prompts < PAPER_SAMPLES:
-                basis += f", fewer than the paper's {PAPER_SAMPLES}"
-        threshold = f"{config.entropy_threshold:.3f} nats per token"
-        meaning = f"a completion above {threshold} is left out of the update"
-        if not active:
-            since = f", since many of this model's would lie above {threshold} from the start"
-            meaning = f"all completions count{since * automatic}"
+        """Whether completions are filtered, and the numbers by which that is decided, in one line."""
+        state, below = "on" if config.filter_is_active(self.value) else "off", self.value < config.entropy_threshold
+        numbers = f"{self.value:.3f} {'<' if below else '>='} {config.entropy_threshold:.3f} nats"
+        key = f"{config.section}.initial_entropy"
+        source = f"{self.completions} completions of {self.prompts} prompts" if self.completions else f"set as {key}"
+        said = f"completion filter {state}: {numbers}, {source}, completion_filter={config.completion_filter}"
         if self.may_be_chance(config):
-            meaning += (
-                ". Other prompts might decide otherwise: measure it on 100 with `gtpo-verl initial-entropy` and set "
-                f"{config.section}.initial_entropy"
-            )
-        return f"completion filter {'on' if active else 'off'}: {because}, {basis}; {meaning}"
+            said += f". Other prompts might decide otherwise: set {key} to what `gtpo-verl initial-entropy` measures"
+        return said
 
     @staticmethod
     def path(folder: str | Path) -> Path:

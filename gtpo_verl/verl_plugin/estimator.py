@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from gtpo_verl.algorithm.advantage import GTPOAdvantage, apply_gtpo, check_finite, compute_group_advantages
+from gtpo_verl.algorithm.advantage import GTPOAdvantage, check_finite
 from gtpo_verl.algorithm.completions import Completions
 from gtpo_verl.algorithm.metrics import compute_gtpo_metrics
+from gtpo_verl.run_files.gtpo_run import GTPORun
 from gtpo_verl.run_files.initial_entropy import InitialEntropy
 from gtpo_verl.verl_plugin import update_pass
 from gtpo_verl.verl_plugin.batch_fields import BatchFields
@@ -57,15 +58,12 @@ class GTPOEstimator:
             folder = run.gtpo.dump_dir or folder
             resumed_from = folder if InitialEntropy.path(folder).exists() else None
         self.mode, self.config = run.mode, run.gtpo
-        self.initial_entropy: InitialEntropy | None = None
-        self._folder, self._resumed = folder, resumed_from is not None
-        self._norm_adv_by_std_in_grpo = config.algorithm.get("norm_adv_by_std_in_grpo", True)
+        norm_by_std = config.algorithm.get("norm_adv_by_std_in_grpo", True)
+        self._run = GTPORun(self.config, folder, resumed_from, norm_by_std, applied=run.mode.applies_gtpo)
         self._max_response_length = config.data.max_response_length
         self._max_model_len = select(config, "actor_rollout_ref.rollout.max_model_len") or math.inf
         self._rejects = select(config, "algorithm.rollout_correction.rollout_rs") is not None
         self._warned_of_sessions = False
-        if known := InitialEntropy.known_before(self.config, resumed_from):
-            self._fix_initial_entropy(known)
 
     def estimate(
         self, fields: BatchFields, token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Any
@@ -117,7 +115,7 @@ class GTPOEstimator:
         result, last = estimate.result, fields.last_outputs
         trajectory_entropy = update_pass.gather_means(entropies, len(columns.row))[last]
         check_finite("entropy", trajectory_entropy, result.completions.uids)
-        self._measure(trajectory_entropy, result.completions)
+        self._run.measure(trajectory_entropy, result.completions)
         estimate.result = result._replace(
             trajectory_entropy=trajectory_entropy,
             regularizer=self.config.entropy_coeff * trajectory_entropy,
@@ -130,15 +128,7 @@ class GTPOEstimator:
         # Token positions are compared between answers to the same prompt only, token for token.
         prompts = [(uid, ids.tobytes()) for uid, ids in zip(index, fields.prompts, strict=True)]
         completions = Completions(fields.response_mask, index, prompts)
-        trajectory_entropy = torch.zeros(len(prompts))  # with which δ = 1 and γ⟨H⟩ = 0: λA is left
-        if fields.entropy is not None:
-            trajectory_entropy = completions.mean(fields.entropy)
-            self._measure(trajectory_entropy, completions)
-        scores = token_level_rewards.sum(-1)
-        by_std, least = self._norm_adv_by_std_in_grpo, self.config.min_correct_reward
-        group_advantages = compute_group_advantages(scores, completions, by_std, min_correct_reward=least)
-        inputs = group_advantages, completions, fields.responses, trajectory_entropy
-        return apply_gtpo(*inputs, self.config, self.initial_entropy_value)
+        return self._run.compute(token_level_rewards.sum(-1), completions, fields.responses, fields.entropy)
 
     def _metrics(self, fields: BatchFields, result: GTPOAdvantage) -> dict[str, float]:
         last = fields.of_sessions()
@@ -149,19 +139,7 @@ class GTPOEstimator:
     @property
     def initial_entropy_value(self) -> float | None:
         """⟨H⟩_ini in nats per token; None in a resumed run that does not need it and has no record of it."""
-        return self.initial_entropy.value if self.initial_entropy else None
-
-    def _measure(self, trajectory_entropy: torch.Tensor, completions: Completions) -> None:
-        """⟨H⟩_ini, if this is the first batch of a run that does not know it."""
-        if self.initial_entropy is None and not self._resumed:
-            self._fix_initial_entropy(InitialEntropy.measure(trajectory_entropy, completions.lengths, completions.uids))
-
-    def _fix_initial_entropy(self, initial_entropy: InitialEntropy) -> None:
-        self.initial_entropy = initial_entropy
-        path = initial_entropy.save(self._folder, self.config)
-        if self.mode.applies_gtpo:
-            level = logging.WARNING if initial_entropy.may_be_chance(self.config) else logging.INFO
-            logger.log(level, "GTPO %s; written to %s", initial_entropy.decision(self.config), path)
+        return self._run.initial_entropy_value
 
     def _warn_of_sessions(self, fields: BatchFields) -> None:
         if not self._warned_of_sessions:

@@ -37,7 +37,8 @@ _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _CORRECTION = "algorithm.rollout_correction"
 _BYPASS, _REJECTS, _WEIGHS = f"{_CORRECTION}.bypass_mode", f"{_CORRECTION}.rollout_rs", f"{_CORRECTION}.rollout_is"
 _ENTROPY_FROM, _INITIAL_ENTROPY = "algorithm.gtpo.entropy_from", "algorithm.gtpo.initial_entropy"
-_FILTER_GROUPS = "algorithm.filter_groups.enable"
+_FILTER_GROUPS, _KL_IN_REWARD = "algorithm.filter_groups.enable", "algorithm.use_kl_in_reward"
+_LENGTH_PENALTY = "reward.reward_kwargs.overlong_buffer_cfg.enable"
 _CALCULATE = f"{_ACTOR}.calculate_entropy"
 
 V1_PACKAGES = {"transfer_queue": "TransferQueue", "cachetools": "cachetools"}
@@ -264,7 +265,7 @@ _PAPERS: _Papers = {
     f"{_ACTOR}.loss_agg_mode": (("seq-mean-token-mean",), "seq-mean-token-mean (Eq. 11)"),
     "algorithm.norm_adv_by_std_in_grpo": ((True,), "True (Sec. 3)"),
     f"{_ACTOR}.use_kl_loss": ((False,), "False (no KL term: this loads a reference model)"),
-    "algorithm.use_kl_in_reward": (
+    _KL_IN_REWARD: (
         (False,),
         "False (no KL term: this loads a reference model, and KL noise gives equal scores a sign, which λ amplifies)",
     ),
@@ -287,6 +288,10 @@ def departures(config: DictConfig, gtpo: VerlGTPOConfig) -> list[Departure]:
     loss_mode = select(config, LOSS_MODE)
     note = f"; {loss_mode} {change}" if (change := _LOSSES_THAT_CHANGE_LAMBDA.get(loss_mode)) else ""
     papers = {LOSS_MODE: (NAMES, f"gtpo (Eq. 11: no clipping){note}"), **_PAPERS}
+    if (least := gtpo.min_correct_reward) is not None:
+        lowered = f"; it lowers the reward of a right answer, which must not fall below min_correct_reward={least:g}"
+        papers[_KL_IN_REWARD] = (False,), _PAPERS[_KL_IN_REWARD][1] + lowered
+        papers[_LENGTH_PENALTY] = (False,), "False" + lowered
     papers[f"{_ROLLOUT}.dtype"] = _trained_in(config), "the precision of training (verl #8076)"
     from_update = gtpo.entropy_from == "update"
     if from_update:

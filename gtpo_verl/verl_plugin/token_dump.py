@@ -148,8 +148,7 @@ class TokenDump:
                 "group_advantage": result.group_advantages[row].item(),
                 "trajectory_entropy": result.trajectory_entropy[row].item(),
                 "keep": bool(result.keep[row]),
-                "prefix_len": int(result.conflicts.prefix_len[row]),
-                "suffix_len": int(result.conflicts.suffix_len[row]),
+                **result.conflicts.ends(row),
                 "prompt_ids": prompts[row].tolist(),
                 **{name: column[at][: int(row_len[row])] for name, column in columns.items()},
             }

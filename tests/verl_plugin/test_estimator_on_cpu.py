@@ -41,6 +41,18 @@ def test_settings_reach_the_estimator(stage, rows):
     torch.testing.assert_close(advantages, expected(rows, config=config, norm_adv_by_std_in_grpo=False))
 
 
+def middle(responses, response_mask, groups, advantages):
+    """A mask of one's own: all own tokens but the first."""
+    return response_mask & (torch.arange(responses.shape[1]) > 0)
+
+
+def test_a_mask_of_ones_own_acts_in_both_trainers(stage, rows):
+    span = f"pkg://{__name__}.middle"
+    metrics, advantages = stage(KNOWN, f"++algorithm.gtpo.conflict_span='{span}'").step()
+    torch.testing.assert_close(advantages, expected(rows, config={"conflict_span": span}, initial_entropy=0.3))
+    assert metrics["gtpo/conflict/token_frac"] > 0 and "gtpo/conflict/fork_frac" not in metrics
+
+
 def test_initial_entropy_is_measured_once_and_written(stage, rows, caplog):
     """On two prompts, and not far from the threshold: there is a warning."""
     gtpo = stage()

@@ -184,6 +184,20 @@ def test_departure_from_the_paper_is_named_once(compose_config, override, paper)
     assert found.setting == key and found.value.lower() == value and paper in found.paper
 
 
+@pytest.mark.parametrize(
+    "key", ["algorithm.use_kl_in_reward", "reward.reward_kwargs.overlong_buffer_cfg.enable"], ids=["KL", "length"]
+)
+def test_what_lowers_rewards_is_named_beside_a_least_reward_of_right_answers(compose_config, key):
+    (found,) = departures(compose_config(f"++{key}=true", "+algorithm.gtpo.min_correct_reward=11", KNOWN))
+    assert found.setting == key and "must not fall below min_correct_reward=11" in found.paper
+    assert all("right answer" not in x.paper for x in departures(compose_config(f"++{key}=true", KNOWN)))
+
+
+def test_a_mask_of_ones_own_that_cannot_be_imported_is_a_problem(compose_config):
+    (problem,) = preflight.problems(compose_config("++algorithm.gtpo.conflict_span=pkg://no_such_module.mask", KNOWN))
+    assert "No module named 'no_such_module'" in problem and "PYTHONPATH" in problem
+
+
 def test_the_rollouts_precision_is_compared_with_that_of_training(compose_config):
     (found,) = departures(compose_config(KNOWN, "~actor_rollout_ref.actor.fsdp_config.mixed_precision"))
     assert found.setting == "actor_rollout_ref.rollout.dtype" and found.value == "float32"

@@ -14,6 +14,9 @@ from rollout_batch import LENGTHS, SCORES, UIDS, real_mean_entropy
 from token_dump import batch_of, write
 
 from gtpo_verl import compute_gtpo_token_advantages
+from gtpo_verl.tools.diagnose.text_report import screen
+from gtpo_verl.tools.diagnose.verdict import read_run, report_on
+from gtpo_verl.tools.view import DEMO
 from gtpo_verl.verl_plugin import preflight
 from gtpo_verl.verl_plugin.run_config import RunConfig, VerlGTPOConfig
 from gtpo_verl.verl_plugin.token_dump import TokenDump, bounded_rows
@@ -67,6 +70,22 @@ def test_a_line_has_the_parts_of_which_the_advantage_is_made(tmp_path):
     table = (Path(__file__).resolve().parents[2] / "docs/view.md").read_text().split("| field |")[1]
     documented = re.findall(r"`(\w+)`", "".join(re.findall(r"^\|.*?\|", table, re.MULTILINE)))
     assert {*documented} == found[0].keys() | {"inference_logprobs"}
+
+
+def all_tokens(responses, response_mask, groups, advantages):
+    return response_mask
+
+
+def test_of_a_mask_of_ones_own_a_dump_has_lambda_and_diagnose_reads_it(tmp_path):
+    config = VerlGTPOConfig(conflict_span=f"pkg://{__name__}.all_tokens", completion_filter="never")
+    batch, row_len = batch_of([[5, 6], [5, 7]], [2.0, 0.0])
+    for step in (1, 2):
+        write(TokenDump(tmp_path, config, "gtpo", str(DEMO)), step, batch, ["u"] * 2, [np.array([8])] * 2, row_len)
+    assert [line["lambda"] for line in lines(tmp_path)] == [[2.0, 2.0], [0.0, 0.0]]
+    assert not any("prefix_len" in line or "suffix_len" in line for line in lines(tmp_path))
+    report = report_on(read_run(tmp_path))
+    assert report["gtpo"]["either"] == report["gtpo"]["groups"] == 1 and "forward" not in report["gtpo"]
+    assert "Tokens in conflict" not in screen(report)
 
 
 def test_several_updates_of_one_step_share_its_file_and_a_run_begun_anew_replaces_it(tmp_path):

@@ -21,7 +21,8 @@ def would_gtpo_change_it(seen: "Rollouts | None", applied: bool) -> dict[str, An
             return {"answer": "no", "why": _OWN_RUN}
         return {"answer": "cannot tell", "why": "that needs the run's completions: --rollouts"}
     early = [numbers for step, numbers in seen.steps.items() if step <= EVIDENCE["early"]] or [*seen.steps.values()][:1]
-    shares = {name: fmean(x[name] for x in early) for name in ("forward", "backward", "either", "groups")}
+    names = [name for name in ("forward", "backward", "either", "groups") if name in early[0]]
+    shares = {name: fmean(x[name] for x in early) for name in names}
     studied = EVIDENCE["shares"]
     least, most = studied[0]["from"], studied[-1]["to"]
     punished = seen.unpunished and fmean(seen.unpunished) < 0.05

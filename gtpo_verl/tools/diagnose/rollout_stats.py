@@ -86,16 +86,19 @@ def _completion(row: dict[str, Any], limit: float | None) -> Completion:
     elif limit:
         numbers["ended"] = float(len(ids) < 0.98 * limit)  # a text may be cut into other tokens than were sampled
     numbers |= {"reward": row["reward"], "length": len(ids), "repetition": repetition(ids)}
-    numbers |= {"entropy": row.get("trajectory_entropy"), "forward": row["prefix_len"], "backward": row["suffix_len"]}
-    numbers["either"] = min(row["prefix_len"] + row["suffix_len"], len(ids))
-    numbers |= {"step": row["step"], "ids": ids}
+    numbers |= {"entropy": row.get("trajectory_entropy"), "step": row["step"], "ids": ids}
+    numbers |= {"forward": row.get("prefix_len"), "backward": row.get("suffix_len")}
+    numbers["either"] = sum(weight != 1 for weight in row["lambda"])  # all that is known of a user's own mask
+    if "prefix_len" in row:
+        numbers["either"] = min(row["prefix_len"] + row["suffix_len"], len(ids))
     return {name: value for name, value in numbers.items() if value is not None}
 
 
 def _means(completions: list[Completion]) -> dict[str, float]:
     """Over the completions of a step; the masks' over its tokens."""
     means = {name: fmean(x[name] for x in completions) for name in completions[0] if name not in ("step", "ids")}
-    return means | {name: means[name] / max(means["length"], 1) for name in ("forward", "backward", "either")}
+    masks = [name for name in ("forward", "backward", "either") if name in means]
+    return means | {name: means[name] / max(means["length"], 1) for name in masks}
 
 
 def _of_groups(groups: list[list[Completion]]) -> dict[str, float]:

@@ -38,7 +38,7 @@ def screen(report: Mapping[str, Any], plotted: Path | None = None) -> str:
 
     gtpo = report["gtpo"]
     lines += ["", *_wrap(f"Would GTPO change it? {gtpo['answer'].capitalize()}: {gtpo['why']}.")]
-    if "either" in gtpo:
+    if "forward" in gtpo:
         masks = "forward mask {forward:.0%}, backward mask {backward:.0%}, either {either:.0%}".format(**gtpo)
         lines += _wrap(f"Tokens in conflict at the start: {masks}; groups with a conflict: {gtpo['groups']:.0%}.")
     missing: dict[str, list[str]] = {}

@@ -27,7 +27,8 @@ from gtpo_verl.run_files.records import read_record
 from gtpo_verl.tools.rollouts.tokens import load_tokenizer
 
 # What a completion of a dump must have, beside its uid; other lists have an entry per token too.
-_NUMBERS = ("step", "reward", "group_advantage", "trajectory_entropy", "keep", "prefix_len", "suffix_len")
+_NUMBERS = ("step", "reward", "group_advantage", "trajectory_entropy", "keep")
+_ENDS = ("prefix_len", "suffix_len")  # not of a user's own mask
 _IDS = ("prompt_ids", "token_ids")
 _PER_TOKEN = ("response_mask", "loss_mask", "lambda", "advantages", "entropy", "trainer_logprobs")
 
@@ -127,7 +128,8 @@ def read_step(path: Path, ends: Collection[int]) -> list[dict[str, Any]]:
 
 
 def _checked(completion: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(completion["uid"], str) or not all(math.isfinite(completion[name]) for name in _NUMBERS):
+    numbers = [completion[name] for name in _NUMBERS] + [completion.get(name, 0) for name in _ENDS]
+    if not isinstance(completion["uid"], str) or not all(map(math.isfinite, numbers)):
         raise ValueError("uid is not text, or a number is not finite")
     if not all(type(x) is int and 0 <= x < 1 << 31 for name in _IDS for x in completion[name]):
         raise ValueError("a token id is out of range")
@@ -232,8 +234,7 @@ def _read_text(path: Path, rows: list[dict[str, Any]], tokenizer: Any, config: G
             "scores": {key: row[key] for key in _SCORES if isinstance(row.get(key), int | float)},
             "group_advantage": advantages[i].item(),
             "keep": True,
-            "prefix_len": int(result.conflicts.prefix_len[i]),
-            "suffix_len": int(result.conflicts.suffix_len[i]),
+            **result.conflicts.ends(i),
             "prompt_ids": prompts[i],
             "token_ids": ids,
             "response_mask": [1] * len(ids),

@@ -1,0 +1,95 @@
+"""GTPO in one run of any trainer: what its first rollouts fix or show, and the advantages of each."""
+
+import logging
+from pathlib import Path
+
+import torch
+
+from gtpo_verl.algorithm.advantage import GTPOAdvantage, apply_gtpo, compute_group_advantages
+from gtpo_verl.algorithm.completions import Completions
+from gtpo_verl.algorithm.config import GTPOConfig
+from gtpo_verl.run_files.initial_entropy import InitialEntropy
+
+_FIRST_ROLLOUTS = 10  # over which min_correct_reward is compared with the rewards
+logger = logging.getLogger("gtpo_verl")
+
+
+class GTPORun:
+    """GTPO (arXiv:2508.03772) from the rollouts of one run; ⟨H⟩_ini is that of the first, if it is not known.
+
+    Args:
+        config (GTPOConfig): the run's settings.
+        folder: of the run's checkpoints.
+        resumed_from: the folder of the checkpoints from which the run goes on; None of a new run.
+        norm_adv_by_std_in_grpo (bool): as for `compute_group_advantages`.
+        applied (bool): whether the advantages are used; what they would be is not logged.
+
+    Raises:
+        ValueError: a resumed run lacks the initial entropy that it needs.
+    """
+
+    def __init__(
+        self,
+        config: GTPOConfig,
+        folder: str | Path,
+        resumed_from: str | Path | None,
+        norm_adv_by_std_in_grpo: bool = True,
+        applied: bool = True,
+    ):
+        self.initial_entropy: InitialEntropy | None = None
+        self._config, self._folder, self._resumed = config, folder, resumed_from is not None
+        self._norm_by_std, self._applied = norm_adv_by_std_in_grpo, applied
+        self._rewards: list[torch.Tensor] = []
+        if known := InitialEntropy.known_before(config, resumed_from):
+            self._fix_initial_entropy(known)
+
+    @property
+    def initial_entropy_value(self) -> float | None:
+        """⟨H⟩_ini in nats per token; None in a resumed run that does not need it and has no record of it."""
+        return self.initial_entropy.value if self.initial_entropy else None
+
+    def compute(
+        self,
+        rewards: torch.Tensor,
+        completions: Completions,
+        responses: torch.Tensor,
+        entropy: torch.Tensor | None = None,
+    ) -> GTPOAdvantage:
+        """GTPO on a rollout: (bs,) rewards; ids and entropy (nats), (bs, response_length). Without entropy, λA."""
+        trajectory_entropy = torch.zeros(len(rewards))  # with which δ = 1 and γ⟨H⟩ = 0
+        if entropy is not None:
+            trajectory_entropy = completions.mean(entropy)
+            self.measure(trajectory_entropy, completions)
+        self._compare_with_threshold(rewards[completions.lengths > 0])
+        least = self._config.min_correct_reward
+        a = compute_group_advantages(rewards, completions, self._norm_by_std, min_correct_reward=least)
+        return apply_gtpo(a, completions, responses, trajectory_entropy, self._config, self.initial_entropy_value)
+
+    def measure(self, trajectory_entropy: torch.Tensor, completions: Completions) -> None:
+        """Fix ⟨H⟩_ini, if this is the first rollout of a run that does not know it."""
+        if self.initial_entropy is None and not self._resumed:
+            self._fix_initial_entropy(InitialEntropy.measure(trajectory_entropy, completions.lengths, completions.uids))
+
+    def _fix_initial_entropy(self, initial_entropy: InitialEntropy) -> None:
+        self.initial_entropy = initial_entropy
+        path = initial_entropy.save(self._folder, self._config)
+        if self._applied:
+            level = logging.WARNING if initial_entropy.may_be_chance(self._config) else logging.INFO
+            logger.log(level, "GTPO %s; written to %s", initial_entropy.decision(self._config), path)
+
+    def _compare_with_threshold(self, rewards: torch.Tensor) -> None:
+        """Warn of a `min_correct_reward` that all rewards of the first rollouts reach or, though they differ, none."""
+        least = self._config.min_correct_reward
+        if least is None or not self._applied or len(self._rewards) == _FIRST_ROLLOUTS:
+            return
+        self._rewards.append(rewards.float())
+        seen = torch.cat(self._rewards)
+        if len(self._rewards) < _FIRST_ROLLOUTS or not len(seen):
+            return
+        low, high = seen.min().item(), seen.max().item()
+        key, span = f"{self._config.section}.min_correct_reward", f"the first {len(seen)} rewards, {low:g} to {high:g}"
+        remedy = "set it to the least reward of a right answer, with all that is added to rewards or taken from them"
+        if low >= least:
+            logger.warning("%s=%g: all of %s, reach it, so that it changes nothing: %s", key, least, span, remedy)
+        elif low < high < least:
+            logger.warning("%s=%g: none of %s, reaches it, so that no A_i is positive: %s", key, least, span, remedy)

@@ -1,0 +1,50 @@
+import logging
+
+import pytest
+import torch
+
+from gtpo_verl import GTPOConfig
+from gtpo_verl.algorithm.completions import Completions
+from gtpo_verl.run_files.gtpo_run import GTPORun
+
+
+def warnings_of(rollouts, folder, caplog, applied=True, **config):
+    """Of a run with these rewards in each rollout; the last row is padding."""
+    caplog.set_level(logging.WARNING, "gtpo_verl")
+    run = GTPORun(GTPOConfig(completion_filter="never", **config), folder, None, applied=applied)
+    for rewards in rollouts:
+        mask = torch.ones(len(rewards) + 1, 2)
+        mask[-1] = 0
+        completions = Completions(mask, [*"p" * len(rewards), "pad"])
+        run.compute(torch.tensor([*rewards, 0.0]), completions, torch.ones_like(mask).long(), torch.zeros_like(mask))
+    return [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "least", "said"),
+    [
+        ([0.0, 1.0], 11, "min_correct_reward=11: none of the first 20 rewards, 0 to 1, reaches it"),
+        ([11.0, 20.0], 5, "min_correct_reward=5: all of the first 20 rewards, 11 to 20, reach it"),
+    ],
+)
+def test_a_threshold_that_every_reward_or_none_reaches_is_named_once(rewards, least, said, tmp_path, caplog):
+    (told,) = warnings_of([rewards] * 25, tmp_path, caplog, min_correct_reward=least)
+    assert told.startswith(f"algorithm.gtpo.{said}") and "set it to the least reward of a right answer" in told
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "least"),
+    [
+        ([[0.0, 1.0]] * 9 + [[0.0, 20.0]] * 9, 11),  # the tenth has a right answer
+        ([[0.0, 1.0]] * 9, 11),  # which are too few
+        ([[0.0, 0.0]] * 20, 11),  # nothing to learn from
+        ([[11.0, 20.0]] * 9 + [[10.0, 20.0]], 11),
+        ([[0.0, 1.0]] * 20, None),
+    ],
+)
+def test_no_word_of_a_threshold_between_the_rewards(rollouts, least, tmp_path, caplog):
+    assert warnings_of(rollouts, tmp_path, caplog, min_correct_reward=least) == []
+
+
+def test_of_what_gtpo_would_do_under_another_estimator_nothing_is_said(tmp_path, caplog):
+    assert warnings_of([[0.0, 1.0]] * 25, tmp_path, caplog, applied=False, min_correct_reward=11) == []
