@@ -263,3 +263,9 @@ assert results == [(1.0, 0.0), (0.0, 0.0)] * 4, results
 assert ray.get(scorer.score.remote("9^{9^{9^{9}}}", 1.0), timeout=600) == (0.0, 1.0)
 """
     run_python(code)
+
+
+def test_the_room_has_compute_score_where_the_recipes_look_for_it():
+    from gtpo_verl import reward
+
+    assert reward.compute_score is compute_score
