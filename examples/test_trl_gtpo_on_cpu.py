@@ -45,7 +45,7 @@ def small_digits(completions, **kwargs):
     return [float(sum(character in "01234" for character in text)) for text in completions]
 
 
-def train(trainer_class, model, output_dir, gtpo=None, **settings):
+def train(trainer_class, model, output_dir, gtpo=None, reward=small_digits, **settings):
     settings = {"num_generations": 4, "per_device_train_batch_size": 8, "learning_rate": 1e-3} | settings
     common = {
         "use_cpu": True,
@@ -55,7 +55,7 @@ def train(trainer_class, model, output_dir, gtpo=None, **settings):
         "loss_type": "grpo",
     } | settings
     config = GRPOConfig(output_dir, max_steps=3, max_completion_length=5, logging_steps=1, **common)
-    trainer = trainer_class(model, small_digits, config, PROMPTS, **({} if gtpo is None else {"gtpo": gtpo}))
+    trainer = trainer_class(model, reward, config, PROMPTS, **({} if gtpo is None else {"gtpo": gtpo}))
     trainer.train()
     return trainer
 
@@ -129,6 +129,22 @@ def test_with_all_parts_off_the_model_learns_what_trls_own_trainer_teaches_it(mo
     )
     assert all(torch.equal(grpo[name], off[name]) for name in grpo)
     assert any(not torch.equal(grpo[name], gtpo[name]) for name in grpo)
+
+
+def test_a_completion_that_nobody_scored_does_not_move_the_policy(model, tmp_path):
+    """TRL's own trainer gives it A = 0; with GTPO −γ⟨H⟩ would be left."""
+
+    class Unscored(GTPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            batch = super()._generate_and_score_completions(inputs)
+            self.moves = [*getattr(self, "moves", []), *batch["advantages"].any(-1).tolist()]
+            return batch
+
+    def every_second(completions, **kwargs):
+        return [None if number % 2 else score for number, score in enumerate(small_digits(completions))]
+
+    trainer = train(Unscored, model, tmp_path, GTPOConfig(completion_filter="never"), reward=every_second)
+    assert any(trainer.moves[::2]) and not any(trainer.moves[1::2])
 
 
 def test_evaluation_has_groups_of_its_own_size(model, tmp_path):

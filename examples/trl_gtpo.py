@@ -21,6 +21,11 @@ class GTPOTrainer(GRPOTrainer):
         self.gtpo.filter_is_active(self.gtpo.initial_entropy)  # raises if that is not known
         super().__init__(*args, **kwargs)
 
+    def _calculate_rewards(self, *args, **kwargs):
+        rewards = super()._calculate_rewards(*args, **kwargs)  # of all processes
+        self._is_scored = ~rewards.isnan().all(dim=1)  # by one reward function at least
+        return rewards
+
     def _generate_and_score_completions(self, inputs):
         batch = super()._generate_and_score_completions(inputs)
         responses = batch["completion_ids"]
@@ -37,6 +42,7 @@ class GTPOTrainer(GRPOTrainer):
         # The completions of a prompt may be spread over processes.
         every = [self.accelerator.gather(self.accelerator.pad_across_processes(x, dim=1)) for x in local]
         advantages, all_responses, response_mask, all_entropy = every
+        response_mask = response_mask * self._is_scored[:, None]  # A = 0 alone would leave −γ⟨H⟩
         mode = "train" if self.model.training else "eval"
         group_size = self.num_generations if mode == "train" else self.num_generations_eval
         prompt = torch.arange(len(advantages)) // group_size

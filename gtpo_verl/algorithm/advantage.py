@@ -95,8 +95,10 @@ def compute_gtpo_token_advantages(
 ) -> GTPOAdvantage:
     """GTPO (arXiv:2508.03772, Eq. 9 to 11) on advantages A_i that a trainer already has: (bs,), one per completion.
 
-    The A_i may come from any group-relative estimator, and are 0 where a group gives no signal. The paper's have zero
-    mean over a group, which keeps the total signal (App. 8.2). All else is as for `compute_gtpo_outcome_advantage`.
+    The A_i may come from any group-relative estimator, and are exactly 0 where a group gives no signal, or a completion
+    is at its group's mean. The paper's have zero mean over a group, which keeps the total signal (App. 8.2). To learn
+    nothing from a completion, such as one that nobody scored, clear its row of `response_mask`: A = 0 alone leaves
+    −γ⟨H⟩. All else is as for `compute_gtpo_outcome_advantage`.
 
     Raises:
         ValueError: as there, and for `min_correct_reward`, since there are no rewards here.

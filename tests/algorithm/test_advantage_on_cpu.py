@@ -253,6 +253,17 @@ def test_given_advantages_are_weighed_part_by_part(two_completions):
     torch.testing.assert_close(result.advantages, torch.tensor([[4.975], [-5.05]]) * result.token_weights)
 
 
+def test_a_completion_whose_mask_is_cleared_gives_no_signal(two_completions):
+    """A = 0 alone leaves −γ⟨H⟩."""
+    del two_completions["token_level_rewards"]
+    config = GTPOConfig(completion_filter="never")
+    zero = compute_gtpo_token_advantages(torch.tensor([1.0, 0.0]), **two_completions, config=config)
+    two_completions["response_mask"][1] = 0
+    cleared = compute_gtpo_token_advantages(torch.tensor([1.0, 0.0]), **two_completions, config=config)
+    assert zero.advantages[1].lt(0).all() and not cleared.advantages[1].any()
+    assert zero.advantages[0].equal(cleared.advantages[0])
+
+
 REWARDS = [0.0, 1.0, 10.0, 11.0, 20.0], [0.1, 0.2, 0.3, 11.1], [x / 10 for x in range(11)]
 
 
