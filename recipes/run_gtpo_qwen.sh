@@ -4,7 +4,7 @@
 #   bash recipes/run_gtpo_qwen.sh [override…]
 #   DATASET=math ROLLOUT_N=12 bash recipes/run_gtpo_qwen.sh
 #   ALGO=grpo KL_LOSS_COEF=1e-6 bash recipes/run_gtpo_qwen.sh     the GRPO twin, everything else equal
-#   bash recipes/run_gtpo_qwen.sh algorithm.gtpo.min_correct_reward=11     recommended, not the paper's: docs/keys.md
+#   bash recipes/run_gtpo_qwen.sh algorithm.gtpo.min_correct_reward=11     not the paper's: docs/keys.md
 #   SMOKE=1 bash recipes/run_gtpo_qwen.sh                         minutes: does it all work on this machine?
 #
 # A run that is started again goes on from its last checkpoint; EXTEND=1 lets it take more steps than it was started for.
