@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 LN2 = math.log(2)
 """Mean entropy (nats per token) of a policy that chooses between two equiprobable tokens at every step."""
 
-_PKG = "pkg://"
+_OWN_MASK = "pkg://module.function"
 _VERLS = ("entropy_from", "dump_dir", "dump_freq")  # the further keys of verl_plugin.config
 
 
@@ -65,12 +65,10 @@ class GTPOConfig:
         self._check_choice("filter_scope", "all", "negative")
         self._check_choice("conflict_masks", "both", "forward", "backward")
         if self.own_mask is None:
-            self._check_choice("conflict_span", "leading", "first", "all", "none", "pkg://module.function")
+            self._check_choice("conflict_span", "leading", "first", "all", "none", _OWN_MASK)
         elif self.conflict_masks != "both":
-            raise ValueError(
-                f"{self.section}.conflict_masks={self.conflict_masks!r} with conflict_span={self.conflict_span}: leave "
-                "conflict_masks out, since the function alone says which tokens are masked"
-            )
+            both = f"{self.section}.conflict_masks={self.conflict_masks!r} with conflict_span={self.conflict_span}"
+            raise ValueError(f"{both}: leave the first out; the function alone says which tokens are masked")
         for key in ("entropy_coeff", "conflict_weight_positive", "conflict_weight_negative"):
             self._check_number(key, "a number of at least 0", lambda x: x >= 0)
         self._check_number(
@@ -122,21 +120,17 @@ class GTPOConfig:
 
     @property
     def own_mask(self) -> Callable | None:
-        """The function that `conflict_span` names as `pkg://module.function`; None where it names a run of tokens.
-
-        Raises:
-            ValueError: there is no such function.
-        """
-        span = str(self.conflict_span)
-        if not span.startswith(_PKG):
+        """The function of `conflict_span=pkg://module.function`; a ValueError if there is none of this name."""
+        scheme, separator, path = str(self.conflict_span).partition("://")
+        if (scheme, separator) != ("pkg", "://"):
             return None
         try:
-            function = resolve_name(":".join(span.removeprefix(_PKG).rsplit(".", 1)))
+            function = resolve_name(":".join(path.rsplit(".", 1)))
             if not callable(function):
                 raise ValueError("it is no function")
         except (AttributeError, ImportError, ValueError) as error:
             raise ValueError(
-                f"{self.section}.conflict_span={span}: {error}; give {_PKG}module.function of a module that Python "
+                f"{self.section}.conflict_span={self.conflict_span}: {error}; give {_OWN_MASK} of a module that Python "
                 "finds on every node, installed or on PYTHONPATH"
             ) from error
         return function

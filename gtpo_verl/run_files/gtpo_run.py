@@ -1,7 +1,6 @@
-"""GTPO in one run of any trainer: what its first rollouts fix or show, and the advantages of each."""
+"""GTPO in one run of any trainer: the advantages of its rollouts, and what the first of them fix or show."""
 
 import logging
-from pathlib import Path
 
 import torch
 
@@ -10,35 +9,25 @@ from gtpo_verl.algorithm.completions import Completions
 from gtpo_verl.algorithm.config import GTPOConfig
 from gtpo_verl.run_files.initial_entropy import InitialEntropy
 
-_FIRST_ROLLOUTS = 10  # over which min_correct_reward is compared with the rewards
+_FIRST_ROLLOUTS = 10  # with whose rewards min_correct_reward is compared
 logger = logging.getLogger("gtpo_verl")
 
 
 class GTPORun:
-    """GTPO (arXiv:2508.03772) from the rollouts of one run; ⟨H⟩_ini is that of the first, if it is not known.
+    """GTPO (arXiv:2508.03772) in a run whose checkpoints are in `folder`, or those that it resumes, in `resumed_from`.
 
-    Args:
-        config (GTPOConfig): the run's settings.
-        folder: of the run's checkpoints.
-        resumed_from: the folder of the checkpoints from which the run goes on; None of a new run.
-        norm_adv_by_std_in_grpo (bool): as for `compute_group_advantages`.
-        applied (bool): whether the advantages are used; what they would be is not logged.
+    What it would do to another estimator's run, where it is not `applied`, is not logged.
 
     Raises:
         ValueError: a resumed run lacks the initial entropy that it needs.
     """
 
     def __init__(
-        self,
-        config: GTPOConfig,
-        folder: str | Path,
-        resumed_from: str | Path | None,
-        norm_adv_by_std_in_grpo: bool = True,
-        applied: bool = True,
+        self, config: GTPOConfig, folder: str, resumed_from: str | None, by_std: bool = True, applied: bool = True
     ):
         self.initial_entropy: InitialEntropy | None = None
         self._config, self._folder, self._resumed = config, folder, resumed_from is not None
-        self._norm_by_std, self._applied = norm_adv_by_std_in_grpo, applied
+        self._by_std, self._applied = by_std, applied
         self._rewards: list[torch.Tensor] = []
         if known := InitialEntropy.known_before(config, resumed_from):
             self._fix_initial_entropy(known)
@@ -49,20 +38,16 @@ class GTPORun:
         return self.initial_entropy.value if self.initial_entropy else None
 
     def compute(
-        self,
-        rewards: torch.Tensor,
-        completions: Completions,
-        responses: torch.Tensor,
-        entropy: torch.Tensor | None = None,
+        self, rewards: torch.Tensor, completions: Completions, responses: torch.Tensor, entropy: torch.Tensor | None
     ) -> GTPOAdvantage:
-        """GTPO on a rollout: (bs,) rewards; ids and entropy (nats), (bs, response_length). Without entropy, λA."""
+        """GTPO of (bs,) rewards, with ids and entropy (nats) of shape (bs, response_length); λA, where that is None."""
         trajectory_entropy = torch.zeros(len(rewards))  # with which δ = 1 and γ⟨H⟩ = 0
         if entropy is not None:
             trajectory_entropy = completions.mean(entropy)
             self.measure(trajectory_entropy, completions)
-        self._compare_with_threshold(rewards[completions.lengths > 0])
+        self._compare(rewards[completions.lengths > 0].float())
         least = self._config.min_correct_reward
-        a = compute_group_advantages(rewards, completions, self._norm_by_std, min_correct_reward=least)
+        a = compute_group_advantages(rewards, completions, self._by_std, min_correct_reward=least)
         return apply_gtpo(a, completions, responses, trajectory_entropy, self._config, self.initial_entropy_value)
 
     def measure(self, trajectory_entropy: torch.Tensor, completions: Completions) -> None:
@@ -77,19 +62,20 @@ class GTPORun:
             level = logging.WARNING if initial_entropy.may_be_chance(self._config) else logging.INFO
             logger.log(level, "GTPO %s; written to %s", initial_entropy.decision(self._config), path)
 
-    def _compare_with_threshold(self, rewards: torch.Tensor) -> None:
+    def _compare(self, rewards: torch.Tensor) -> None:
         """Warn of a `min_correct_reward` that all rewards of the first rollouts reach or, though they differ, none."""
         least = self._config.min_correct_reward
         if least is None or not self._applied or len(self._rewards) == _FIRST_ROLLOUTS:
             return
-        self._rewards.append(rewards.float())
+        self._rewards.append(rewards)
         seen = torch.cat(self._rewards)
         if len(self._rewards) < _FIRST_ROLLOUTS or not len(seen):
             return
         low, high = seen.min().item(), seen.max().item()
-        key, span = f"{self._config.section}.min_correct_reward", f"the first {len(seen)} rewards, {low:g} to {high:g}"
-        remedy = "set it to the least reward of a right answer, with all that is added to rewards or taken from them"
-        if low >= least:
-            logger.warning("%s=%g: all of %s, reach it, so that it changes nothing: %s", key, least, span, remedy)
-        elif low < high < least:
-            logger.warning("%s=%g: none of %s, reaches it, so that no A_i is positive: %s", key, least, span, remedy)
+        if low >= least or low < high < least:
+            said = "all reach it: it changes nothing" if low >= least else "none reaches it: no A_i is positive"
+            logger.warning(
+                "%s.min_correct_reward=%g: of the first %d rewards, %g to %g, %s. Set it to the least reward of a "
+                "right answer, with all that is added to rewards or taken from them",
+                *(self._config.section, least, len(seen), low, high, said),
+            )

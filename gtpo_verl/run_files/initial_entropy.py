@@ -117,9 +117,7 @@ class InitialEntropy:
         if not path.is_file():
             raise ValueError(f"this run is resumed, but {path} with its initial entropy is missing; {remedy}")
         try:
-            values = {**json.loads(path.read_text())}
-            values.pop(_SETTINGS, None)
-            record = cls(**values)
+            record = cls(**{key: value for key, value in read_record(path).items() if key != _SETTINGS})
             if not (math.isfinite(record.value) and record.value >= 0):
                 raise ValueError(f"value={record.value}")
         except (TypeError, ValueError) as error:

@@ -47,16 +47,3 @@ def differences(before: Mapping[str, Any], settings: Mapping[str, Any]) -> list[
     keys = dict.fromkeys([*settings, *before])
     pairs = ((key, settings.get(key, "unset"), before.get(key, "unset")) for key in keys)
     return [f"{key}={now}, was {then}" for key, now, then in pairs if now != then]
-
-
-def claim(record: Path, settings: Mapping[str, Any], remedy: str) -> None:
-    """Record with which settings a folder is filled, unless an earlier start has; then they must be the same.
-
-    Raises:
-        ValueError: the record has other settings, or is damaged; the message names each.
-    """
-    if not record.exists():
-        record.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(record, json.dumps(settings, indent=1) + "\n")
-    elif changed := differences(read_record(record), settings):
-        raise ValueError(f"{record.parent} was filled with other settings ({'; '.join(changed)}): {remedy}")

@@ -24,7 +24,7 @@ import wrapt
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from gtpo_verl.run_files.records import claim
+from recipes.claim import claim
 
 # Settings that determine a completion. A folder with other values is an error.
 _SETTINGS = (

@@ -13,7 +13,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from gtpo_verl.run_files.records import claim, read_record
+from gtpo_verl.run_files.records import read_record
+from recipes.claim import claim
 
 RECORD = "export.json"
 

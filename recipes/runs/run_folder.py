@@ -21,7 +21,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TextIO
 
-from gtpo_verl.run_files.records import atomic_write, claim, read_record
+from gtpo_verl.run_files.records import atomic_write, read_record
+from recipes.claim import claim
 
 # Of the trainer section only these decide what is learned, or whether the files of a checkpoint can be read.
 _HELD_OF_TRAINER = (

@@ -11,7 +11,7 @@ from gtpo_verl.run_files.gtpo_run import GTPORun
 def warnings_of(rollouts, folder, caplog, applied=True, **config):
     """Of a run with these rewards in each rollout; the last row is padding."""
     caplog.set_level(logging.WARNING, "gtpo_verl")
-    run = GTPORun(GTPOConfig(completion_filter="never", **config), folder, None, applied=applied)
+    run = GTPORun(GTPOConfig(completion_filter="never", **config), folder, None, by_std=True, applied=applied)
     for rewards in rollouts:
         mask = torch.ones(len(rewards) + 1, 2)
         mask[-1] = 0
@@ -23,13 +23,13 @@ def warnings_of(rollouts, folder, caplog, applied=True, **config):
 @pytest.mark.parametrize(
     ("rewards", "least", "said"),
     [
-        ([0.0, 1.0], 11, "min_correct_reward=11: none of the first 20 rewards, 0 to 1, reaches it"),
-        ([11.0, 20.0], 5, "min_correct_reward=5: all of the first 20 rewards, 11 to 20, reach it"),
+        ([0.0, 1.0], 11, "min_correct_reward=11: of the first 20 rewards, 0 to 1, none reaches it"),
+        ([11.0, 20.0], 5, "min_correct_reward=5: of the first 20 rewards, 11 to 20, all reach it"),
     ],
 )
 def test_a_threshold_that_every_reward_or_none_reaches_is_named_once(rewards, least, said, tmp_path, caplog):
     (told,) = warnings_of([rewards] * 25, tmp_path, caplog, min_correct_reward=least)
-    assert told.startswith(f"algorithm.gtpo.{said}") and "set it to the least reward of a right answer" in told
+    assert told.startswith(f"algorithm.gtpo.{said}") and "Set it to the least reward of a right answer" in told
 
 
 @pytest.mark.parametrize(

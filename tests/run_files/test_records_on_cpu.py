@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gtpo_verl.run_files.records import atomic_write, claim, read_record
+from gtpo_verl.run_files.records import atomic_write, read_record
+from recipes.claim import claim
 
 
 def test_a_file_is_replaced_as_a_whole_and_leaves_nothing_beside_it(tmp_path):
