@@ -71,9 +71,8 @@ def find_conflicts(
     `config.conflict_span` says which run. The partner of opposite sign may differ from token to token. No token is
     masked in a group without completions of both signs, in particular where all rewards are equal.
 
-    With `pkg://module.function` M is what the user's function returns for (responses, response_mask, groups,
-    advantages): (bs, response_length) bool, True on own tokens only. `groups`, (bs,) int64, has one number for
-    completions with equal uids *and* prompts. It gets copies, so that nothing it does to them matters.
+    With `pkg://module.function` M is what that returns for copies of (responses, response_mask, groups, advantages):
+    (bs, response_length) bool, True on own tokens only. `groups` are (bs,) numbers of equal uids *and* prompts.
 
     Args:
         responses (torch.Tensor): (bs, response_length) int64 token ids.

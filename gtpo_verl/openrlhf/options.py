@@ -67,31 +67,17 @@ def check(options: Mapping[str, Any], text: str) -> GTPOConfig:
 def _check_options(options: Mapping[str, Any]) -> None:
     installed = Version(version("openrlhf"))
     if installed > Version(SUPPORTED_OPENRLHF[1]):
-        logger.warning(
-            "GTPO was tested with OpenRLHF %s to %s; this is %s: compare the first steps' gtpo/* metrics with what you "
-            "expect",
-            *(*SUPPORTED_OPENRLHF, installed),
-        )
-
-    def refuse(name: str, why: str) -> None:
-        raise ValueError(f"--{name} {options[name]}: {why}")
-
-    if options["rollout.n_samples_per_prompt"] < 2:
-        refuse(
-            "rollout.n_samples_per_prompt",
-            "GTPO compares the completions of one prompt; set it to at least 2 (8 or 12 in the paper)",
-        )
-    if options["algo.kl.init_coef"] != 0:
-        refuse(
-            "algo.kl.init_coef",
-            "GTPO has no KL term, and OpenRLHF would load a reference model for it; set it to 0",
-        )
-    if options["rollout.temperature"] != 1 and installed < Version("0.11.1"):
-        refuse(
-            "rollout.temperature",
-            f"OpenRLHF {installed} gives the entropy of temperature 1; set it to 1, as in the paper, or upgrade "
-            "openrlhf to 0.11.1 or later",
-        )
+        advice = "compare the first steps' gtpo/* metrics with what you expect"
+        logger.warning("GTPO was tested with OpenRLHF %s to %s; this is %s: %s", *SUPPORTED_OPENRLHF, installed, advice)
+    of_old = f"OpenRLHF {installed} gives the entropy of temperature 1; set it to 1, or upgrade openrlhf to 0.11.1"
+    temperature, kl, samples = "rollout.temperature", "algo.kl.init_coef", "rollout.n_samples_per_prompt"
+    for name, is_wrong, why in (
+        (samples, options[samples] < 2, "GTPO compares completions; set it to at least 2 (8 or 12 in the paper)"),
+        (kl, options[kl] != 0, "GTPO has no KL term, for which OpenRLHF would load a reference model; set it to 0"),
+        (temperature, options[temperature] != 1 and installed < Version("0.11.1"), of_old),
+    ):
+        if is_wrong:
+            raise ValueError(f"--{name} {options[name]}: {why}")
 
 
 def _config(text: str) -> GTPOConfig:
