@@ -18,6 +18,9 @@ from gtpo_verl.verl_plugin.run_config import Mode, RunConfig, select
 
 logger = logging.getLogger("gtpo_verl")
 
+_EMPTIED_LIMIT = 20
+"""Batches in a row that the filter may empty: with one prompt a batch, as in the paper, some are emptied by chance."""
+
 
 @dataclass
 class Estimate:
@@ -63,7 +66,8 @@ class GTPOEstimator:
         self._max_response_length = config.data.max_response_length
         self._max_model_len = select(config, "actor_rollout_ref.rollout.max_model_len") or math.inf
         self._rejects = select(config, "algorithm.rollout_correction.rollout_rs") is not None
-        self._warned_of_sessions = False
+        self._highest_entropy = update_pass.highest_entropy(getattr(trainer, "tokenizer", None))
+        self._warned_of_sessions, self._emptied = False, 0
         if known := InitialEntropy.known_before(self.config, resumed_from):
             self._fix_initial_entropy(known)
 
@@ -79,7 +83,8 @@ class GTPOEstimator:
         update δ and ⟨H⟩ are each output's own.)
 
         Raises:
-            ValueError: a reward or entropy that is not finite; the message names uid and row.
+            ValueError: a reward that is not finite, or an entropy that no distribution has; it names uid and row.
+            Or the completion filter has dropped every completion of too many batches in a row.
         """
         last = fields.last_outputs
         if len(last) == len(token_level_rewards):
@@ -133,6 +138,9 @@ class GTPOEstimator:
         trajectory_entropy = torch.zeros(len(prompts))  # with which δ = 1 and γ⟨H⟩ = 0: λA is left
         if fields.entropy is not None:
             trajectory_entropy = completions.mean(fields.entropy)
+            if self.mode.applies_gtpo:
+                highest, uids = self._highest_entropy, completions.uids
+                update_pass.check_range("entropy", trajectory_entropy, 0, highest, uids)
             self._measure(trajectory_entropy, completions)
         scores = token_level_rewards.sum(-1)
         by_std, least = self._norm_adv_by_std_in_grpo, self.config.min_correct_reward
@@ -141,6 +149,7 @@ class GTPOEstimator:
         return apply_gtpo(*inputs, self.config, self.initial_entropy_value)
 
     def _metrics(self, fields: BatchFields, result: GTPOAdvantage) -> dict[str, float]:
+        self._check_filter(result)
         last = fields.of_sessions()
         length = last.response_len + torch.tensor([len(ids) for ids in last.prompts])
         truncated = (last.response_len >= self._max_response_length) | (length >= self._max_model_len)
@@ -163,13 +172,29 @@ class GTPOEstimator:
             level = logging.WARNING if initial_entropy.may_be_chance(self.config) else logging.INFO
             logger.log(level, "GTPO %s; written to %s", initial_entropy.decision(self.config), path)
 
+    def _check_filter(self, result: GTPOAdvantage) -> None:
+        """Nothing is learnt from a batch of which the completion filter drops every completion."""
+        real = result.completions.lengths > 0
+        self._emptied = 0 if (result.keep & real).any() or not real.any() else self._emptied + 1
+        if not self._emptied:
+            return
+        dropped = (
+            f"completion filter dropped all completions of {self._emptied} batches in a row (least mean entropy "
+            f"{result.trajectory_entropy[real].min():.3g} nats per token, algorithm.gtpo.entropy_threshold="
+            f"{self.config.entropy_threshold:.3g}), from which nothing is learnt"
+        )
+        if self._emptied >= _EMPTIED_LIMIT:
+            raise ValueError(f"the {dropped}: set ++algorithm.gtpo.completion_filter=never, or raise the threshold")
+        if self._emptied == 1:
+            logger.warning("GTPO's %s; the run ends after %d", dropped, _EMPTIED_LIMIT)
+
     def _warn_of_sessions(self, fields: BatchFields) -> None:
         if not self._warned_of_sessions:
             real = fields.response_mask.any(-1)  # verl's padding rows have no token
             logger.warning(
-                "GTPO: the agent loop made %d outputs in %d sessions; GTPO uses the last output of each session. verl "
-                "counts its mini-batches in outputs, so it may update more than once per rollout, and the gtpo loss "
-                "does not clip",
+                "GTPO: the agent loop made %d outputs in %d sessions; GTPO uses the last output of each session. A "
+                "session weighs as much as it has outputs (verl #7580). verl counts its mini-batches in outputs too, "
+                "so it may update more than once per rollout, and the gtpo loss does not clip",
                 int(real.sum()),
                 int(real[fields.last_outputs].sum()),
             )

@@ -164,7 +164,7 @@ def _unknown(config: DictConfig, key: str, misspelt_only: bool = False) -> Itera
 def _loss(config: DictConfig) -> Iterator[str]:
     # Another may be of a package that the workers alone import.
     yield from _unknown(config, LOSS_MODE, misspelt_only=True)
-    name, other = select(config, LOSS_MODE), foreign_function(config, LOSS_MODE)
+    other = foreign_function(name := select(config, LOSS_MODE), LOSS_MODE)
     if other and not other.startswith("verl."):
         yield (
             f"{LOSS_MODE}={name} is {other}; two other papers are called GTPO (arXiv:2508.04349, arXiv:2511.14846). "
@@ -277,6 +277,10 @@ _PAPERS: _Papers = {
     _WEIGHS: ((), "null (no importance weights; they multiply λ)"),
     _REJECTS: ((), "null (no rejected tokens)"),
     f"{_ROLLOUT}.quantization": ((), "null (completions of the policy that is trained, verl #8076)"),
+    "actor_rollout_ref.model.use_fused_kernels": (
+        (False,),
+        "False (fused kernels gave wrong entropies and log-probabilities, verl #2656, #3723, or failed, #3730)",
+    ),
     _FILTER_GROUPS: ((False,), "False (groups without signal stay; −γ⟨H⟩ acts on them)"),
 }
 _ONE_UPDATE = "one update per rollout (Sec. 6; the gtpo loss is not clipped)"

@@ -170,6 +170,7 @@ def test_a_config_without_gtpo_is_not_looked_at(compose_config):
         (REJECT, "rejected tokens"),
         ("algorithm.filter_groups.enable=true", "groups without signal stay"),
         ("critic.enable=true", "no critic"),
+        ("actor_rollout_ref.model.use_fused_kernels=true", "#2656"),
         ("algorithm.norm_adv_by_std_in_grpo=false", "Sec. 3"),
         (f"{LOSS_MODE}=vanilla", "gtpo (Eq. 11: no clipping)"),
         (f"{LOSS_MODE}=geo_mean", "gtpo (Eq. 11: no clipping); geo_mean averages λ"),
