@@ -66,7 +66,7 @@ class GTPOEstimator:
         self._max_response_length = config.data.max_response_length
         self._max_model_len = select(config, "actor_rollout_ref.rollout.max_model_len") or math.inf
         self._rejects = select(config, "algorithm.rollout_correction.rollout_rs") is not None
-        self._highest_entropy = update_pass.highest_entropy(getattr(trainer, "tokenizer", None))
+        self._entropy_range = update_pass.entropy_range(getattr(trainer, "tokenizer", None))
         self._warned_of_sessions, self._emptied = False, 0
         if known := InitialEntropy.known_before(self.config, resumed_from):
             self._fix_initial_entropy(known)
@@ -134,13 +134,14 @@ class GTPOEstimator:
         """GTPO on one output per session."""
         # Token positions are compared between answers to the same prompt only, token for token.
         prompts = [(uid, ids.tobytes()) for uid, ids in zip(index, fields.prompts, strict=True)]
+        if fields.pictures:
+            prompts = [*zip(prompts, fields.pictures, strict=True)]
         completions = Completions(fields.response_mask, index, prompts)
         trajectory_entropy = torch.zeros(len(prompts))  # with which δ = 1 and γ⟨H⟩ = 0: λA is left
         if fields.entropy is not None:
             trajectory_entropy = completions.mean(fields.entropy)
             if self.mode.applies_gtpo:
-                highest, uids = self._highest_entropy, completions.uids
-                update_pass.check_range("entropy", trajectory_entropy, 0, highest, uids)
+                update_pass.check_range("entropy", trajectory_entropy, self._entropy_range, completions.uids)
             self._measure(trajectory_entropy, completions)
         scores = token_level_rewards.sum(-1)
         by_std, least = self._norm_adv_by_std_in_grpo, self.config.min_correct_reward
@@ -173,20 +174,18 @@ class GTPOEstimator:
             logger.log(level, "GTPO %s; written to %s", initial_entropy.decision(self.config), path)
 
     def _check_filter(self, result: GTPOAdvantage) -> None:
-        """Nothing is learnt from a batch of which the completion filter drops every completion."""
+        """A batch of which the completion filter drops every completion teaches nothing."""
         real = result.completions.lengths > 0
-        self._emptied = 0 if (result.keep & real).any() or not real.any() else self._emptied + 1
-        if not self._emptied:
-            return
-        dropped = (
-            f"completion filter dropped all completions of {self._emptied} batches in a row (least mean entropy "
-            f"{result.trajectory_entropy[real].min():.3g} nats per token, algorithm.gtpo.entropy_threshold="
-            f"{self.config.entropy_threshold:.3g}), from which nothing is learnt"
+        self._emptied = self._emptied + 1 if real.any() and not result.keep[real].any() else 0
+        said = (
+            f"the completion filter dropped every completion of {self._emptied} batches in a row, whose mean entropies "
+            f"are above algorithm.gtpo.entropy_threshold={self.config.entropy_threshold:.4g}: nothing is learnt; raise "
+            "it, or set ++algorithm.gtpo.completion_filter=never"
         )
         if self._emptied >= _EMPTIED_LIMIT:
-            raise ValueError(f"the {dropped}: set ++algorithm.gtpo.completion_filter=never, or raise the threshold")
+            raise ValueError(said)
         if self._emptied == 1:
-            logger.warning("GTPO's %s; the run ends after %d", dropped, _EMPTIED_LIMIT)
+            logger.warning("GTPO: %s. After %d such batches the run ends", said, _EMPTIED_LIMIT)
 
     def _warn_of_sessions(self, fields: BatchFields) -> None:
         if not self._warned_of_sessions:

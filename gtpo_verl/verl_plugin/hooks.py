@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import verl
+from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 from gtpo_verl.verl_plugin import (
@@ -23,15 +24,7 @@ from gtpo_verl.verl_plugin import (
     weight_transfer,
 )
 from gtpo_verl.verl_plugin.loss import compute_policy_loss_gtpo
-from gtpo_verl.verl_plugin.run_config import (
-    ADV_ESTIMATOR,
-    ALIAS,
-    LOSS_MODE,
-    foreign_function,
-    is_gtpo,
-    registry,
-    select,
-)
+from gtpo_verl.verl_plugin.run_config import ADV_ESTIMATOR, ALIAS, LOSS_MODE, foreign_function, registry, uses_gtpo
 from gtpo_verl.verl_plugin.state import TrainerState, current, estimate_gtpo_advantage
 
 logger = logging.getLogger("gtpo_verl")
@@ -78,9 +71,10 @@ def _start(config: Any) -> None:
     if found:
         table = textwrap.indent(preflight.as_table(found), "GTPO: ")
         logger.warning("GTPO: with these settings the run is not the paper's:\n%s", table)
-    other = foreign_function(name := select(config, ADV_ESTIMATOR))
+    other = foreign_function(config)
     if other and not other.startswith("verl."):
-        logger.warning("%s=%s is %s; for GTPO of arXiv:2508.03772 set it to %s", ADV_ESTIMATOR, name, other, ALIAS)
+        chosen = config.algorithm.adv_estimator
+        logger.warning("%s=%s is %s; for GTPO of arXiv:2508.03772 set it to %s", ADV_ESTIMATOR, chosen, other, ALIAS)
     if not serves:
         return
     preflight.ask_for_entropy(config, run.mode)
@@ -178,6 +172,11 @@ def reduce_metrics(proceed: Callable, *, metrics: dict[str, Any]) -> dict[str, A
     return reduced | pending.metrics
 
 
+def aggregate(proceed: Callable, aggregator: Any, *, metric_name: str) -> str:
+    """How verl joins the metrics of several updates in a step: it averages what it does not know, counts too."""
+    return "sum" if metric_name == "gtpo/filter/dropped_groups" else proceed()
+
+
 def fit(proceed: Callable, trainer: Any) -> Any:
     """The watch for collapse lives as long as the trainer's loop."""
     before, state = current.get(), TrainerState.enter(trainer)
@@ -193,7 +192,8 @@ def track(proceed: Callable, tracking: Any, *, config: Any) -> None:
     """verl's logger gets the whole config in every trainer, whatever methods of it a trainer replaces."""
     proceed()
     algorithm = config.get("algorithm") if isinstance(config, Mapping) else None
-    if isinstance(algorithm, Mapping) and is_gtpo(algorithm.get("adv_estimator")):
+    name = str(algorithm.get("adv_estimator")) if isinstance(algorithm, Mapping) else ""
+    if uses_gtpo(OmegaConf.create({"algorithm": {"adv_estimator": name}})):
         tracking.gtpo_estimates = TrainerState.estimates
 
 
@@ -224,16 +224,14 @@ def log(proceed: Callable, tracking: Any, *, data: dict[str, Any], step: Any) ->
 
 def _class_that_logs(tracking: Any) -> str:
     """The class of the trainer that called `tracking.log`: of the nearest method up the stack that is not its own."""
-    frame = sys._getframe()
-    while frame := frame.f_back:  # type: ignore[assignment]
-        trainer = frame.f_locals.get("self", tracking)
-        if trainer is not tracking:
-            return f"{type(trainer).__module__}.{type(trainer).__qualname__}"
-    return "the trainer"
+    frame, trainer = sys._getframe().f_back, tracking
+    while frame and trainer is tracking:
+        frame, trainer = frame.f_back, frame.f_locals.get("self", tracking)
+    return f"{type(trainer).__module__}.{type(trainer).__qualname__}"
 
 
 _V1, _LEGACY = "verl.trainer.ppo.v1.trainer_base", "verl.trainer.ppo.ray_trainer"
-_SEPARATE = "verl.experimental.separation.ray_trainer"
+_SEPARATE, _AGGREGATION = "verl.experimental.separation.ray_trainer", "MetricsAggregator._get_aggregation_type"
 HOOKS = (
     Hook("settings", "verl.utils.config", "validate_config", validate_config),
     Hook("settings of experimental trainers", "verl.trainer.main_ppo", "run_ppo", validate_config),
@@ -249,6 +247,8 @@ HOOKS = (
     Hook("advantages", _LEGACY, "compute_advantage", compute_advantage),
     Hook("actor's loss", "verl.workers.utils.losses", "ppo_loss", ppo_loss),
     Hook("update's metrics", "verl.utils.metric", "reduce_metrics", reduce_metrics),
+    Hook("metrics of several updates", "verl.trainer.ppo.v1.utils", _AGGREGATION, aggregate),
+    Hook("metrics of several updates", "verl.experimental.fully_async_policy.detach_utils", _AGGREGATION, aggregate),
     Hook("logger's config", "verl.utils.tracking", "Tracking.__init__", track),
     Hook("logger", "verl.utils.tracking", "Tracking.log", log),
 )

@@ -164,7 +164,7 @@ def _unknown(config: DictConfig, key: str, misspelt_only: bool = False) -> Itera
 def _loss(config: DictConfig) -> Iterator[str]:
     # Another may be of a package that the workers alone import.
     yield from _unknown(config, LOSS_MODE, misspelt_only=True)
-    other = foreign_function(name := select(config, LOSS_MODE), LOSS_MODE)
+    name, other = select(config, LOSS_MODE), foreign_function(config, LOSS_MODE)
     if other and not other.startswith("verl."):
         yield (
             f"{LOSS_MODE}={name} is {other}; two other papers are called GTPO (arXiv:2508.04349, arXiv:2511.14846). "
@@ -191,7 +191,8 @@ def _entropy(config: DictConfig, run: RunConfig) -> Iterator[str]:
             f"++algorithm.gtpo.completion_filter=always or =never, {otherwise}"
         )
     of_loss = f"{_ACTOR}.policy_loss.rollout_correction"
-    in_loss = f"{LOSS_MODE}=bypass_mode '+{of_loss}=${{{_CORRECTION}}}'"
+    # verl divides a token-mean by the tokens before rejection (#4852), and so shrinks the update.
+    in_loss = f"{LOSS_MODE}=bypass_mode '+{of_loss}=${{{_CORRECTION}}}' {_ACTOR}.loss_agg_mode=seq-mean-token-mean"
     for setting in (_WEIGHS, _REJECTS):
         name, value = setting.rpartition(".")[2], select(config, setting)
         if value is None:
@@ -314,8 +315,8 @@ def unclipped_updates(config: DictConfig) -> list[Departure]:
     if not uses_gtpo(config, LOSS_MODE):
         return []
     papers = _updates(config)
-    if select(config, "trainer.use_v1"):
-        papers["trainer.v1.trainer_mode"] = ("sync",), f"sync: {_ONE_UPDATE}"
+    if _is_async(config):
+        papers["trainer.v1.trainer_mode"] = (), f"sync: {_ONE_UPDATE}"
     return _differing(config, papers)
 
 
@@ -354,9 +355,19 @@ def _first_batch(config: DictConfig) -> str:
     """What a run's first batch holds, if not simply its first prompts."""
     if select(config, _FILTER_GROUPS):
         return "groups with signal only"
-    of_v1 = select(config, "trainer.v1.trainer_mode") if select(config, "trainer.use_v1") else "sync"
     # verl's fully_async trainer has a section of its own.
-    return "what finished first" if of_v1 != "sync" or select(config, "async_training") is not None else ""
+    return "what finished first" if _is_async(config) or select(config, "async_training") is not None else ""
+
+
+def _is_async(config: DictConfig) -> bool:
+    """Whether a V1 trainer goes on with rollouts while it updates; of a mode that is not verl's, its class decides."""
+    mode = select(config, "trainer.v1.trainer_mode") if select(config, "trainer.use_v1") else "sync"
+    verls = ("colocate_async", "separate_async")
+    if mode in ("sync", *verls) or [*_packages(config)]:
+        return mode in verls
+    from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
+
+    return issubclass(TRAINER_REGISTRY.get(mode, object), tuple(TRAINER_REGISTRY[name] for name in verls))
 
 
 def as_table(found: list[Departure]) -> str:

@@ -32,22 +32,18 @@ def registry(key: str) -> dict[str, Callable]:
     return {ADV_ESTIMATOR: core_algos.ADV_ESTIMATOR_REGISTRY, LOSS_MODE: core_algos.POLICY_LOSS_REGISTRY}[key]
 
 
-def foreign_function(name: Any, key: str = ADV_ESTIMATOR) -> str:
-    """The function of another package that serves one of our names as the value of a key; empty if none does."""
+def foreign_function(config: Any, key: str = ADV_ESTIMATOR) -> str:
+    """The function of another package that serves one of our names in a verl config; empty if none does."""
+    name = select(config, key)
     function = registry(key).get(name) if name in NAMES else None
     if function is None or function.__module__.partition(".")[0] == "gtpo_verl":
         return ""
     return f"{function.__module__}.{function.__qualname__}"
 
 
-def is_gtpo(name: Any, key: str = ADV_ESTIMATOR) -> bool:
-    """Whether this plugin serves a value of `algorithm.adv_estimator` or, under `LOSS_MODE`, of the policy loss."""
-    return name in NAMES and not foreign_function(name, key)
-
-
 def uses_gtpo(config: Any, key: str = ADV_ESTIMATOR) -> bool:
     """Whether a verl config asks for the advantages of this plugin or, under `LOSS_MODE`, for its policy loss."""
-    return is_gtpo(select(config, key), key)
+    return select(config, key) in NAMES and not foreign_function(config, key)
 
 
 @dataclass(frozen=True)

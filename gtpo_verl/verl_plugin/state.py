@@ -203,10 +203,10 @@ _NOT_HOOKED = (
 
 def _check_log_probs(batch: Any, response_mask: torch.Tensor, index: Any) -> None:
     """Raise on a log-probability of a completion's own token that is not finite, or above 0."""
-    for name in {"old_log_probs", "rollout_log_probs"} & set(batch.keys()):
+    for name in (name for name in ("old_log_probs", "rollout_log_probs") if name in batch.keys()):
         own = torch.where(response_mask.bool(), batch[name], 0)
         check_finite(name, own.sum(-1), index)
-        update_pass.check_range(name, own.amax(-1), -torch.inf, 0, index)
+        update_pass.check_range(name, own.amax(-1), (-torch.inf, 0.0), index)
 
 
 def estimate_gtpo_advantage(

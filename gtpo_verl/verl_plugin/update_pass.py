@@ -6,7 +6,7 @@ the update's metrics, so that the trainer logs what it logs otherwise.
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,34 +16,22 @@ from gtpo_verl.algorithm.config import GTPOConfig
 ENTROPIES = "gtpo_entropies"
 """Metric of the actor: a list of `RowEntropy`."""
 
-
 _ROUNDING = 0.25
 """Nats by which bfloat16, whose numbers have 8 bits, can miss an entropy or log-probability of logits up to 64."""
 
 
-def highest_entropy(tokenizer: Any) -> float:
-    """The most nats per token that a policy can have, ln V; infinite if V is not known.
-
-    V is twice the tokenizer's size, since the model's output layer may be padded.
-    """
-    return math.log(2 * len(tokenizer)) if tokenizer is not None else math.inf
+def entropy_range(tokenizer: Any) -> tuple[float, float]:
+    """From 0 to ln V nats per token, if V is known: twice the tokenizer's size, since output layers are padded."""
+    return 0.0, math.log(2 * len(tokenizer)) if tokenizer is not None else math.inf
 
 
-def check_range(
-    name: str,
-    values: torch.Tensor,
-    lowest: float,
-    highest: float,
-    uids: Sequence[Hashable] | None = None,
-    rows: torch.Tensor | None = None,
-) -> None:
-    """Raise a ValueError on the first of (bs,) values in nats that no distribution has, naming its row and uid."""
-    wrong = (values < lowest - _ROUNDING) | (values > highest + _ROUNDING)
-    for place in wrong.nonzero().flatten().tolist():
-        row, uid = place if rows is None else int(rows[place]), f" (uid {uids[place]})" if uids is not None else ""
+def check_range(name: str, values: torch.Tensor, bounds: tuple[float, float], ids: Sequence, of: str = "uid") -> None:
+    """Raise a ValueError on the first of (bs,) values in nats that no distribution has, naming its row and id."""
+    lowest, highest = bounds
+    for row in ((values < lowest - _ROUNDING) | (values > highest + _ROUNDING)).nonzero().flatten().tolist():
         raise ValueError(
-            f"the {name} of row {row}{uid} is {values[place]:.4g} nats, which must be from {lowest:.4g} to "
-            f"{highest:.4g}: the actor's forward pass is wrong; if it uses fused kernels, set "
+            f"the {name} of row {row} ({of} {ids[row]}) is {values[row]:.4g} nats, which must be from {lowest:.4g} "
+            f"to {highest:.4g}: the forward pass is wrong; if it uses fused kernels, set "
             "actor_rollout_ref.model.use_fused_kernels=False"
         )
 
@@ -110,11 +98,7 @@ class Columns(NamedTuple):
 
 @torch.no_grad()
 def apply_entropy(
-    advantages: torch.Tensor,
-    response_mask: torch.Tensor,
-    entropy: torch.Tensor,
-    columns: Columns,
-    highest: float = math.inf,
+    advantages: torch.Tensor, response_mask: torch.Tensor, entropy: torch.Tensor, columns: Columns
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """δ_i (A_i − γ⟨H⟩_i) λ_{i,t} of Eq. 11, for each row by itself.
 
@@ -125,18 +109,13 @@ def apply_entropy(
         response_mask (torch.Tensor): (bs, response_length), 1 on the completion's own tokens.
         entropy (torch.Tensor): (bs, response_length), in nats.
         columns (Columns): of these rows.
-        highest (float): the most nats per token that an entropy can have.
 
     Returns:
         The advantages, (bs, response_length), and ⟨H⟩_i, (bs,) in nats per token; 0 for a row without tokens.
-
-    Raises:
-        ValueError: an entropy that no distribution has; the message names the row of the batch.
     """
     mask = response_mask.bool()
     total = torch.where(mask, entropy, 0).sum(-1, dtype=torch.float64)
     means = (total / mask.sum(-1).clamp(min=1)).float()
-    check_range("entropy", means, 0, highest, rows=columns.row)
     group_advantage = columns.group_advantage.unsqueeze(-1)
     regularized = columns.group_advantage - columns.entropy_coeff * means
     kept = torch.where(means <= columns.highest_entropy, regularized, 0).unsqueeze(-1)
@@ -160,7 +139,7 @@ def apply_in_actor(
 
     Raises:
         RuntimeError: the forward pass computed no entropy.
-        ValueError: an entropy that no distribution has.
+        ValueError: an entropy that no distribution has; the message names the row of the batch.
     """
     from verl.workers.utils.losses import no_padding_2_padding
 
@@ -173,8 +152,9 @@ def apply_in_actor(
         model_output["entropy"] = model_output["entropy"].detach()  # which frees its graph before the backward pass
     entropy = no_padding_2_padding(model_output["entropy"].detach(), data)
     response_mask, advantages = (_padded(data[name]) for name in ("response_mask", "advantages"))
-    highest = highest_entropy(getattr(config.model_config, "tokenizer", None))
-    advantages, means = apply_entropy(advantages, response_mask, entropy, columns, highest)
+    advantages, means = apply_entropy(advantages, response_mask, entropy, columns)
+    bounds = entropy_range(getattr(config.model_config, "tokenizer", None))
+    check_range("entropy", means, bounds, columns.row.tolist(), "row of the batch")
     tokens = [row.tolist() if dumped else None for row, dumped in zip(entropy, columns.dumped.tolist(), strict=True)]
     return advantages, [*map(RowEntropy, columns.row.tolist(), means.tolist(), tokens)]
 

@@ -87,7 +87,7 @@ def test_each_start_after_a_fault_goes_on_from_the_last_whole_checkpoint(train):
 
 def test_a_trainer_with_advantages_and_update_of_its_own_ends_at_the_log_of_its_first_update(train):
     modules = "recipes.verl_cpu.plugin,own_advantages"
-    result = train("trainer.v1.trainer_mode=own", VERL_USE_EXTERNAL_MODULES=modules, options=("--stall", "100"))
+    result = train("trainer.v1.trainer_mode=own", VERL_USE_EXTERNAL_MODULES=modules)
     assert result.returncode
     (record,) = train.records()
     assert record["step"] == 1 and "actor/pg_loss" in record and not any(name.startswith("gtpo/") for name in record)

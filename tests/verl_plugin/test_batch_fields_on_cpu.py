@@ -34,6 +34,8 @@ def test_entropy_that_is_not_as_long_as_the_responses_is_an_error(v1, rows):
         v1().step()
 
 
+KNOWN = "algorithm.gtpo.initial_entropy=0.3"
+
 # Group p: sessions of 3, 1 and 1 outputs; group q: of 1 and 2.
 SESSION_KEYS = ["p_0_0", "p_0_1", "p_0_2", "p_1_0", "p_2_0", "q_0_0", "q_1_0", "q_1_1"]
 LAST = [2, 3, 4, 5, 7]
@@ -100,6 +102,21 @@ def test_last_output_stands_for_its_session(sessions, session_rows, order):
     assert metrics["gtpo/group/size_min"] == 2
 
 
+def test_outputs_whose_prompts_differ_in_a_picture_share_no_positions(sessions, session_rows):
+    """Equal ids and other pixels are another context; equal pixels are the same, in whichever tensor."""
+    session_rows["prompts"] = [torch.full((3,), ord(key[0])) for key in SESSION_KEYS]
+    _, alike = sessions(KNOWN).step()
+    pixels = torch.arange(12.0).reshape(3, 4).bfloat16()
+    for changed, differs in ((pixels.clone(), False), (pixels + 1, True)):
+        pictures = [{"pixel_values": pixels.clone(), "image_grid_thw": torch.tensor([[1, 2, 2]])} for _ in SESSION_KEYS]
+        pictures[LAST[0]]["pixel_values"] = changed
+        pictures[-1] = dict(reversed(pictures[-1].items()))
+        session_rows["multi_modal_inputs"] = pictures
+        _, advantages = sessions(KNOWN).step()
+        assert bool((advantages != alike).any()) is differs
+    del session_rows["multi_modal_inputs"]
+
+
 def test_initial_entropy_is_that_of_last_outputs(sessions, session_rows, caplog):
     gtpo = sessions()
     metrics, _ = gtpo.step()
@@ -125,9 +142,6 @@ def test_advantages_that_pass_by_the_hooked_function_are_an_error_and_leave_no_r
         hooks.v1_compute_advantage(lambda: None, stage.trainer, batch=batch)
     with pytest.raises(RuntimeError, match="without token ids"):
         get_adv_estimator_fn("gtpo")(padded(stage.rows, "rm_scores"), padded(stage.rows, "response_mask"))
-
-
-KNOWN = "algorithm.gtpo.initial_entropy=0.3"
 
 
 @pytest.fixture

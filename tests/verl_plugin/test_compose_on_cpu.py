@@ -6,6 +6,8 @@ Two completions of one prompt share their first and their last token (5 and 2); 
     bad  (reward 0)  5 9 2      λ = 0 1 0
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -194,6 +196,22 @@ def test_with_the_entropy_from_the_update_a_second_epoch_starts_from_the_same_ad
     before = arguments[-1]["advantages"].values().clone()
     first, second = (ppo_loss(*arguments)[0] for _ in range(2))
     assert first == second and torch.equal(arguments[-1]["advantages"].values(), before)
+
+
+@pytest.mark.parametrize(("entropy", "sound"), [(-3.0, False), (-0.2, True), (3.0, True), (40.0, False)])
+def test_an_entropy_that_no_distribution_has_is_an_error_before_the_loss(entropy, sound):
+    without = advantages(entropy_coeff=0, completion_filter="never")
+    columns = Columns.make(without[:, 1], GTPOConfig(), 0.9)._replace(row=torch.tensor([4, 9]))
+    config, output, data = worker_arguments(OLD_LOG_PROB, "gtpo", without, columns=columns)
+    output["entropy"] = output["entropy"] * 0 + entropy
+    if sound:
+        ppo_loss(config, output, data)
+    config.model_config = SimpleNamespace(tokenizer=range(8))
+    if sound:
+        ppo_loss(config, output, data)
+    else:
+        with pytest.raises(ValueError, match=rf"row 0 \(row of the batch 4\) is {entropy:.4g} nats.*from 0 to 2\.773"):
+            ppo_loss(config, output, data)
 
 
 def test_verls_own_entropy_bonus_keeps_its_gradient_beside_gtpos():

@@ -222,3 +222,14 @@ def test_advantages_of_a_trainers_own_that_call_verls_are_gtpos(make_stage):
     for step in (1, 2):
         trainer.advantages(step)
         trainer.log(*UPDATE, step=step)
+
+
+def test_dropped_groups_of_several_updates_in_a_step_are_added_up():
+    from verl.experimental.fully_async_policy import detach_utils
+    from verl.trainer.ppo.v1 import utils
+
+    for aggregator in (utils.MetricsAggregator(), detach_utils.MetricsAggregator(total_gpus=1)):
+        for groups in (1.0, 2.0):
+            aggregator.add_step_metrics({"gtpo/filter/dropped_groups": groups, "gtpo/group/size_min": groups}, 8)
+        aggregated = aggregator.get_aggregated_metrics()
+        assert (aggregated["gtpo/filter/dropped_groups"], aggregated["gtpo/group/size_min"]) == (3.0, 1.0)

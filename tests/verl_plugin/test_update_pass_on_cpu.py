@@ -103,20 +103,6 @@ def test_a_forward_pass_without_entropy_is_an_error():
         update_pass.apply_in_actor(None, {"entropy": None}, TensorDict(columns.fields(), batch_size=2), columns)
 
 
-@pytest.mark.parametrize(("entropy", "sound"), [(-3.0, False), (-0.2, True), (2.9, True), (40.0, False)])
-def test_an_entropy_that_no_distribution_has_is_an_error_before_the_loss(batch, entropy, sound):
-    columns = Columns.make(torch.ones(16), GTPOConfig(), 0.1)
-    batch["entropy"][5] = entropy
-    order = torch.arange(15, -1, -1)
-    mask = batch["response_mask"][order]
-    arguments = mask.float(), mask, batch["entropy"][order], Columns(*(column[order] for column in columns))
-    if sound:
-        apply_entropy(*arguments, highest=2.8)
-    else:
-        with pytest.raises(ValueError, match=rf"the entropy of row 5 is {entropy:.4g} nats.*from 0 to 2\.8"):
-            apply_entropy(*arguments, highest=2.8)
-
-
 def test_a_completion_exactly_at_the_threshold_is_kept():
     columns = Columns.make(torch.tensor([1.0, 1.0]), GTPOConfig(entropy_threshold=0.5, entropy_coeff=0.0), 0.1)
     ones = torch.ones(2, 1)
