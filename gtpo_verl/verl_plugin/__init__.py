@@ -7,7 +7,8 @@ What happens to a batch:
    from TransferQueue (V1 trainer) or from the batch (legacy trainer), and puts it into the trainer's `TrainerState`.
 2. verl's `compute_advantage` calls the estimator, which finds it there, and weighs each token.
 3. Back in the hook, the result goes to the token dump, if there is one.
-4. verl's update sees only `advantages`, under any policy loss; GTPO's metrics join those of the update.
+4. verl's update sees only `advantages`, under any policy loss; GTPO's metrics join those of the update. Where verl
+   logs an update before which nobody asked for GTPO's advantages, the run ends.
 
 With `algorithm.gtpo.entropy_from=update` there is no entropy before the update: the estimator gives λA, and a hook on
 the actor's loss, in the workers' processes, applies δ and −γ⟨H⟩ (`update_pass`). The update's metrics bring back each

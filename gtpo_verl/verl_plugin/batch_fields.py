@@ -1,6 +1,7 @@
 """Per-row fields of verl's batch that GTPO needs and verl does not give an estimator: token ids, entropy, prompts."""
 
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ class BatchFields(NamedTuple):
         prompts: (bs,) token ids of each prompt, NumPy arrays.
         last_outputs (list): rows that are the last output of their session, one for each session of the agent loop.
         sessions (list): (bs,), for each row the place of its session in `last_outputs`.
+        pictures: (bs,), a digest of those in each prompt; empty where equal ids mean equal prompts.
     """
 
     responses: torch.Tensor
@@ -33,6 +35,7 @@ class BatchFields(NamedTuple):
     prompts: Sequence[np.ndarray]
     last_outputs: list[int]
     sessions: list[int]
+    pictures: Sequence[bytes] = ()
 
     def of_sessions(self) -> "BatchFields":
         """The last outputs alone, in the order in which verl's `grpo` has them."""
@@ -41,8 +44,9 @@ class BatchFields(NamedTuple):
         rows = self.last_outputs
         responses, response_mask, response_len = self.responses[rows], self.response_mask[rows], self.response_len[rows]
         entropy = None if self.entropy is None else self.entropy[rows]
-        prompts = [self.prompts[row] for row in rows]
-        return BatchFields(responses, entropy, response_mask, response_len, prompts, *_one_each(len(rows)))
+        prompts, pictures = [self.prompts[row] for row in rows], [self.pictures[row] for row in rows if self.pictures]
+        of_rows = responses, entropy, response_mask, response_len, prompts
+        return BatchFields(*of_rows, *_one_each(len(rows)), pictures)
 
 
 def from_transfer_queue(tq: Any, batch: Any, with_entropy: bool = True) -> BatchFields:
@@ -64,9 +68,23 @@ def from_transfer_queue(tq: Any, batch: Any, with_entropy: bool = True) -> Batch
     prompts = [ids[start:end] for start, end in pairwise(ends)]
     padded = data.exclude("prompts").to_padded_tensor()
     entropy = padded["entropy"] if with_entropy else None
-    return BatchFields(
+    fields = BatchFields(
         padded["responses"], entropy, padded["response_mask"], offsets.diff(), prompts, *_sessions(batch.keys)
     )
+    if len(fields.last_outputs) == len(prompts):
+        return fields
+    # An agent's later prompts may have pictures of its own.
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["multi_modal_inputs"])
+    rows = data.pop("multi_modal_inputs").tolist() if "multi_modal_inputs" in data.keys() else ()
+    return fields._replace(pictures=[*map(_digest, rows)])
+
+
+def _digest(pictures: dict[str, Any] | None) -> bytes:
+    digest = sha256()
+    for name, x in sorted((pictures or {}).items()):
+        own = x.flatten().contiguous().view(torch.uint8).numpy().tobytes() if torch.is_tensor(x) else repr(x).encode()
+        digest.update(name.encode() + own)
+    return digest.digest()
 
 
 def keep_in_batch(old_log_prob: Any, batch: Any) -> None:

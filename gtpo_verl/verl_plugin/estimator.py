@@ -19,6 +19,9 @@ from gtpo_verl.verl_plugin.run_config import Mode, RunConfig, select
 
 logger = logging.getLogger("gtpo_verl")
 
+_EMPTIED_LIMIT = 20
+"""Batches in a row that the filter may empty: with one prompt a batch, as in the paper, some are emptied by chance."""
+
 
 @dataclass
 class Estimate:
@@ -63,7 +66,8 @@ class GTPOEstimator:
         self._max_response_length = config.data.max_response_length
         self._max_model_len = select(config, "actor_rollout_ref.rollout.max_model_len") or math.inf
         self._rejects = select(config, "algorithm.rollout_correction.rollout_rs") is not None
-        self._warned_of_sessions = False
+        self._entropy_range = update_pass.entropy_range(getattr(trainer, "tokenizer", None))
+        self._warned_of_sessions, self._emptied = False, 0
 
     def estimate(
         self, fields: BatchFields, token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Any
@@ -77,7 +81,8 @@ class GTPOEstimator:
         update δ and ⟨H⟩ are each output's own.)
 
         Raises:
-            ValueError: a reward or entropy that is not finite; the message names uid and row.
+            ValueError: a reward that is not finite, or an entropy that no distribution has; it names uid and row.
+            Or the completion filter has dropped every completion of too many batches in a row.
         """
         last = fields.last_outputs
         if len(last) == len(token_level_rewards):
@@ -127,10 +132,16 @@ class GTPOEstimator:
         """GTPO on one output per session."""
         # Token positions are compared between answers to the same prompt only, token for token.
         prompts = [(uid, ids.tobytes()) for uid, ids in zip(index, fields.prompts, strict=True)]
+        if fields.pictures:
+            prompts = [*zip(prompts, fields.pictures, strict=True)]
         completions = Completions(fields.response_mask, index, prompts)
+        if fields.entropy is not None and self.mode.applies_gtpo:
+            entropies = completions.mean(fields.entropy)
+            update_pass.check_range("entropy", entropies, self._entropy_range, completions.uids)
         return self._run.compute(token_level_rewards.sum(-1), completions, fields.responses, fields.entropy)
 
     def _metrics(self, fields: BatchFields, result: GTPOAdvantage) -> dict[str, float]:
+        self._check_filter(result)
         last = fields.of_sessions()
         length = last.response_len + torch.tensor([len(ids) for ids in last.prompts])
         truncated = (last.response_len >= self._max_response_length) | (length >= self._max_model_len)
@@ -141,13 +152,27 @@ class GTPOEstimator:
         """⟨H⟩_ini in nats per token; None in a resumed run that does not need it and has no record of it."""
         return self._run.initial_entropy_value
 
+    def _check_filter(self, result: GTPOAdvantage) -> None:
+        """A batch of which the completion filter drops every completion teaches nothing."""
+        real = result.completions.lengths > 0
+        self._emptied = self._emptied + 1 if real.any() and not result.keep[real].any() else 0
+        said = (
+            f"the completion filter dropped every completion of {self._emptied} batches in a row, whose mean entropies "
+            f"are above algorithm.gtpo.entropy_threshold={self.config.entropy_threshold:.4g}: nothing is learnt; raise "
+            "it, or set ++algorithm.gtpo.completion_filter=never"
+        )
+        if self._emptied >= _EMPTIED_LIMIT:
+            raise ValueError(said)
+        if self._emptied == 1:
+            logger.warning("GTPO: %s. After %d such batches the run ends", said, _EMPTIED_LIMIT)
+
     def _warn_of_sessions(self, fields: BatchFields) -> None:
         if not self._warned_of_sessions:
             real = fields.response_mask.any(-1)  # verl's padding rows have no token
             logger.warning(
-                "GTPO: the agent loop made %d outputs in %d sessions; GTPO uses the last output of each session. verl "
-                "counts its mini-batches in outputs, so it may update more than once per rollout, and the gtpo loss "
-                "does not clip",
+                "GTPO: the agent loop made %d outputs in %d sessions; GTPO uses the last output of each session. A "
+                "session weighs as much as it has outputs (verl #7580). verl counts its mini-batches in outputs too, "
+                "so it may update more than once per rollout, and the gtpo loss does not clip",
                 int(real.sum()),
                 int(real[fields.last_outputs].sum()),
             )

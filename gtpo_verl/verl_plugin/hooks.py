@@ -5,11 +5,13 @@ arguments that the hook reads.
 """
 
 import logging
+import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import verl
+from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 from gtpo_verl.verl_plugin import (
@@ -22,7 +24,7 @@ from gtpo_verl.verl_plugin import (
     weight_transfer,
 )
 from gtpo_verl.verl_plugin.loss import compute_policy_loss_gtpo
-from gtpo_verl.verl_plugin.run_config import ADV_ESTIMATOR, ALIAS, LOSS_MODE, foreign_function, registry
+from gtpo_verl.verl_plugin.run_config import ADV_ESTIMATOR, ALIAS, LOSS_MODE, foreign_function, registry, uses_gtpo
 from gtpo_verl.verl_plugin.state import TrainerState, current, estimate_gtpo_advantage
 
 logger = logging.getLogger("gtpo_verl")
@@ -71,10 +73,8 @@ def _start(config: Any) -> None:
         logger.warning("GTPO: with these settings the run is not the paper's:\n%s", table)
     other = foreign_function(config)
     if other and not other.startswith("verl."):
-        logger.warning(
-            "algorithm.adv_estimator=%s is %s; for GTPO of arXiv:2508.03772 set it to %s",
-            *(config.algorithm.adv_estimator, other, ALIAS),
-        )
+        chosen = config.algorithm.adv_estimator
+        logger.warning("%s=%s is %s; for GTPO of arXiv:2508.03772 set it to %s", ADV_ESTIMATOR, chosen, other, ALIAS)
     if not serves:
         return
     preflight.ask_for_entropy(config, run.mode)
@@ -138,19 +138,6 @@ def compute_advantage(proceed: Callable, *, data: Any) -> Any:
     return state.compute_advantage(proceed, fields, data) if fields else proceed()
 
 
-def update_actor(proceed: Callable, trainer: Any) -> Any:
-    """A trainer with advantages of its own would train to the end without GTPO."""
-    state = TrainerState.enter(trainer)
-    if state.run.mode.applies_gtpo and not state.has_estimated:
-        own = getattr(trainer, "_compute_advantage", trainer.fit)
-        raise RuntimeError(
-            f"algorithm.adv_estimator={trainer.config.algorithm.adv_estimator} asks for GTPO, but the first update has "
-            f"the advantages of {own.__module__}.{own.__qualname__}, which did not call verl's compute_advantage: call "
-            "it there, or set another algorithm.adv_estimator"
-        )
-    return proceed()
-
-
 def ppo_loss(proceed: Callable, *, config: Any, model_output: Any, data: Any) -> Any:
     """The actor's loss, in a worker: of the whole rows of a micro-batch, with their entropy."""
     columns = update_pass.Columns.of(data)
@@ -185,6 +172,11 @@ def reduce_metrics(proceed: Callable, *, metrics: dict[str, Any]) -> dict[str, A
     return reduced | pending.metrics
 
 
+def aggregate(proceed: Callable, aggregator: Any, *, metric_name: str) -> str:
+    """How verl joins the metrics of several updates in a step: it averages what it does not know, counts too."""
+    return "sum" if metric_name == "gtpo/filter/dropped_groups" else proceed()
+
+
 def fit(proceed: Callable, trainer: Any) -> Any:
     """The watch for collapse lives as long as the trainer's loop."""
     before, state = current.get(), TrainerState.enter(trainer)
@@ -196,17 +188,50 @@ def fit(proceed: Callable, trainer: Any) -> Any:
         current.set(before)
 
 
-def log(proceed: Callable, tracking: Any, *, data: dict[str, Any]) -> Any:
-    """What the trainer logs, under any estimator."""
+def track(proceed: Callable, tracking: Any, *, config: Any) -> None:
+    """verl's logger gets the whole config in every trainer, whatever methods of it a trainer replaces."""
+    proceed()
+    algorithm = config.get("algorithm") if isinstance(config, Mapping) else None
+    name = str(algorithm.get("adv_estimator")) if isinstance(algorithm, Mapping) else ""
+    if uses_gtpo(OmegaConf.create({"algorithm": {"adv_estimator": name}})):
+        tracking.gtpo_estimates = TrainerState.estimates
+
+
+_UPDATED = {"actor/pg_loss", "actor/grad_norm"}
+"""What verl logs of every update of the actor, and of nothing else."""
+
+
+def log(proceed: Callable, tracking: Any, *, data: dict[str, Any], step: Any) -> Any:
+    """What the trainer logs, under any estimator.
+
+    Raises:
+        RuntimeError: the run asks for GTPO, and its trainer updated the actor with other advantages.
+    """
     result = proceed()
+    if hasattr(tracking, "gtpo_estimates") and data.keys() & _UPDATED:
+        before, tracking.gtpo_estimates = tracking.gtpo_estimates, TrainerState.estimates
+        if before == TrainerState.estimates:
+            raise RuntimeError(
+                f"algorithm.adv_estimator asks for GTPO, but {_class_that_logs(tracking)} updated the actor at step "
+                f"{step} with other advantages: let its own _compute_advantage call verl's, "
+                "super()._compute_advantage, or set algorithm.adv_estimator=grpo"
+            )
     state = current.get()
     if state and state.watch:
         state.watch.logged(data)
     return result
 
 
+def _class_that_logs(tracking: Any) -> str:
+    """The class of the trainer that called `tracking.log`: of the nearest method up the stack that is not its own."""
+    frame, trainer = sys._getframe().f_back, tracking
+    while frame and trainer is tracking:
+        frame, trainer = frame.f_back, frame.f_locals.get("self", tracking)
+    return f"{type(trainer).__module__}.{type(trainer).__qualname__}"
+
+
 _V1, _LEGACY = "verl.trainer.ppo.v1.trainer_base", "verl.trainer.ppo.ray_trainer"
-_SEPARATE = "verl.experimental.separation.ray_trainer"
+_SEPARATE, _AGGREGATION = "verl.experimental.separation.ray_trainer", "MetricsAggregator._get_aggregation_type"
 HOOKS = (
     Hook("settings", "verl.utils.config", "validate_config", validate_config),
     Hook("settings of experimental trainers", "verl.trainer.main_ppo", "run_ppo", validate_config),
@@ -220,10 +245,11 @@ HOOKS = (
     # Where verl #7237 moves it, and where it was.
     Hook("advantages", "verl.trainer.ppo.trainer_utils", "compute_advantage", compute_advantage),
     Hook("advantages", _LEGACY, "compute_advantage", compute_advantage),
-    Hook("V1 trainer's update", _V1, "PPOTrainer._update_actor", update_actor),
-    Hook("legacy trainer's update", _LEGACY, "RayPPOTrainer._update_actor", update_actor),
     Hook("actor's loss", "verl.workers.utils.losses", "ppo_loss", ppo_loss),
     Hook("update's metrics", "verl.utils.metric", "reduce_metrics", reduce_metrics),
+    Hook("metrics of several updates", "verl.trainer.ppo.v1.utils", _AGGREGATION, aggregate),
+    Hook("metrics of several updates", "verl.experimental.fully_async_policy.detach_utils", _AGGREGATION, aggregate),
+    Hook("logger's config", "verl.utils.tracking", "Tracking.__init__", track),
     Hook("logger", "verl.utils.tracking", "Tracking.log", log),
 )
 

@@ -192,7 +192,8 @@ def _entropy(config: DictConfig, run: RunConfig) -> Iterator[str]:
             f"++algorithm.gtpo.completion_filter=always or =never, {otherwise}"
         )
     of_loss = f"{_ACTOR}.policy_loss.rollout_correction"
-    in_loss = f"{LOSS_MODE}=bypass_mode '+{of_loss}=${{{_CORRECTION}}}'"
+    # verl divides a token-mean by the tokens before rejection (#4852), and so shrinks the update.
+    in_loss = f"{LOSS_MODE}=bypass_mode '+{of_loss}=${{{_CORRECTION}}}' {_ACTOR}.loss_agg_mode=seq-mean-token-mean"
     for setting in (_WEIGHS, _REJECTS):
         name, value = setting.rpartition(".")[2], select(config, setting)
         if value is None:
@@ -278,6 +279,10 @@ _PAPERS: _Papers = {
     _WEIGHS: ((), "null (no importance weights; they multiply λ)"),
     _REJECTS: ((), "null (no rejected tokens)"),
     f"{_ROLLOUT}.quantization": ((), "null (completions of the policy that is trained, verl #8076)"),
+    "actor_rollout_ref.model.use_fused_kernels": (
+        (False,),
+        "False (fused kernels gave wrong entropies and log-probabilities, verl #2656, #3723, or failed, #3730)",
+    ),
     _FILTER_GROUPS: ((False,), "False (groups without signal stay; −γ⟨H⟩ acts on them)"),
 }
 _ONE_UPDATE = "one update per rollout (Sec. 6; the gtpo loss is not clipped)"
@@ -315,8 +320,8 @@ def unclipped_updates(config: DictConfig) -> list[Departure]:
     if not uses_gtpo(config, LOSS_MODE):
         return []
     papers = _updates(config)
-    if select(config, "trainer.use_v1"):
-        papers["trainer.v1.trainer_mode"] = ("sync",), f"sync: {_ONE_UPDATE}"
+    if _is_async(config):
+        papers["trainer.v1.trainer_mode"] = (), f"sync: {_ONE_UPDATE}"
     return _differing(config, papers)
 
 
@@ -355,9 +360,19 @@ def _first_batch(config: DictConfig) -> str:
     """What a run's first batch holds, if not simply its first prompts."""
     if select(config, _FILTER_GROUPS):
         return "groups with signal only"
-    of_v1 = select(config, "trainer.v1.trainer_mode") if select(config, "trainer.use_v1") else "sync"
     # verl's fully_async trainer has a section of its own.
-    return "what finished first" if of_v1 != "sync" or select(config, "async_training") is not None else ""
+    return "what finished first" if _is_async(config) or select(config, "async_training") is not None else ""
+
+
+def _is_async(config: DictConfig) -> bool:
+    """Whether a V1 trainer goes on with rollouts while it updates; of a mode that is not verl's, its class decides."""
+    mode = select(config, "trainer.v1.trainer_mode") if select(config, "trainer.use_v1") else "sync"
+    verls = ("colocate_async", "separate_async")
+    if mode in ("sync", *verls) or [*_packages(config)]:
+        return mode in verls
+    from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
+
+    return issubclass(TRAINER_REGISTRY.get(mode, object), tuple(TRAINER_REGISTRY[name] for name in verls))
 
 
 def as_table(found: list[Departure]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -56,6 +56,9 @@ class TrainerState:
         ValueError: a setting with which it cannot run.
     """
 
+    estimates: ClassVar[int] = 0
+    """How often verl has asked for GTPO's advantages in this process."""
+
     def __init__(self, trainer: Any):
         self._trainer = trainer
         self.run = preflight.validated(trainer.config)
@@ -63,8 +66,6 @@ class TrainerState:
         self.batch: BatchFields | None = None
         """Of the batch at hand, while verl computes its advantages."""
         self.pending: PendingUpdate | None = None
-        self.has_estimated = False
-        """Whether verl has asked for GTPO's advantages."""
 
     @cached_property
     def estimator(self) -> GTPOEstimator:
@@ -125,7 +126,8 @@ class TrainerState:
         start = time.perf_counter()
         estimate = self.estimator.estimate(self.batch, token_level_rewards, response_mask, index)
         estimate.metrics["timing_s/gtpo"] = time.perf_counter() - start
-        self.pending.estimate, self.has_estimated = estimate, True
+        self.pending.estimate = estimate
+        TrainerState.estimates += 1
         return estimate.advantages
 
     def compute_advantage(self, compute: Callable[[], Any], fields: BatchFields, data: Any) -> Any:
@@ -200,10 +202,11 @@ _NOT_HOOKED = (
 
 
 def _check_log_probs(batch: Any, response_mask: torch.Tensor, index: Any) -> None:
-    """Raise on a log-probability of a completion's own token that is not finite."""
-    for name in ("old_log_probs", "rollout_log_probs"):
-        if name in batch.keys() and not batch[name].sum().isfinite():
-            check_finite(name, torch.where(response_mask.bool(), batch[name], 0).sum(-1), index)
+    """Raise on a log-probability of a completion's own token that is not finite, or above 0."""
+    for name in (name for name in ("old_log_probs", "rollout_log_probs") if name in batch.keys()):
+        own = torch.where(response_mask.bool(), batch[name], 0)
+        check_finite(name, own.sum(-1), index)
+        update_pass.check_range(name, own.amax(-1), (-torch.inf, 0.0), index)
 
 
 def estimate_gtpo_advantage(

@@ -5,6 +5,8 @@ computes its loss it has the entropy too: advantages ← δ_i (λA − γ⟨H⟩
 the update's metrics, so that the trainer logs what it logs otherwise.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +15,25 @@ from gtpo_verl.algorithm.config import GTPOConfig
 
 ENTROPIES = "gtpo_entropies"
 """Metric of the actor: a list of `RowEntropy`."""
+
+_ROUNDING = 0.25
+"""Nats by which bfloat16, whose numbers have 8 bits, can miss an entropy or log-probability of logits up to 64."""
+
+
+def entropy_range(tokenizer: Any) -> tuple[float, float]:
+    """From 0 to ln V nats per token, if V is known: twice the tokenizer's size, since output layers are padded."""
+    return 0.0, math.log(2 * len(tokenizer)) if tokenizer is not None else math.inf
+
+
+def check_range(name: str, values: torch.Tensor, bounds: tuple[float, float], ids: Sequence, of: str = "uid") -> None:
+    """Raise a ValueError on the first of (bs,) values in nats that no distribution has, naming its row and id."""
+    lowest, highest = bounds
+    for row in ((values < lowest - _ROUNDING) | (values > highest + _ROUNDING)).nonzero().flatten().tolist():
+        raise ValueError(
+            f"the {name} of row {row} ({of} {ids[row]}) is {values[row]:.4g} nats, which must be from {lowest:.4g} "
+            f"to {highest:.4g}: the forward pass is wrong; if it uses fused kernels, set "
+            "actor_rollout_ref.model.use_fused_kernels=False"
+        )
 
 
 class RowEntropy(NamedTuple):
@@ -118,6 +139,7 @@ def apply_in_actor(
 
     Raises:
         RuntimeError: the forward pass computed no entropy.
+        ValueError: an entropy that no distribution has; the message names the row of the batch.
     """
     from verl.workers.utils.losses import no_padding_2_padding
 
@@ -131,6 +153,8 @@ def apply_in_actor(
     entropy = no_padding_2_padding(model_output["entropy"].detach(), data)
     response_mask, advantages = (_padded(data[name]) for name in ("response_mask", "advantages"))
     advantages, means = apply_entropy(advantages, response_mask, entropy, columns)
+    bounds = entropy_range(getattr(config.model_config, "tokenizer", None))
+    check_range("entropy", means, bounds, columns.row.tolist(), "row of the batch")
     tokens = [row.tolist() if dumped else None for row, dumped in zip(entropy, columns.dumped.tolist(), strict=True)]
     return advantages, [*map(RowEntropy, columns.row.tolist(), means.tolist(), tokens)]
 

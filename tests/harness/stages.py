@@ -126,7 +126,7 @@ class V1Stage(Stage):
         keys = [self.keys[i] for i in self.order]
         batch = KVBatchMeta(partition_id="train", keys=keys, tags=[{}] * len(keys))
         self.trainer._compute_advantage(batch, metrics={})
-        own = set.intersection(*(set(fields) for fields in queue.rows.values())) - {"uid"}
+        own = set.intersection(*(set(fields) for fields in queue.rows.values())) - {"uid", "multi_modal_inputs"}
         self.batch = {name: padded([queue.rows[key][name] for key in keys]) for name in own}
         return self.in_own_order(self.batch["advantages"])
 

@@ -4,12 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from harness.stages import InMemoryQueue
 from rollout_batch import expected, make_rows, padded
+from transfer_queue import KVBatchMeta
 from verl import DataProto
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.v1 import utils
 
 from gtpo_verl import GTPOConfig, compute_gtpo_outcome_advantage
 from gtpo_verl.run_files.initial_entropy import InitialEntropy
+from gtpo_verl.verl_plugin import batch_fields, hooks
 
 
 @pytest.fixture
@@ -30,6 +34,8 @@ def test_entropy_that_is_not_as_long_as_the_responses_is_an_error(v1, rows):
         v1().step()
 
 
+KNOWN = "algorithm.gtpo.initial_entropy=0.3"
+
 # Group p: sessions of 3, 1 and 1 outputs; group q: of 1 and 2.
 SESSION_KEYS = ["p_0_0", "p_0_1", "p_0_2", "p_1_0", "p_2_0", "q_0_0", "q_1_0", "q_1_1"]
 LAST = [2, 3, 4, 5, 7]
@@ -47,6 +53,14 @@ def session_rows():
 @pytest.fixture
 def sessions(v1, session_rows):
     return lambda *overrides: v1(*overrides, rows=session_rows, keys=SESSION_KEYS)
+
+
+def test_the_last_output_has_the_highest_number(session_rows):
+    """10 comes after 9, whose text does not."""
+    keys = ["p_0_10", "p_0_9", "p_0_8", "p_1_0"]
+    queue = InMemoryQueue({key: {name: session_rows[name][i] for name in session_rows} for i, key in enumerate(keys)})
+    fields = batch_fields.from_transfer_queue(queue, KVBatchMeta(partition_id="train", keys=keys, tags=[{}] * 4))
+    assert fields.last_outputs == [0, 3] and fields.sessions == [0, 0, 0, 1]
 
 
 ALL_OFF = [
@@ -88,6 +102,21 @@ def test_last_output_stands_for_its_session(sessions, session_rows, order):
     assert metrics["gtpo/group/size_min"] == 2
 
 
+def test_outputs_whose_prompts_differ_in_a_picture_share_no_positions(sessions, session_rows):
+    """Equal ids and other pixels are another context; equal pixels are the same, in whichever tensor."""
+    session_rows["prompts"] = [torch.full((3,), ord(key[0])) for key in SESSION_KEYS]
+    _, alike = sessions(KNOWN).step()
+    pixels = torch.arange(12.0).reshape(3, 4).bfloat16()
+    for changed, differs in ((pixels.clone(), False), (pixels + 1, True)):
+        pictures = [{"pixel_values": pixels.clone(), "image_grid_thw": torch.tensor([[1, 2, 2]])} for _ in SESSION_KEYS]
+        pictures[LAST[0]]["pixel_values"] = changed
+        pictures[-1] = dict(reversed(pictures[-1].items()))
+        session_rows["multi_modal_inputs"] = pictures
+        _, advantages = sessions(KNOWN).step()
+        assert bool((advantages != alike).any()) is differs
+    del session_rows["multi_modal_inputs"]
+
+
 def test_initial_entropy_is_that_of_last_outputs(sessions, session_rows, caplog):
     gtpo = sessions()
     metrics, _ = gtpo.step()
@@ -105,7 +134,14 @@ def test_a_verl_that_computes_advantages_elsewhere_is_an_error_at_the_first_step
         v1().step()
 
 
-KNOWN = "algorithm.gtpo.initial_entropy=0.3"
+def test_advantages_that_pass_by_the_hooked_function_are_an_error_and_leave_no_rows_behind(v1):
+    stage = v1()
+    stage.step()
+    batch = KVBatchMeta(partition_id="train", keys=stage.keys, tags=[{}] * len(stage.keys))
+    with pytest.raises(RuntimeError, match="without the function compute_advantage"):
+        hooks.v1_compute_advantage(lambda: None, stage.trainer, batch=batch)
+    with pytest.raises(RuntimeError, match="without token ids"):
+        get_adv_estimator_fn("gtpo")(padded(stage.rows, "rm_scores"), padded(stage.rows, "response_mask"))
 
 
 @pytest.fixture
@@ -140,3 +176,11 @@ def test_a_group_that_lost_its_positives_has_no_conflicts_and_keeps_the_entropy_
     torch.testing.assert_close(left.batch["advantages"], -regularizer * left.batch["response_mask"])
     metrics = stage.update()
     assert metrics["gtpo/conflict/token_frac"] == 0 and metrics["gtpo/group/zero_std_frac"] == 1
+
+
+def test_prompts_are_without_padding(legacy, rows):
+    """Two completions reach the model's context of 8 tokens."""
+    rows["prompts"] = [torch.full((n,), ord(uid[0])) for uid, n in zip(rows["uid"], (3, 1, 5, 1, 3, 1), strict=True)]
+    metrics, _ = legacy(KNOWN, "actor_rollout_ref.rollout.max_model_len=8", "data.max_response_length=99").step()
+    cut = torch.stack([rows["entropy"][i].mean() for i in (0, 2)])
+    assert metrics["gtpo/entropy/truncated"] == pytest.approx(cut.mean().item())

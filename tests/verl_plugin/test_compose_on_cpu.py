@@ -6,12 +6,14 @@ Two completions of one prompt share their first and their last token (5 and 2); 
     bad  (reward 0)  5 9 2      λ = 0 1 0
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
 from verl.trainer.config import RolloutCorrectionConfig
-from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_policy_loss_fn
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
@@ -64,7 +66,7 @@ def jagged(padded):
     return torch.nested.as_nested_tensor([row[:n] for row, n in zip(padded, LENGTHS, strict=True)], layout=torch.jagged)
 
 
-def worker_loss(
+def worker_arguments(
     log_prob,
     loss_mode,
     advantages,
@@ -73,9 +75,10 @@ def worker_loss(
     weights=None,
     loss_agg_mode="seq-mean-token-mean",
     columns=None,
+    entropy_coeff=0,
     **policy,
 ):
-    """The loss as verl's actor computes it, from (bs, response_length) log-probabilities; with `columns`, GTPO's
+    """What verl's actor hands to `ppo_loss`, from (bs, response_length) log-probabilities; with `columns`, GTPO's
     fields of the batch, the model's output has ENTROPY too.
     """
     if loss_mode == "dro":
@@ -85,6 +88,7 @@ def worker_loss(
         rollout_n=2,
         ppo_micro_batch_size_per_gpu=2,
         loss_agg_mode=loss_agg_mode,
+        entropy_coeff=entropy_coeff,
         use_kl_loss=ref_log_prob is not None,
         policy_loss=PolicyLossConfig(loss_mode=loss_mode, **policy),
     )
@@ -112,7 +116,12 @@ def worker_loss(
     if columns is not None:
         tensors |= columns.fields()
         output["entropy"] = output_of(ENTROPY - log_prob + log_prob.detach())  # has a gradient, as the model's
-    return ppo_loss(config, output, tu.get_tensordict(tensors, batch_info))[0]
+    return config, output, tu.get_tensordict(tensors, batch_info)
+
+
+def worker_loss(*args, **kwargs):
+    """The loss as verl's actor computes it; arguments as of `worker_arguments`."""
+    return ppo_loss(*worker_arguments(*args, **kwargs))[0]
 
 
 def gradient(loss_mode, advantages, log_ratio=0.0, old_log_prob=OLD_LOG_PROB, **kwargs):
@@ -180,6 +189,39 @@ def test_entropy_from_the_update_gives_the_same_gradient(loss_mode, gtpo, settin
     torch.testing.assert_close(from_update, gradient(loss_mode, advantages(**gtpo), LOG_RATIO, **settings))
 
 
+def test_with_the_entropy_from_the_update_a_second_epoch_starts_from_the_same_advantages():
+    without = advantages(entropy_coeff=0, completion_filter="never")
+    columns = Columns.make(without[:, 1], GTPOConfig(), 0.9)
+    arguments = worker_arguments(OLD_LOG_PROB, "gtpo", without, columns=columns)
+    before = arguments[-1]["advantages"].values().clone()
+    first, second = (ppo_loss(*arguments)[0] for _ in range(2))
+    assert first == second and torch.equal(arguments[-1]["advantages"].values(), before)
+
+
+@pytest.mark.parametrize(("entropy", "sound"), [(-3.0, False), (-0.2, True), (3.0, True), (40.0, False)])
+def test_an_entropy_that_no_distribution_has_is_an_error_before_the_loss(entropy, sound):
+    without = advantages(entropy_coeff=0, completion_filter="never")
+    columns = Columns.make(without[:, 1], GTPOConfig(), 0.9)._replace(row=torch.tensor([4, 9]))
+    config, output, data = worker_arguments(OLD_LOG_PROB, "gtpo", without, columns=columns)
+    output["entropy"] = output["entropy"] * 0 + entropy
+    if sound:
+        ppo_loss(config, output, data)
+    config.model_config = SimpleNamespace(tokenizer=range(8))
+    if sound:
+        ppo_loss(config, output, data)
+    else:
+        with pytest.raises(ValueError, match=rf"row 0 \(row of the batch 4\) is {entropy:.4g} nats.*from 0 to 2\.773"):
+            ppo_loss(config, output, data)
+
+
+def test_verls_own_entropy_bonus_keeps_its_gradient_beside_gtpos():
+    """The entropy here is −log_prob and a constant: the bonus pushes each log-probability down by its weight."""
+    without = advantages(entropy_coeff=0, completion_filter="never")
+    columns = Columns.make(without[:, 1], GTPOConfig(), 0.9)
+    plain, with_bonus = (gradient("gtpo", without, columns=columns, entropy_coeff=x) for x in (0, 0.3))
+    torch.testing.assert_close(with_bonus - plain, 0.3 * WEIGHT)
+
+
 def test_under_bypass_mode_the_loss_rejects_what_its_own_section_says(compose_config):
     """The remedy of `preflight`, from the command line to the gradient; ratios above 1.2 and below 1/1.2 go."""
     config = compose_config(
@@ -194,6 +236,27 @@ def test_under_bypass_mode_the_loss_rejects_what_its_own_section_says(compose_co
     unclipped = torch.ones(RESPONSES.shape) * MASK
     grad = gradient(policy_loss.loss_mode, unclipped, LOG_RATIO, rollout_correction=policy_loss.rollout_correction)
     assert torch.equal(grad != 0, (LOG_RATIO.exp() < 1.2) & (LOG_RATIO.exp() > 1 / 1.2) & MASK.bool())
+
+
+@pytest.mark.parametrize(("loss_agg_mode", "loss"), [("token-mean", 3 / 8), ("seq-mean-token-mean", 1.0)])
+def test_bypass_mode_divides_a_token_mean_by_tokens_that_it_has_rejected(loss_agg_mode, loss):
+    """verl #4852: of 8 tokens, all with the advantage −1, it keeps 3, and their mean is 1."""
+    response_mask = torch.ones(2, 4)
+    log_ratio = torch.full((2, 4), 2.0)
+    log_ratio[0, :2] = log_ratio[1, 0] = 0.0
+    correction = RolloutCorrectionConfig(rollout_rs="token_k1", rollout_rs_threshold="0.5_2.0")
+    config = FSDPActorConfig(
+        strategy="fsdp2",
+        rollout_n=2,
+        ppo_micro_batch_size_per_gpu=2,
+        policy_loss=PolicyLossConfig(loss_mode="bypass_mode", rollout_correction=correction),
+    )
+    config.global_batch_info.update(dp_size=1, batch_num_tokens=8, global_batch_size=2)
+    zeros = torch.zeros(2, 4)
+    found, _ = get_policy_loss_fn("bypass_mode")(
+        zeros, log_ratio, -response_mask, response_mask, loss_agg_mode=loss_agg_mode, config=config
+    )
+    assert found.item() == pytest.approx(loss)
 
 
 def test_reinforce_of_bypass_mode_keeps_the_conflict_weights():

@@ -91,6 +91,58 @@ def test_a_value_that_is_not_finite_is_an_error_that_names_uid_and_row(stage, ro
         stage(KNOWN).step()
 
 
+@pytest.mark.parametrize(("entropy", "sound"), [(-3.0, False), (-0.2, True), (3.0, True), (40.0, False)])
+@pytest.mark.parametrize("estimator", ["gtpo", "grpo"])
+def test_an_entropy_that_no_distribution_has_is_an_error(stage, rows, entropy, sound, estimator, tmp_path):
+    """From 0 to ln V: −3 nats would reward the completion, and 40 nats drop it."""
+    rows["entropy"][2][:] = entropy
+    overrides = KNOWN, f"algorithm.adv_estimator={estimator}", f"+algorithm.gtpo.dump_dir={tmp_path / 'dump'}"
+    gtpo = stage(*overrides)
+    gtpo.trainer.tokenizer = range(8)  # of 8 tokens
+    if sound or estimator == "grpo":
+        gtpo.step()
+    else:
+        with pytest.raises(ValueError, match=rf"entropy of row 2 \(uid q\) is {entropy:.4g} nats.*from 0 to 2\.773"):
+            gtpo.step()
+
+
+def test_the_largest_entropy_is_unknown_without_a_tokenizer(stage, rows):
+    rows["entropy"][2][:] = 40
+    stage(KNOWN).step()
+
+
+@pytest.mark.parametrize("field", ["old_log_probs", "rollout_log_probs"])
+def test_a_log_probability_above_0_is_an_error(stage, rows, field):
+    rows["rollout_log_probs"] = [x.clone() for x in rows["old_log_probs"]]
+    rows[field][3][2] = 0.2  # bfloat16 rounds
+    stage(KNOWN).step()
+    rows[field][3][2] = 59.0
+    with pytest.raises(ValueError, match=rf"the {field} of row 3 \(uid p\) is 59 nats.*use_fused_kernels=False"):
+        stage(KNOWN).step()
+
+
+@pytest.mark.parametrize("field", ["old_log_probs", "rollout_log_probs"])
+def test_a_log_probability_that_is_not_finite_is_an_error_whoever_computed_it(stage, rows, field):
+    rows["rollout_log_probs"] = [x.clone() for x in rows["old_log_probs"]]
+    rows[field][3][2] = torch.nan
+    with pytest.raises(ValueError, match=rf"the {field} of row 3 \(uid p\) is nan"):
+        stage(KNOWN).step()
+
+
+@pytest.mark.parametrize("entropy_from", ["old_log_prob", "update"])
+def test_a_filter_that_empties_batch_after_batch_warns_once_and_then_ends_the_run(stage, rows, caplog, entropy_from):
+    gtpo = stage(KNOWN, f"algorithm.gtpo.entropy_from={entropy_from}")
+    entropies = rows["entropy"]
+    high = [e + 2 for e in entropies]
+    for batch in [high] * 19 + [entropies] + [high] * 19:  # one batch that teaches something starts the count anew
+        rows["entropy"] = batch
+        gtpo.step()
+    told = [r.levelname for r in caplog.records if "completion filter dropped every" in r.getMessage()]
+    assert told == ["WARNING"] * 2
+    with pytest.raises(ValueError, match=r"dropped every completion of 20 batches in a row.*completion_filter=never"):
+        gtpo.step()
+
+
 def test_a_log_prob_off_the_mask_may_be_anything(stage, rows):
     rows["old_log_probs"][4][0] = -torch.inf
     _, advantages = stage(KNOWN).step()

@@ -130,6 +130,7 @@ def test_a_rollout_correction_that_bypass_mode_would_disable_in_silence_is_an_er
     (problem,) = preflight.problems(compose_config(FROM_UPDATE, BYPASS, KNOWN, correction))
     assert f"{correction} with algorithm.rollout_correction.bypass_mode=True" in problem
     assert all(override in problem for override in IN_LOSS)
+    assert "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean" in problem  # verl #4852
     assert preflight.problems(compose_config(FROM_UPDATE, BYPASS, KNOWN, correction, f"{LOSS_MODE}=bypass_mode"))
     assert not preflight.problems(compose_config(FROM_UPDATE, BYPASS, KNOWN, correction, *IN_LOSS))
 
@@ -170,6 +171,7 @@ def test_a_config_without_gtpo_is_not_looked_at(compose_config):
         (REJECT, "rejected tokens"),
         ("algorithm.filter_groups.enable=true", "groups without signal stay"),
         ("critic.enable=true", "no critic"),
+        ("actor_rollout_ref.model.use_fused_kernels=true", "#2656"),
         ("algorithm.norm_adv_by_std_in_grpo=false", "Sec. 3"),
         (f"{LOSS_MODE}=vanilla", "gtpo (Eq. 11: no clipping)"),
         (f"{LOSS_MODE}=geo_mean", "gtpo (Eq. 11: no clipping); geo_mean averages λ"),
@@ -235,6 +237,21 @@ def test_an_initial_entropy_measured_on_biased_rows_is_named(compose_config, ove
     (departure,) = found()
     assert rows in departure.paper and "gtpo-verl initial-entropy" in departure.paper
     assert not found(KNOWN) and not found("algorithm.gtpo.completion_filter=never")
+
+
+@pytest.mark.parametrize(("base", "is_async"), [("sync", False), ("colocate_async", True), ("separate_async", True)])
+def test_a_trainers_class_and_not_its_name_says_whether_it_is_asynchronous(compose_config, base, is_async):
+    from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer
+    from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
+
+    register_trainer("own")(type("Own", (get_trainer_cls(base),), {}))
+    try:
+        found = [x.setting for x in departures(compose_config("trainer.v1.trainer_mode=own"))]
+        expected = ["algorithm.gtpo.initial_entropy", "trainer.v1.trainer_mode"]
+        assert found == (expected if is_async else [])
+    finally:
+        del TRAINER_REGISTRY["own"]
+    assert departures(compose_config("trainer.v1.trainer_mode=unknown_here", KNOWN)) == []
 
 
 def test_megatrons_refusal_of_the_papers_loss_under_context_parallelism_is_named(compose_config, monkeypatch):

@@ -1,6 +1,7 @@
 """The token dump: what it writes, when, how much, and from which trainers."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -244,6 +245,12 @@ def test_a_dump_that_cannot_be_written_is_refused_before_the_run(compose_config,
     assert not problems(dump, KNOWN)
 
 
+def test_a_folder_in_which_nobody_may_write_is_refused_before_the_run(compose_config, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    (problem,) = preflight.problems(compose_config(KNOWN, f"+algorithm.gtpo.dump_dir={tmp_path}/dump"))
+    assert f"{tmp_path} is not a folder that can be written to" in problem
+
+
 def test_a_dump_that_fails_in_training_ends_and_the_run_goes_on(make_stage, tmp_path, caplog):
     stage = make_stage("legacy", f"+algorithm.gtpo.dump_dir={tmp_path / 'dump'}", "+algorithm.gtpo.dump_freq=1")
     stage.step()
@@ -253,6 +260,7 @@ def test_a_dump_that_fails_in_training_ends_and_the_run_goes_on(make_stage, tmp_
         logged, _ = stage.step()
         assert "gtpo/conflict/token_frac" in logged
     assert caplog.text.count("token dump ends at step 2, and the run goes on without it") == 1
+    assert caplog.text.count("token dump ends") == 1
 
 
 def test_a_run_that_starts_again_drops_the_steps_that_it_will_make_again(compose_config, tmp_path):

@@ -88,6 +88,13 @@ def test_the_first_mean_of_a_row_counts_and_a_missing_one_is_nan():
     torch.testing.assert_close(means, torch.tensor([0.1, torch.nan, 0.5, torch.nan]), equal_nan=True)
 
 
+def test_the_first_entropies_of_a_rows_tokens_count():
+    """Several come of `ppo_epochs` above 1; the advantages that are dumped are the first epoch's."""
+    found = [RowEntropy(1, 0.5, [0.4, 0.6]), RowEntropy(0, 0.1, None), RowEntropy(1, 0.9, [0.8, 1.0, 9.0])]
+    gathered = update_pass.gather_tokens(found, torch.Size((2, 2)))
+    torch.testing.assert_close(gathered, torch.tensor([[0.0, 0.0], [0.4, 0.6]]))
+
+
 def test_columns_pass_through_a_batch_of_verl_in_any_order():
     columns = Columns.make(torch.arange(4.0), GTPOConfig(), 0.1)
     data = TensorDict(columns.fields(), batch_size=4)[[2, 0, 3, 1]]
@@ -99,3 +106,10 @@ def test_a_forward_pass_without_entropy_is_an_error():
     columns = Columns.make(torch.ones(2), GTPOConfig(), 0.1)
     with pytest.raises(RuntimeError, match="set actor_rollout_ref.actor.calculate_entropy=True"):
         update_pass.apply_in_actor(None, {"entropy": None}, TensorDict(columns.fields(), batch_size=2), columns)
+
+
+def test_a_completion_exactly_at_the_threshold_is_kept():
+    columns = Columns.make(torch.tensor([1.0, 1.0]), GTPOConfig(entropy_threshold=0.5, entropy_coeff=0.0), 0.1)
+    ones = torch.ones(2, 1)
+    advantages, _ = apply_entropy(ones, ones, torch.tensor([[0.5], [0.5000001]]), columns)
+    assert advantages.tolist() == [[1.0], [0.0]]

@@ -6,9 +6,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from types import SimpleNamespace
 
 import pytest
 from own_process import run_python
+
+from gtpo_verl.verl_plugin import weight_transfer
 
 # Each run is a sender and a receiver, in processes of their own as in verl. The second run's sender comes while the
 # first waits for its receiver. verl's package is entered without its __init__, which imports vLLM.
@@ -83,6 +86,21 @@ def test_without_the_plugin_a_rollout_gets_the_other_runs_weights(exchange):
 
 def test_outside_ray_weights_go_through_the_socket_that_verl_names(exchange):
     assert exchange(None, receivers=1) == [0.0]
+
+
+def test_containers_that_share_a_folder_of_sockets_have_names_of_their_own(monkeypatch):
+    """Both count process ids from 1 on, so their raylets may have the same."""
+    monkeypatch.setenv("RAY_RAYLET_PID", "7")
+    handles = set()
+    for namespace in (1, 2):
+        monkeypatch.setattr(weight_transfer.os, "stat", lambda path, found=namespace: SimpleNamespace(st_ino=found))
+        weight_transfer._of_this_node.cache_clear()
+        transfer = SimpleNamespace(zmq_handle="ipc:///tmp/a.sock")
+        weight_transfer.use_own_socket(lambda: None, transfer)
+        handles.add(transfer.zmq_handle)
+    monkeypatch.undo()
+    weight_transfer._of_this_node.cache_clear()
+    assert len(handles) == 2 and all(handle.startswith("ipc:///tmp/a.sock.") for handle in handles)
 
 
 # What vLLM's processes inherit is the environment of the actor that starts them.
