@@ -287,6 +287,8 @@ def departures(config: DictConfig, gtpo: VerlGTPOConfig) -> list[Departure]:
     loss_mode = select(config, LOSS_MODE)
     note = f"; {loss_mode} {change}" if (change := _LOSSES_THAT_CHANGE_LAMBDA.get(loss_mode)) else ""
     papers = {LOSS_MODE: (NAMES, f"gtpo (Eq. 11: no clipping){note}"), **_PAPERS}
+    if not select(config, "trainer.use_v1"):  # which reads no filter_groups
+        del papers[_FILTER_GROUPS]
     papers[f"{_ROLLOUT}.dtype"] = _trained_in(config), "the precision of training (verl #8076)"
     from_update = gtpo.entropy_from == "update"
     if from_update:
@@ -348,7 +350,7 @@ def _measures_initial_entropy(gtpo: VerlGTPOConfig) -> bool:
 
 def _first_batch(config: DictConfig) -> str:
     """What a run's first batch holds, if not simply its first prompts."""
-    if select(config, _FILTER_GROUPS):
+    if select(config, _FILTER_GROUPS) and select(config, "trainer.use_v1"):
         return "groups with signal only"
     of_v1 = select(config, "trainer.v1.trainer_mode") if select(config, "trainer.use_v1") else "sync"
     # verl's fully_async trainer has a section of its own.
