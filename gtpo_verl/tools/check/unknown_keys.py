@@ -1,5 +1,6 @@
 """Keys of a command that its config does not have, and values that are no numbers."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
@@ -18,7 +19,7 @@ def unknown(words: Iterable[str], config: Any) -> Iterator[Finding]:
     known, others = list(_keys(OmegaConf.to_container(config))), list[str]()
     for word in words:
         key, _, value = word.lstrip("+~").partition("=")
-        if remedy := moved(key, value, config) or _of_megatron(key, value) or _meant(key, known):
+        if remedy := moved(key, value, config) or _of_engine(key, value) or _meant(key, known):
             yield Finding(key, "verl has no such key", remedy)
         else:
             others.append(key)
@@ -46,8 +47,10 @@ def place_now(key: str) -> tuple[str, str] | None:
     return None
 
 
-def _of_megatron(key: str, value: str) -> str:
-    """What to write for settings of an engine that is not chosen."""
+def _of_engine(key: str, value: str) -> str:
+    """What to write for settings of an engine: handed on to it, or of one that is not chosen."""
+    if re.search(r"kwargs\.|override_\w*\.", key):
+        return f"it is handed on: write ++{key}={value}"
     if key.endswith(".model_engine"):
         return f"write model_engine={value}, at the top level"
     return "it is there with model_engine=megatron, at the top level" if ".megatron." in f"{key}." else ""
