@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
         form = _FORMS.get(name, f"GTPO_CHECK=1 {'bash my_script.sh' if 'sh' in name else 'python3 my_program.py'}")
         print(f"not judged: only python3 -m MODULE of verl or of a recipe is started here; start it yourself as {form}")
         return 1
-    if not (within := bool(os.environ.get(VARIABLE))):
-        os.environ[VARIABLE] = "settings" if args.settings else "1"
+    within = bool(os.environ.get(VARIABLE))
+    os.environ[VARIABLE] = "settings" if args.settings else os.environ.get(VARIABLE) or "1"
     sys.path.insert(0, os.getcwd())
     import verl  # noqa: F401
 

@@ -51,4 +51,4 @@ def _hooked(module: str, path: str) -> str:
     package = module.rpartition(".")[0]
     if not (find_spec(package) and find_spec(module)):
         return "not in this verl"
-    return "yes" if hasattr(resolve_name(f"{module}:{path}"), "__wrapped__") else "no"
+    return "yes" if hasattr(resolve_name(f"{module}:{path}"), "hooked_by_gtpo") else "no"

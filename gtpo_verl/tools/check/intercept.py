@@ -36,6 +36,8 @@ _REFUSED = re.compile(r"(?:In '.+?': )?Could not (?:override|delete from config\
 _of_keys: dict[Finding, None] = {}
 """Found where Hydra composes, in order."""
 _not_numbers: dict[Finding, None] = {}
+_kept: dict[tuple[str, ...], list[str]] = {}
+"""What is left of the overrides."""
 status_if_sound = 1
 """With the variable a process ends with 1 in any case, so that a script under `set -e` goes no further."""
 
@@ -138,7 +140,8 @@ def _compose(function: Callable, instance: Any, args: Sequence, kwargs: dict) ->
     from gtpo_verl.tools.check import unknown_keys
 
     call = inspect.signature(function).bind(*args, **kwargs)
-    overrides, unknown = list(call.arguments["overrides"]), list[str]()
+    given, unknown = tuple(call.arguments["overrides"]), list[str]()
+    overrides = _kept.get(given) or list(given)  # Hydra composes twice
 
     def compose(chosen: Sequence[str]) -> Any:
         call.arguments["overrides"] = list(chosen)
@@ -162,8 +165,9 @@ def _compose(function: Callable, instance: Any, args: Sequence, kwargs: dict) ->
                 unknown += words
     _of_keys.update(dict.fromkeys(unknown_keys.unknown(unknown, config)))
     with suppress(HydraException):  # without the keys, another config may not be whole
-        base = compose([word for word in overrides if not re.match(r"\+*\w+(\.\w+)+=", word)])
+        base = config if given in _kept else compose([x for x in overrides if not re.match(r"\+*\w+(\.\w+)+=", x)])
         _not_numbers.update(dict.fromkeys(unknown_keys.not_numbers(overrides, base)))
+    _kept[given] = overrides
     if "hydra" in config:
         folder = tempfile.mkdtemp(prefix="gtpo-check-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)

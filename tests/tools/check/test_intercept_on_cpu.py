@@ -27,6 +27,7 @@ def ends(monkeypatch):
     monkeypatch.setattr(intercept, "end", end)
     monkeypatch.setattr(intercept, "_of_keys", {})
     monkeypatch.setattr(intercept, "_not_numbers", {})
+    monkeypatch.setattr(intercept, "_kept", {})
     monkeypatch.setenv("GTPO_CHECK", "settings")
 
 
