@@ -1,6 +1,6 @@
 """`gtpo-verl check`: is GTPO hooked into this verl, and would a command of it start here?
 
-It starts one thing, a module of verl or of a recipe, in this process, which ends where verl's trainer takes its config
+It starts a module of verl or of a recipe, in this process, which ends where verl's trainer takes its config
 (`intercept`). Whatever else is to be checked its user starts, with GTPO_CHECK=1 (`stop_before_start`).
 """
 
@@ -31,12 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `gtpo-verl check`."""
     parser.description = "Say whether GTPO is hooked into this verl and, given a command of verl, whether it can run."
     parser.epilog = (
-        "example: gtpo-verl check\n"
-        f"         gtpo-verl check -- python3 {_MODULE} --config-path DIR --config-name NAME …\n"
-        "         GTPO_CHECK=1 bash my_script.sh\n\n"
-        "Behind -- stands one module of verl or of a recipe, which ends before it starts anything; the exit status\n"
-        "is 1 if there is a problem. Start a script, or a command with a launcher, yourself, with GTPO_CHECK=1 before\n"
-        "it: verl then ends it, with status 1. GTPO_CHECK=settings is --settings."
+        f"example: gtpo-verl check -- python3 {_MODULE} --config-path DIR --config-name NAME …\n\n"
+        "The module ends before it starts anything, with status 1 if there is a problem. Start a script, or a command\n"
+        "with a launcher, yourself: GTPO_CHECK=1 bash my_script.sh. verl then ends it, with status 1."
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="without a command: also print what is well")
     parser.add_argument("--settings", action="store_true", help="leave this machine out: the run is elsewhere")

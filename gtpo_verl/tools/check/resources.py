@@ -1,7 +1,4 @@
-"""What a run of verl needs of a machine or a Ray cluster, where verl would not say so, or only minutes later.
-
-Ray silently waits for CPUs that a machine does not have, and verl imports some packages only minutes into a run.
-"""
+"""What a run of verl needs of a machine or a Ray cluster, where verl would say so only minutes later, or not at all."""
 
 import os
 import re
@@ -58,11 +55,10 @@ def _packages(get: Callable) -> Iterator[Finding]:
         **{logger: (logger, logger in loggers) for logger in ("wandb", "swanlab", "tensorboard")},
     }
     missing = [pip for module, (pip, is_wanted) in needed.items() if is_wanted and not _has(module)]
-    remedies = [f"pip install {' '.join(missing)}"] if missing else []
+    yield Finding("packages", f"no {', '.join(missing)}", f"pip install {' '.join(missing)}" if missing else "")
     if strategy == "megatron" and (absent := [name for name in _MEGATRON if not _has(name)]):
-        missing += absent
-        remedies.append(f"install verl with Megatron from its uv.lock, as {DOCS}/gpu.md says")
-    yield Finding("packages", f"no {', '.join(missing)}", "; ".join(remedies))
+        remedy = f"install verl with Megatron from its uv.lock, as {DOCS}/gpu.md says"
+        yield Finding("Megatron", f"no {', '.join(absent)}", remedy)
     attention = f"{_MODEL}.override_config.attn_implementation"
     reads_it = get("trainer.device", default="cuda") == "cuda" and strategy in ("fsdp", "fsdp2")
     if reads_it and get(attention, default="flash_attention_2") == "flash_attention_2" and not _has("flash_attn"):

@@ -48,7 +48,6 @@ def place_now(key: str) -> tuple[str, str] | None:
 
 
 def _of_engine(key: str, value: str) -> str:
-    """What to write for settings of an engine: handed on to it, or of one that is not chosen."""
     if re.search(r"kwargs\.|override_\w*\.", key):
         return f"it is handed on: write ++{key}={value}"
     if key.endswith(".model_engine"):

@@ -18,7 +18,13 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.fixture(scope="module")
 def paper_config():
     attention = "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"
-    words = ["trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.n=8", "trainer.logger=[console]", attention]
+    words = [
+        "actor_rollout_ref.model.path=a/model",
+        "trainer.n_gpus_per_node=2",
+        "actor_rollout_ref.rollout.n=8",
+        "trainer.logger=[console]",
+        attention,
+    ]
     return verl_config(*words, name="gtpo", folder=ROOT / "recipes/config")
 
 
@@ -77,9 +83,9 @@ def test_without_flash_attn_verls_default_is_a_problem_and_sdpa_is_none(findings
 
 def test_megatron_is_all_that_verls_engine_imports(findings):
     settings = "actor_rollout_ref.actor.strategy=megatron"
-    finding = findings(settings, missing=("megatron.bridge", "transformer_engine", "flash_attn"))["packages"]
+    finding = findings(settings, missing=("megatron.bridge", "transformer_engine", "flash_attn"))["Megatron"]
     assert finding.says == "no megatron.bridge, transformer_engine, flash_attn" and "uv.lock" in finding.remedy
-    assert "sdpa" not in finding.remedy and findings(settings)["packages"].remedy == ""
+    assert "sdpa" not in finding.remedy and "Megatron" not in findings(settings)
 
 
 def test_a_driver_that_is_too_old_for_torch_is_a_problem(findings, tmp_path, capsys):
