@@ -21,7 +21,7 @@ Commands = Mapping[str, tuple[str, str]]
 """Subcommand: its module and one line of help."""
 
 COMMANDS: Commands = {
-    "check": ("gtpo_verl.tools.check", "say whether a verl command can run, and if not, what to do"),
+    "check": ("gtpo_verl.tools.check", "say whether a verl command can run, and if not, why"),
     "diagnose": ("gtpo_verl.tools.diagnose", "say what is wrong with a run, and whether GTPO would change it"),
     "view": ("gtpo_verl.tools.view", "write one HTML file that shows what GTPO does to each token of a run"),
     "initial-entropy": (
@@ -62,10 +62,6 @@ def main(
 ) -> int:
     """Run one of the subcommands; returns its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if "GTPO_VERL_CHECK" in os.environ and argv is None:
-        from gtpo_verl.tools.check.guard import instead_of_a_command
-
-        instead_of_a_command(arguments)
     parser = Parser(
         prog=prog, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
     )

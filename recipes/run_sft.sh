@@ -79,6 +79,5 @@ COMMAND=(
     -m verl.trainer.sft_trainer --config-path "$PWD/recipes/config" --config-name sft
     "${DATA[@]}" "${MODEL[@]}" "${ENGINE[@]}" "${TRAINER[@]}" "$@"
 )
-python3 -m gtpo_verl check -- "${COMMAND[@]}"
 make_data --sft
 python3 -m recipes run --out "$OUT" "${extend[@]}" -- "${COMMAND[@]}"

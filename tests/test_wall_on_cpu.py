@@ -76,8 +76,11 @@ def test_a_process_that_does_not_ask_for_gtpo_loads_no_report():
         for plugins in ("auto", "none")
     )
     added = {".".join(name.split(".")[:2]) for name in with_plugin - without}
+    tools = {name for name in with_plugin - without if name.startswith("gtpo_verl.tools")}
     assert "gtpo_verl.verl_plugin" in added
-    assert not added & {"gtpo_verl.tools", "gtpo_verl.reward", "recipes", "studies", "pandas", "matplotlib"}
+    check = ("gtpo_verl.tools", "gtpo_verl.tools.check", "gtpo_verl.tools.check.stop_before_start")
+    assert tools == set(check)  # which does nothing unless it is asked to
+    assert not added & {"gtpo_verl.reward", "recipes", "studies", "pandas", "matplotlib"}
 
 
 @pytest.mark.parametrize("evidence", ["{", None], ids=["broken", "missing"])

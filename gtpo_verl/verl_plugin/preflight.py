@@ -297,6 +297,8 @@ def departures(config: DictConfig, gtpo: VerlGTPOConfig) -> list[Departure]:
         lowered = f"; it lowers the reward of a right answer, which must not fall below min_correct_reward={least:g}"
         papers[_KL_IN_REWARD] = (False,), _PAPERS[_KL_IN_REWARD][1] + lowered
         papers[_LENGTH_PENALTY] = (False,), "False" + lowered
+    if not select(config, "trainer.use_v1"):  # which reads no filter_groups
+        del papers[_FILTER_GROUPS]
     papers[f"{_ROLLOUT}.dtype"] = _trained_in(config), "the precision of training (verl #8076)"
     from_update = gtpo.entropy_from == "update"
     if from_update:
@@ -358,7 +360,7 @@ def _measures_initial_entropy(gtpo: VerlGTPOConfig) -> bool:
 
 def _first_batch(config: DictConfig) -> str:
     """What a run's first batch holds, if not simply its first prompts."""
-    if select(config, _FILTER_GROUPS):
+    if select(config, _FILTER_GROUPS) and select(config, "trainer.use_v1"):
         return "groups with signal only"
     # verl's fully_async trainer has a section of its own.
     return "what finished first" if _is_async(config) or select(config, "async_training") is not None else ""

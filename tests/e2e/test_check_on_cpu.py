@@ -1,42 +1,119 @@
-"""`gtpo-verl check` with verl's own programs, which it starts and ends."""
+"""`GTPO_CHECK=1` and `gtpo-verl check --` in processes of their own: verl stops before it starts."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from verl_config import COMPLETE
 
-from gtpo_verl.cli import main
-
 ROOT = Path(__file__).resolve().parents[2]
 GTPO = [*COMPLETE, "algorithm.adv_estimator=gtpo", "actor_rollout_ref.rollout.n=8"]
+GTPO += ["actor_rollout_ref.rollout.tensor_model_parallel_size=1", "trainer.n_gpus_per_node=1"]
+
+SCRIPT = """
+set -e
+export PYTHONPATH=$PWD
+touch own_line
+python3 -m verl.trainer.main_ppo "$@" 2>&1 | cat
+test ${PIPESTATUS[0]} = 0
+touch reached
+"""
+LAUNCHER = """
+import os, sys
+import verl.trainer
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+
+with initialize_config_dir(os.path.join(verl.trainer.__path__[0], "config"), version_base=None):
+    config = compose("ppo_trainer")  # which verl would refuse
+try:
+    run_ppo(OmegaConf.merge(config, OmegaConf.from_dotlist(sys.argv[1:])), TaskRunnerV1)
+except BaseException:
+    pass
+open("reached", "w")
+"""
+STARTS_RAY = """
+import hydra, ray, verl
+
+@hydra.main(config_path=None, config_name=None, version_base=None)
+def main(config):
+    try:
+        ray.init()
+    except BaseException:
+        open("reached", "w")
+
+main()
+open("reached", "w")
+"""
+ENDS = STARTS_RAY.replace("ray.init()", "open('own_line', 'w')")
 
 
 @pytest.fixture
-def said(capfd, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def run(tmp_path):
+    """Run a command in a folder of its own; its status, what it printed, and the files that it left."""
 
-    def checked(*words, status):
-        assert main(["check", "--settings", *words]) == status
-        assert not any(tmp_path.iterdir())
-        return capfd.readouterr().out
+    def started(*command, **variables):
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        temporary = tmp_path / "temporary"
+        temporary.mkdir(exist_ok=True)
+        variables = os.environ | {"PATH": path, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"} | variables
+        done = subprocess.run(
+            command, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert not any(temporary.glob("gtpo-check-*"))
+        return done.returncode, done.stdout.splitlines(), {x.name for x in tmp_path.iterdir()} - {"temporary"}
 
-    return checked
+    return started
 
 
-def test_main_ppo_with_a_config_folder_of_ones_own(said):
+def test_a_script_goes_no_further_and_leaves_nothing_of_verls(run):
+    status, lines, files = run("bash", "-c", SCRIPT, "run.sh", *GTPO, "rolout.n=3", GTPO_CHECK="settings")
+    assert status != 0 and files == {"own_line"}
+    assert any(line.startswith("problem: rolout.n: verl has no such key: did you mean ") for line in lines)
+    assert lines[-1].startswith("judged: verl.trainer.main_ppo: 1 problem in its settings")
+
+
+def test_a_launcher_is_judged_by_the_config_that_it_hands_to_verl(run):
+    status, lines, files = run(sys.executable, "-c", LAUNCHER, *GTPO, GTPO_CHECK="settings")
+    assert status == 1 and lines[-1].startswith("judged: ") and "no problem" in lines[-1] and files == set()
+
+
+@pytest.mark.parametrize(("program", "files"), [(STARTS_RAY, set()), (ENDS, {"own_line"})], ids=["ray", "end"])
+def test_a_program_that_nobody_judges_ends_before_ray_and_at_the_end_of_its_main(run, tmp_path, program, files):
+    (tmp_path / "train.py").write_text(program)
+    status, lines, left = run(sys.executable, "train.py", GTPO_CHECK="1")
+    assert status == 1 and lines[-1].startswith("not judged: train.py: ") and left == {"train.py"} | files
+
+
+def test_verls_other_programs_are_not_judged_and_do_not_start(run):
+    status, lines, files = run(sys.executable, "-m", "verl.trainer.sft_trainer", GTPO_CHECK="1")
+    assert status == 1 and lines[-1].startswith("not judged: verl.trainer.sft_trainer: ") and files == set()
+
+
+def check(run, *words, **variables):
+    return run(sys.executable, "-m", "gtpo_verl", "check", "--settings", "--", *words, **variables)
+
+
+def test_main_ppo_with_a_config_folder_of_ones_own(run):
     folder = ["--config-path", str(ROOT / "recipes/config"), "--config-name=gtpo", "trainer.n_gpus_per_node=2"]
-    folder += ["actor_rollout_ref.rollout.n=8"]
-    out = said("--", "python3", "-m", "verl.trainer.main_ppo", *folder, status=0)
-    assert out.startswith("judged: verl.trainer.main_ppo, config gtpo\n") and "Its settings are right" in out
+    command = ["python3", "-m", "verl.trainer.main_ppo", *folder, "actor_rollout_ref.rollout.n=8"]
+    status, lines, files = check(run, *command)
+    assert status == 0 and "judged: verl.trainer.main_ppo: no problem" in lines[-1] and files == set()
 
 
-def test_a_program_with_another_config_is_judged_by_its_own(said):
+def test_a_program_with_another_config_is_judged_by_its_own(run):
     module = "verl.experimental.fully_async_policy.fully_async_main"
-    out = said("--", "python3", "-m", module, *GTPO, "rollout.nnodes=1", "rollout.n_gpus_per_node=1", status=1)
-    assert f"judged: {module}, config fully_async_ppo_trainer\n" in out and "no such key" not in out
-    assert "problem: algorithm.rollout_correction.bypass_mode=True: " in out
+    status, lines, _ = check(run, "python3", "-m", module, *GTPO, "rollout.nnodes=1", "rollout.n_gpus_per_node=1")
+    assert status == 1 and lines[-1].startswith(f"judged: {module}: ")
+    assert any(line.startswith("problem: algorithm.rollout_correction.bypass_mode=True: ") for line in lines)
+    assert not any("no such key" in line for line in lines)
 
 
-def test_a_script_is_judged_as_what_it_starts(said):
-    out = said("--run-script", "--", "bash", str(ROOT / "recipes/run_gtpo_qwen.sh"), "rolout.n=8", status=1)
-    assert "config gtpo\n" in out and "problem: rolout.n: verl has no such key" in out
+@pytest.mark.parametrize("plugins", ["none", "gtpo"])
+def test_where_verl_does_not_load_the_check_nothing_is_started(run, plugins):
+    status, lines, files = check(run, *GTPO, VERL_USE_EXTERNAL_PLUGINS=plugins)
+    assert status == 1 and lines[-1].startswith("not judged: verl does not load gtpo_check") and files == set()
+    assert any("unset it, or set it to gtpo,gtpo_check" in line for line in lines)

@@ -1,135 +1,106 @@
-"""`gtpo-verl check`: is GTPO hooked into this verl, would a command of it start, and can this machine run it?
+"""`gtpo-verl check`: is GTPO hooked into this verl, and would a command of it start here?
 
-The user's own program composes its config, in a process that ends there (`guard`), and the config is judged in it
-(`judge`): only the program knows its config and what it registers.
+It starts a module of verl or of a recipe, in this process, which ends where verl's trainer takes its config
+(`intercept`). Whatever else is to be checked its user starts, with GTPO_CHECK=1 (`stop_before_start`).
 """
 
 import argparse
+import os
+import re
+import runpy
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from gtpo_verl.tools.check import guard
-from gtpo_verl.tools.check.command import Command, read
-from gtpo_verl.tools.check.finding import Finding
+VARIABLE = "GTPO_CHECK"
+_OVERRIDE = re.compile(r"--config-(name|path|dir)(=.*)?|[+~]*[a-z][\w/@]*(\.[\w.]+)?=.*|~.+", re.DOTALL)
+_MODULE = "-m verl.trainer.main_ppo"
+_FORMS = {
+    "docker": "docker run -e GTPO_CHECK=1 …",
+    "kubectl": "kubectl exec POD -- env GTPO_CHECK=1 …",
+    "ray": """ray job submit --runtime-env-json='{"env_vars": {"GTPO_CHECK": "1"}}' -- …""",
+    "sbatch": "sbatch --export=ALL,GTPO_CHECK=1 …",
+    "srun": "srun --export=ALL,GTPO_CHECK=1 …",
+    "ssh": "ssh HOST 'GTPO_CHECK=1 bash my_script.sh'",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `gtpo-verl check`."""
-    parser.description = "Say whether GTPO is hooked into this verl and, given a command, whether it can run here."
+    parser.description = "Say whether GTPO is hooked into this verl and, given a command of verl, whether it can run."
     parser.epilog = (
-        "example: gtpo-verl check\n"
-        "         gtpo-verl check -- python3 -m verl.trainer.main_ppo --config-path DIR --config-name NAME …\n"
-        "         gtpo-verl check --settings -- ray job submit --no-wait -- python3 -m verl.trainer.main_ppo …\n"
-        "         gtpo-verl check --run-script -- bash my_script.sh …\n\n"
-        "The command is started, and ended where Hydra has composed its config: before it makes a folder, starts Ray\n"
-        "or loads anything. The exit status is 1 if there is a problem; each names its remedy."
+        f"example: gtpo-verl check -- python3 {_MODULE} --config-path DIR --config-name NAME …\n\n"
+        "The module ends before it starts anything, with status 1 if there is a problem. Start a script, or a command\n"
+        "with a launcher, yourself: GTPO_CHECK=1 bash my_script.sh. verl then ends it, with status 1."
     )
-    parser.add_argument("-v", "--verbose", action="store_true", help="also print what is well, such as each hook")
-    parser.add_argument(
-        "--settings", action="store_true", help="leave out what this machine lacks: the run is elsewhere"
-    )
-    parser.add_argument(
-        "--run-script", action="store_true", help="run the lines of a script that come before verl, without asking"
-    )
-    parser.add_argument("--timeout", type=float, default=120, help="seconds for the command to get there (120)")
-    parser.add_argument("command", nargs="*", help="after --: a command, or the overrides of verl's main_ppo alone")
+    parser.add_argument("-v", "--verbose", action="store_true", help="without a command: also print what is well")
+    parser.add_argument("--settings", action="store_true", help="leave this machine out: the run is elsewhere")
+    parser.add_argument("command", nargs="*", help="after --: python3 -m MODULE …, or overrides of main_ppo alone")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print warnings, problems and the verdict; exit status 1 if there is a problem."""
+    """Check the installation or, in a process that ends there, a command; returns 1 if not all is well, else 0."""
     if not args.command:
-        return _check_plugin(args.verbose)
-    command = read(args.command)
-    for launcher in command.passed_over:
-        print(f"not started: {launcher}: what it starts is judged here, in {Path.cwd()}")
-    if command.is_script and not args.run_script and not _agreed(command):
+        return _check_installation(args.verbose)
+    module, arguments = _module_of(args.command)
+    if not module:
+        name = Path(args.command[0]).name
+        form = _FORMS.get(name, f"GTPO_CHECK=1 {'bash my_script.sh' if 'sh' in name else 'python3 my_program.py'}")
+        print(f"not judged: only python3 -m MODULE of verl or of a recipe is started here; start it yourself as {form}")
         return 1
-    seen = guard.run(command.words, command.environment, command.is_script, args.timeout)
-    if command.is_script:
-        left_out = "; ".join(dict.fromkeys(seen.left_out)) or "none"
-        print(f"the lines of {command} up to the program below were run, but for {left_out}")
-    if seen.said.keys() >= {"settings", "machine"}:
-        return _report(seen.said, args)
-    print(f"problem: {_unjudged(command, seen, args.timeout)}")
-    print("1 problem: nothing was judged.")
-    return 1
+    within = bool(os.environ.get(VARIABLE))
+    os.environ[VARIABLE] = "settings" if args.settings else os.environ.get(VARIABLE) or "1"
+    sys.path.insert(0, os.getcwd())
+    import verl  # noqa: F401
+
+    if "gtpo_verl.tools.check.intercept" not in sys.modules:
+        _check_installation(False)
+        print("not judged: verl does not load gtpo_check; it was not started")
+        return 1
+    from gtpo_verl.tools.check import intercept
+
+    intercept.status_if_sound = int(within)
+    intercept.end_if_never_judged(module)
+    sys.argv = [module, *arguments]
+    why = f"{module} ended before verl's trainer took its config"
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except ImportError as error:
+        why = f"{error}, from {os.getcwd()}"
+    except SystemExit:
+        pass
+    intercept.end_unjudged(why)
 
 
-def _agreed(command: Command) -> bool:
-    """Whether the user says yes to what runs before the program of verl."""
-    print(
-        f"{command}: the lines of a script before it starts verl really run. They cannot remove or stop anything by "
-        f"{', '.join(guard.STAND_INS)}, which do nothing meanwhile, nor join a Ray cluster, but they may make files."
-    )
-    if sys.stdin.isatty() and input("Run them? [y/N] ").strip().lower() in ("y", "yes"):
-        return True
-    print("Nothing was run or judged. To run them: gtpo-verl check --run-script -- …")
-    return False
+def _module_of(words: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The module of verl or of a recipe that a command starts, and its arguments; empty if it starts something else."""
+    if _OVERRIDE.fullmatch(words[0]):
+        return "verl.trainer.main_ppo", words
+    python, module = Path(words[0]), words.index("-m") + 1 if "-m" in words[:-1] else 0
+    is_this = python.name == words[0] or python.parent == Path(sys.executable).parent
+    if not module or not is_this or not re.fullmatch(r"python[\d.]*", python.name):
+        return "", ()
+    options, root = words[1 : module - 1], words[module].partition(".")[0]
+    is_verls = root in ("verl", "recipe") and all(x.startswith("-") for x in options)
+    return (words[module], words[module + 1 :]) if is_verls else ("", ())
 
 
-def _unjudged(command: Command, seen: guard.Verdict, timeout: float) -> str:
-    """Why there are no findings on a command."""
-    if error := seen.said.get("error"):
-        return f"{_program(seen.said)}: verl does not accept this command: {error}"
-    if other := seen.said.get("other"):
-        return f"{_program(seen.said)} is not judged: {other}"
-    if seen.without:
-        return f"{seen.without} does not have gtpo_verl: install it there, or give the Python that has it"
-    ended = f"ended with status {seen.status}" if seen.status is not None else f"did not get there in {timeout:g} s"
-    said = "; it printed last:\n  " + "\n  ".join(seen.last_lines) if seen.last_lines else ""
-    return f"{command}, in {Path.cwd()}, composed no config of Hydra: it {ended}{said}"
-
-
-def _program(said: dict) -> str:
-    words = said["program"]
-    end = next((i for i, word in enumerate(words) if "=" in word or word.startswith(("-c", "--"))), len(words))
-    return f"{' '.join(words[:end]).removeprefix('-m ')}, config {said['config']}"
-
-
-def _check_plugin(verbose: bool) -> int:
+def _check_installation(verbose: bool) -> int:
     from gtpo_verl.tools.check import installation
 
     with redirect_stdout(sys.stderr), warnings.catch_warnings():  # what libraries print is no finding
         warnings.simplefilter("ignore")
         found = list(installation.findings())
-    if problems := _print(found, verbose):
-        print(f"{problems}: GTPO cannot run here.")
+    from gtpo_verl.tools.check.intercept import print_all
+
+    if print_all(found, verbose):
+        print("GTPO cannot run here, and GTPO_CHECK=1 may stop nothing here: a run with it may START.")
         return 1
     import verl
 
-    print(f"GTPO is installed and hooked into verl {verl.__version__}. ", end="")
-    print("To check a command: gtpo-verl check -- python3 -m verl.trainer.main_ppo …")
+    print(f"GTPO is installed and hooked into verl {verl.__version__}. To check a run before it starts:")
+    print("  GTPO_CHECK=1 bash my_script.sh      (its own lines run for real; where GTPO is not installed, all does)")
+    print(f"  gtpo-verl check -- python3 {_MODULE} …")
     return 0
-
-
-def _report(said: dict, args: argparse.Namespace) -> int:
-    print(f"judged: {_program(said)}")
-    warned = any(x["advice"] for x in said["settings"])
-    if problems := _print((Finding(**x) for x in said["settings"]), args.verbose):
-        print(f"{problems} with these settings: verl would stop, or GTPO would not act.")
-    lacking = "" if args.settings else _print((Finding(**x) for x in said["machine"]), args.verbose)
-    if lacking:
-        print(f"{lacking} with this machine: the command would fail here. With --settings it is left out.")
-    if problems or lacking:
-        return 1
-    here = "Its settings are right" if args.settings else "This command can run here"
-    installed = f"GTPO is installed and hooked into verl {said['verl']}."
-    print(f"{installed} {here}{', with the warnings above' * warned}.")
-    return 0
-
-
-def _print(findings: Iterable[Finding], verbose: bool) -> str:
-    """Print them, problems last, and say how many of these there are."""
-    found = list(findings)
-    for x in found:
-        if x.advice:
-            print(f"warning: {x.subject}: {x.says}: {x.advice}".replace(": \n", ":\n"))
-        elif verbose and not x.remedy:
-            print(f"{x.subject}: {x.says}")
-    problems = [x for x in found if x.remedy]
-    for x in problems:
-        print(": ".join(filter(None, ("problem", x.subject, x.says, x.remedy))))
-    return f"{len(problems)} problem{'s' * (len(problems) > 1)}" if problems else ""

@@ -19,7 +19,8 @@ def findings() -> Iterator[Finding]:
         return
     import verl
 
-    loaded = "gtpo_verl.verl_plugin" in sys.modules
+    loaded = {"gtpo": "gtpo_verl.verl_plugin", "gtpo_check": "gtpo_verl.tools.check.stop_before_start"}
+    absent = [name for name, module in loaded.items() if module not in sys.modules]
     from verl.trainer.ppo import core_algos
 
     from gtpo_verl import verl_plugin
@@ -28,9 +29,12 @@ def findings() -> Iterator[Finding]:
     yield Finding("gtpo_verl", f"{version('gtpo-verl')} at {verl_plugin.__file__}")
     tested = ", ".join(compat.SUPPORTED_VERL)
     yield Finding("verl", f"{verl.__version__} at {verl.__file__} (tested: {tested})")
-    plugins = "VERL_USE_EXTERNAL_PLUGINS"
-    how_to_load = f"{plugins}={os.environ.get(plugins)} leaves gtpo out: unset it, or add gtpo to the list"
-    yield Finding("loaded by verl", "yes" if loaded else "no", "" if loaded else how_to_load)
+    if only := os.environ.get(variable := "VERL_USE_EXTERNAL_PLUGINS"):
+        how_to_load = f"{variable}={only} leaves it out: unset it, or set it to {','.join(loaded)}"
+    else:
+        how_to_load = "install gtpo_verl again: this installation does not have that entry point"
+    for name in loaded:
+        yield Finding(f"{name} loaded by verl", *(["no", how_to_load] if name in absent else ["yes"]))
     with suppress(ValueError):  # the plugin is not loaded
         serves = core_algos.get_adv_estimator_fn("gtpo")
         yield Finding("advantage estimator gtpo", f"{serves.__module__}.{serves.__qualname__}")
@@ -47,4 +51,4 @@ def _hooked(module: str, path: str) -> str:
     package = module.rpartition(".")[0]
     if not (find_spec(package) and find_spec(module)):
         return "not in this verl"
-    return "yes" if hasattr(resolve_name(f"{module}:{path}"), "__wrapped__") else "no"
+    return "yes" if hasattr(resolve_name(f"{module}:{path}"), "hooked_by_gtpo") else "no"

@@ -1,108 +1,94 @@
-"""What a command's config says: whether verl would start with it, whether GTPO would act, what this machine lacks."""
+"""What the config of a run says: whether verl would start with it, whether GTPO would act, what this machine lacks."""
 
 import inspect
+import io
 import math
-import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout, suppress
-from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from gtpo_verl.tools.check import installation, resources, unknown_keys
+from gtpo_verl.tools.check import installation, misspelt_values, resources, unknown_keys
 from gtpo_verl.tools.check.finding import Finding
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-_ACTS_IN = (
-    ("verl.trainer.ppo.v1.trainer_base", "PPOTrainer", "_compute_advantage"),
-    ("verl.trainer.ppo.ray_trainer", "RayPPOTrainer", "fit"),
-)
+_TOKENS, _TP = f"{_ACTOR}.ppo_max_token_len_per_gpu", f"{_ROLLOUT}.tensor_model_parallel_size"
 _MODEL_ENGINES = {"fsdp": "dp", "fsdp2": "dp"}
 """The config group `model_engine` of a strategy, where it has another name."""
 
 
-def judge(config: DictConfig, base: DictConfig, overrides: Sequence[str], unknown: Sequence[str]) -> dict[str, Any]:
-    """The findings on the settings and on this machine, each as a dict.
+def judge(config: DictConfig, with_machine: bool) -> tuple[list[Finding], list[Finding]]:
+    """Return what there is to say of the settings and, if asked for, of this machine.
 
     Args:
-        config: as Hydra composed it.
-        base: the same without the keys that the command sets.
-        overrides: of the command, but for the `unknown` ones, whose keys the config does not have.
+        config: what verl's trainer takes; changed here.
+
+    Raises:
+        Exception: of any class, where the config is none of verl's PPO trainers.
     """
-    if other := _of_another_program(config):
-        return {"other": other}
-    with redirect_stdout(sys.stderr), warnings.catch_warnings():
+    OmegaConf.set_readonly(config, False)
+    OmegaConf.set_struct(config, False)
+    with redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        settings = [
-            *installation.findings(),
-            *unknown_keys.unknown(unknown, config),
-            *unknown_keys.unread(overrides, base, config),
-        ]
-        wrong = list(_not_numbers(overrides, base))
-        if OmegaConf.select(config, "actor_rollout_ref") is not None and not wrong:
-            settings += [*_verls(config), *_gtpos(config), *_of_resources(config)]
-        found = [] if wrong else list(resources.findings(config))
-    import verl
-
-    said = {"settings": [asdict(x) for x in (*wrong, *settings)], "machine": [asdict(x) for x in found]}
-    return {**said, "verl": verl.__version__}
+        found = [*installation.findings(), *_old_reward_keys(config), *misspelt_values.put_right(config)]
+        found += [*_verls(config), *_gtpos(config), *_of_resources(partial(OmegaConf.select, config))]
+        return found, list(resources.findings(config)) if with_machine else []
 
 
-def _of_another_program(config: DictConfig) -> str:
-    """Why this program's config is not judged; empty if verl reads it and has loaded this plugin."""
-    if "verl" not in sys.modules or not config.keys() & {"actor_rollout_ref", "trainer"}:
-        return "it composes a config that is not one of verl's trainers"
-    import verl
+def _old_reward_keys(config: DictConfig) -> Iterator[Finding]:
+    """Keys of the reward that verl's config still has and its `main_ppo` does not read; put where they are read."""
+    moves_them = hasattr(sys.modules["__main__"], "migrate_legacy_reward_impl")
+    for section in ("reward_model", "custom_reward_function", "sandbox_fusion"):
+        for key, value in list(_set_values(OmegaConf.select(config, section), section)):
+            _, now = unknown_keys.place_now(key) or ("", "")
+            if now and value != OmegaConf.select(config, now):
+                if not moves_them:
+                    yield Finding(f"{key}={value}", "main_ppo does not read it", unknown_keys.moved(key, value, config))
+                OmegaConf.update(config, now, value, force_add=True)
 
-    if "gtpo_verl.verl_plugin" in sys.modules:
-        return ""
-    version, only = getattr(verl, "__version__", "of unknown version"), os.environ.get("VERL_USE_EXTERNAL_PLUGINS")
-    set_apart = f": VERL_USE_EXTERNAL_PLUGINS={only} leaves gtpo out, unset it or add gtpo" if only else ""
-    return f"its verl, {version} at {verl.__file__}, does not load this plugin{set_apart}"
 
-
-def _not_numbers(overrides: Sequence[str], base: DictConfig) -> Iterator[Finding]:
-    """Words where verl's default is a number or a truth value, such as an empty variable of the shell."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    parser = OverridesParser.create()
-    for word in overrides:
-        key, _, _ = word.lstrip("+").partition("=")
-        with suppress(Exception):
-            default, value = OmegaConf.select(base, key), parser.parse_override(word).value()
-            number = isinstance(default, int) or (isinstance(default, float) and value == "")  # some also take a range
-            if number and isinstance(value, str) and "${" not in value:
-                kind = "True or False" if isinstance(default, bool) else "a number"
-                yield Finding(key, f"is {value!r}, and must be {kind}", f"give one, as verl's own {key}={default}")
+def _set_values(node: Any, key: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(node, DictConfig):
+        for name, value in node.items():
+            yield from _set_values(value, f"{key}.{name}")
+    elif node is not None:
+        yield key, node
 
 
 def _verls(config: DictConfig) -> Iterator[Finding]:
-    """What verl itself refuses: its first reason, as it stops there."""
-    from verl.trainer.ppo.utils import need_reference_policy
-    from verl.utils.config import validate_config
+    """What verl itself refuses, each check's first reason."""
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-    strategy, target = str(config.actor_rollout_ref.actor.strategy), str(config.actor_rollout_ref.actor.get("_target_"))
-    engine = next(
-        (x for x in ("Megatron", "VeOmni", "TorchTitan", "FSDP") if x in target.replace("Mcore", "Megatron")), ""
-    )
-    if engine and not strategy.startswith(engine.lower()):
-        yield Finding(
-            f"{_ACTOR}.strategy={strategy}",
-            f"the settings are of {engine}",
-            f"write model_engine={_MODEL_ENGINES.get(strategy, strategy)}, which brings its own, and no strategy",
-        )
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    target = str(actor.get("_target_")).replace("Mcore", "Megatron")
+    engine = next((x for x in ("Megatron", "VeOmni", "TorchTitan", "FSDP") if x in target), "")
+    if engine and not str(actor.strategy).startswith(engine.lower()):
+        name = _MODEL_ENGINES.get(actor.strategy, actor.strategy)
+        remedy = f"write model_engine={name}, which brings its own, and no strategy"
+        yield Finding(f"{_ACTOR}.strategy={actor.strategy}", f"the settings are of {engine}", remedy)
         return
-    if OmegaConf.is_missing(config.actor_rollout_ref.rollout, "name"):
+    if OmegaConf.is_missing(rollout, "name"):
         yield Finding(f"{_ROLLOUT}.name", "not given", f"set {_ROLLOUT}.name=vllm, or to sglang")
     verls = config.copy()
     verls.actor_rollout_ref.rollout.name = "hf"  # with LoRA, verl would import vLLM
-    try:
-        inspect.unwrap(validate_config)(verls, need_reference_policy(config), use_critic=False)
-    except Exception as error:  # assertions and errors of many classes
-        yield Finding("verl", "refuses these settings", " ".join(str(error).split()))
+    checks = [
+        lambda: inspect.unwrap(validate_config)(verls, need_reference_policy(config), use_critic=False),
+        lambda: omega_conf_to_dataclass(verls.actor_rollout_ref.rollout),
+    ]
+    if need_critic(config):
+        verls.critic.model = None  # it would load the tokenizer
+        gpus, prompts = config.trainer.nnodes * config.trainer.n_gpus_per_node, config.data.train_batch_size
+        checks.append(lambda: omega_conf_to_dataclass(verls.critic).validate(gpus, prompts))
+    for check in checks:
+        try:
+            check()
+        except Exception as error:  # assertions and errors of many classes
+            yield Finding("verl", "refuses these settings", " ".join(str(error).split()) or type(error).__name__)
 
 
 def _gtpos(config: DictConfig) -> Iterator[Finding]:
@@ -115,7 +101,7 @@ def _gtpos(config: DictConfig) -> Iterator[Finding]:
     with suppress(ValueError):  # of algorithm.gtpo, which is among the problems
         run = RunConfig.read(config)
         if run.mode.applies_gtpo:
-            yield from _without_effect(config)
+            yield from _without_effect(partial(OmegaConf.select, config))
             if departures := preflight.departures(config, run.gtpo):
                 yield Finding("GTPO", "differs from the paper's in", advice=f"\n{preflight.as_table(departures)}")
     if unclipped := preflight.unclipped_updates(config):
@@ -125,98 +111,72 @@ def _gtpos(config: DictConfig) -> Iterator[Finding]:
         yield Finding("updates", says, advice=f"make one ({one}), or clip ({LOSS_MODE}=vanilla)")
 
 
-def _without_effect(config: DictConfig) -> Iterator[Finding]:
+def _without_effect(get: Callable) -> Iterator[Finding]:
     """Where a run that asks for GTPO would not get it."""
-    get = resources.getter(config)
     loss = "distillation.distillation_loss"
-    rewarded = get(f"{loss}.use_task_rewards", True) or get(f"{loss}.use_policy_gradient")
+    rewarded = get(f"{loss}.use_task_rewards", default=True) or get(f"{loss}.use_policy_gradient")
     if get("distillation.enabled") and not rewarded:
-        yield Finding(
-            f"{loss}.use_task_rewards=False",
-            "the policy loss is left out, and with it GTPO",
-            f"set {loss}.use_task_rewards=True, or another algorithm.adv_estimator",
-        )
-    for trainer, method in _own_advantages():
-        yield Finding(
-            trainer,
-            f"has a {method} of its own: GTPO may not act",
-            advice="it would end at its first update; let it call verl's",
-        )
+        key, says = f"{loss}.use_task_rewards", "the policy loss is left out, and with it GTPO"
+        yield Finding(f"{key}=False", says, f"set {key}=True, or another algorithm.adv_estimator")
 
 
-def _own_advantages() -> Iterator[tuple[str, str]]:
-    """Trainers of the program that override the method in which GTPO acts."""
-    for module, name, method in _ACTS_IN:
-        trainers = [getattr(sys.modules.get(module), name, object)]
-        for trainer in trainers if trainers != [object] else ():
-            trainers += trainer.__subclasses__()
-            if method in vars(trainer) and not trainer.__module__.startswith("verl."):
-                yield f"{trainer.__module__}.{trainer.__qualname__}", method
-
-
-def _of_resources(config: DictConfig) -> Iterator[Finding]:
+def _of_resources(get: Callable) -> Iterator[Finding]:
     """Settings that do not fit the GPUs that the command asks for."""
-    get = resources.getter(config)
     gpus = int(get("trainer.nnodes")) * int(get("trainer.n_gpus_per_node"))
     if get("trainer.val_only"):
         return
     shared, names = _model_parallel(get)
     if gpus % shared:
-        yield Finding(
-            names,
-            f"{shared} GPUs to a copy of the model, of {gpus} in all (trainer.nnodes x trainer.n_gpus_per_node)",
-            "lower it, or ask for a multiple of it",
-        )
-    else:
-        prompts, n = int(get("data.train_batch_size")), int(get(f"{_ROLLOUT}.n"))
-        says = f"{prompts} prompts x {n} completions over {gpus // shared} copies of the model"
-        remedy = f"make data.train_batch_size x {_ROLLOUT}.n a multiple of the copies, or use fewer GPUs"
-        yield Finding("batch", says, remedy if prompts * n % (gpus // shared) else "")
+        says = f"{shared} GPUs to a copy of the model, of {gpus} in all (trainer.nnodes x trainer.n_gpus_per_node)"
+        yield Finding(names, says, "lower it, or ask for a multiple of it")
+    elif get(f"{_ACTOR}.strategy") in ("fsdp", "fsdp2", "megatron"):
+        yield from _of_batches(get, gpus // shared)
     served = math.prod(
-        int(get(f"{_ROLLOUT}.{kind}_parallel_size", 1)) for kind in ("tensor_model", "data", "pipeline_model")
+        int(get(f"{_ROLLOUT}.{x}_parallel_size") or 1) for x in ("tensor_model", "data", "pipeline_model")
     )
-    if get("actor_rollout_ref.hybrid_engine", True) and gpus % served:
-        key = f"{_ROLLOUT}.tensor_model_parallel_size"
-        yield Finding(
-            f"{key}={get(key)}",
-            f"{served} GPUs to a copy of the model in the rollout, of {gpus} in all",
-            f"set {key}=1, or ask for a multiple of {served}",
-        )
-    tokens, longest = (
-        get(f"{_ACTOR}.ppo_max_token_len_per_gpu"),
-        get("data.max_prompt_length") + get("data.max_response_length"),
-    )
+    if get("actor_rollout_ref.hybrid_engine", default=True) and gpus % served:
+        says = f"{served} GPUs to a copy of the model in the rollout, of {gpus} in all"
+        yield Finding(f"{_TP}={get(_TP)}", says, f"set {_TP}=1, or ask for a multiple of {served}")
+    tokens, longest = get(_TOKENS), get("data.max_prompt_length") + get("data.max_response_length")
     if get(f"{_ACTOR}.use_dynamic_bsz") and tokens and tokens * shared < longest:
-        yield Finding(
-            f"{_ACTOR}.ppo_max_token_len_per_gpu={tokens}",
-            f"a sequence has up to {longest} tokens (data.max_prompt_length + data.max_response_length)",
-            f"set {_ACTOR}.ppo_max_token_len_per_gpu={math.ceil(longest / shared)} or more",
-        )
+        says = f"a sequence has up to {longest} tokens (data.max_prompt_length + data.max_response_length)"
+        yield Finding(f"{_TOKENS}={tokens}", says, f"set {_TOKENS}={math.ceil(longest / shared)} or more")
     for name, pool in resources.pools(get).items():
         if not int(get(f"{pool}.nnodes") or 0) * int(get(f"{pool}.n_gpus_per_node") or 0):
             yield Finding(name, f"{pool}.nnodes={get(f'{pool}.nnodes')}: no GPUs of its own", f"set {pool}.nnodes=1")
-    groups = get("algorithm.filter_groups") or {}
-    if groups.get("enable") and get("trainer.use_v1"):
-        if not groups.get("metric"):
-            yield Finding(
-                "algorithm.filter_groups.enable=True", "no metric", "set ++algorithm.filter_groups.metric=acc"
-            )
-        if get("reward.reward_model.enable") and not get("reward.reward_model.enable_resource_pool"):
-            yield Finding(
-                "algorithm.filter_groups.enable=True",
-                "a reward model on the trainer's GPUs scores only after groups are chosen",
-                "set reward.reward_model.enable_resource_pool=True, or algorithm.filter_groups.enable=False",
-            )
+    if get("algorithm.filter_groups.enable"):
+        yield from _of_filter_groups(get)
+
+
+def _of_batches(get: Callable, copies: int) -> Iterator[Finding]:
+    """Whether batches split over the copies of the model, as verl asserts at the first update; V1 pads whole ones."""
+    legacy = not get("trainer.use_v1") and get("async_training") is None
+    for key in (f"{_ACTOR}.ppo_mini_batch_size", *(["data.train_batch_size"] if legacy else [])):
+        size, n = int(get(key)), int(get(f"{_ROLLOUT}.n"))
+        if size * n % copies:
+            says = f"{size} prompts x {n} completions do not split over {copies} copies of the model"
+            yield Finding(f"{key}={size}", says, f"make {key} x {_ROLLOUT}.n a multiple of {copies}")
+
+
+def _of_filter_groups(get: Callable) -> Iterator[Finding]:
+    key = "algorithm.filter_groups.enable"
+    if not get("trainer.use_v1"):
+        says = "the legacy trainer does not read it: it does nothing"
+        yield Finding(f"{key}=True", says, advice="set trainer.use_v1=True, or leave it out")
+        return
+    if not get("algorithm.filter_groups.metric"):
+        yield Finding(f"{key}=True", "no metric", "set ++algorithm.filter_groups.metric=acc")
+    if get("reward.reward_model.enable") and not get("reward.reward_model.enable_resource_pool"):
+        says = "a reward model on the trainer's GPUs scores only after groups are chosen"
+        yield Finding(f"{key}=True", says, f"set reward.reward_model.enable_resource_pool=True, or {key}=False")
 
 
 def _model_parallel(get: Callable) -> tuple[int, str]:
     """How many GPUs hold one copy of the trained model, and the keys that say so."""
     if get(f"{_ACTOR}.strategy") == "megatron":
-        kinds = [f"{_ACTOR}.megatron.{kind}_model_parallel_size" for kind in ("tensor", "pipeline")]
-        kinds.append(f"{_ACTOR}.megatron.context_parallel_size")
+        kinds = [f"{_ACTOR}.megatron.{kind}_parallel_size" for kind in ("tensor_model", "pipeline_model", "context")]
     else:
         kinds = [f"{_ACTOR}.ulysses_sequence_parallel_size", f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size"]
-        sizes = {key: int(get(key) or 1) for key in kinds}
-        kinds = [max(kinds, key=lambda key: sizes[key])]
+        kinds = [max(kinds, key=lambda key: int(get(key) or 1))]
     asked = {key: size for key in kinds if (size := int(get(key) or 1)) > 1}
     return math.prod(asked.values()), " x ".join(f"{key}={size}" for key, size in asked.items())

@@ -1,53 +1,70 @@
-"""Keys of a command that its config does not have, and keys that it adds and nothing reads."""
+"""Keys of a command that its config does not have, and values that are no numbers."""
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from gtpo_verl.tools.check.finding import Finding
 
 _OLD = [line.split("\t") for line in (files(__package__) / "old_keys.tsv").read_text().splitlines()[1:]]
-_FREE = re.compile(r"kwargs|override|engine_config|env_vars|ray_init|workers|machine")
-"""Sections whose keys are handed on to others."""
-_OWN_FILES = 2000
 
 
 def unknown(words: Iterable[str], config: Any) -> Iterator[Finding]:
-    """A finding for each override of a key that the config does not have."""
-    known = list(_keys(OmegaConf.to_container(config)))
+    """A finding for each override of a key that the config does not have; one for all that are another trainer's."""
+    known, others = list(_keys(OmegaConf.to_container(config))), list[str]()
     for word in words:
         key, _, value = word.lstrip("+~").partition("=")
-        yield Finding(key, "verl has no such key", moved(key, value, config) or _meant(key, value, known))
+        if remedy := moved(key, value, config) or _of_engine(key, value) or _meant(key, known):
+            yield Finding(key, "verl has no such key", remedy)
+        else:
+            others.append(key)
+    if others:
+        says = f"verl has no such key{'s' if len(others) > 1 else ''}, of another trainer or misspelt"
+        yield Finding(", ".join(others), says, "leave out what verl is not to read; with ++ Hydra takes it in vain")
 
 
-def moved(key: str, value: str, config: Any) -> str:
+def moved(key: str, value: Any, config: Any) -> str:
     """What to write for a key of an earlier verl; empty if it is none."""
+    if (new := place_now(key)) is None:
+        return ""
+    last, now = new
+    if not now or now.startswith("("):
+        return f"verl {last} was the last to read it: remove it {now}".rstrip()
+    prefix = "" if OmegaConf.select(config, now, default=config) is not config else "++"
+    return f"it moved after verl {last}: write {prefix}{now}={value}"
+
+
+def place_now(key: str) -> tuple[str, str] | None:
+    """The last verl that read a key, and its name or a remark now; None if it is not of an earlier verl."""
     for old, last, *new in _OLD:
         if key == old or key.startswith(f"{old}."):
-            if not new:
-                return f"verl {last} was the last to read it: remove it"
-            now = new[0] + key.removeprefix(old)
-            prefix = "" if OmegaConf.select(config, now, default=config) is not config else "++"
-            return f"it moved after verl {last}: write {prefix}{now}={value}"
-    return ""
+            return last, "".join(new) + (key.removeprefix(old) if new and not new[0].startswith("(") else "")
+    return None
 
 
-def _meant(key: str, value: str, known: Sequence[str]) -> str:
+def _of_engine(key: str, value: str) -> str:
+    if re.search(r"kwargs\.|override_\w*\.", key):
+        return f"it is handed on: write ++{key}={value}"
+    if key.endswith(".model_engine"):
+        return f"write model_engine={value}, at the top level"
+    return "it is there with model_engine=megatron, at the top level" if ".megatron." in f"{key}." else ""
+
+
+def _meant(key: str, known: Sequence[str]) -> str:
     """A key that the command may mean: it ends like this one, or differs by a letter or two in one of its parts."""
     section, _, name = key.rpartition(".")
     ends = [x for x in known if section and x.endswith(f".{key}")]
     beside = {x.rpartition(".")[2]: x for x in known if x.rpartition(".")[0] == section}
     near = ends or [beside[x] for x in get_close_matches(name, beside, n=1, cutoff=0.85)]
+    near = near or [beside[x] for x in beside if len(x) > 5 and name.startswith(x)][:1]
     near = near or get_close_matches(key, [x for x in known if x.endswith(f".{name}")], n=1, cutoff=0.9)
-    if near:
-        return f"did you mean {near[0]}?" + f" (or {', '.join(near[1:3])})" * (len(near) > 1)
-    return f"if your own code reads it, write ++{key}={value}; if not, remove it"
+    also = f" (or {', '.join(near[1:3])})" if len(near) > 1 else ""
+    return f"did you mean {near[0]}?{also}" if near else ""
 
 
 def _keys(node: Any, prefix: str = "") -> Iterator[str]:
@@ -57,43 +74,20 @@ def _keys(node: Any, prefix: str = "") -> Iterator[str]:
             yield from _keys(value, f"{prefix}{name}.")
 
 
-def unread(overrides: Iterable[str], base: Any, config: Any) -> Iterator[Finding]:
-    """A warning for each key that a `+` adds and that neither verl, nor GTPO, nor the program or the files that the
-    config names read."""
-    added: dict[str, tuple[str, str]] = {}
+def not_numbers(overrides: Sequence[str], base: DictConfig) -> Iterator[Finding]:
+    """Words where verl's default is a number or a truth value, such as an empty variable of the shell.
+
+    Args:
+        base: the config without the keys that the command sets.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parser = OverridesParser.create()
     for word in overrides:
-        key, _, value = word.lstrip("+").partition("=")
-        parts = key.split(".")
-        new = [part for i, part in enumerate(parts, 1) if OmegaConf.select(base, ".".join(parts[:i])) is None]
-        handed_on = any(_FREE.search(part) for part in parts[:-1])
-        # An addition that chose a file of a config group adds other keys.
-        is_group = "@" in key or ("." not in key and OmegaConf.select(config, key) is None)
-        if word.startswith("+") and new and not handed_on and not is_group:
-            added[new[0]] = key, value
-    read = re.compile("|".join(rf"\b({re.escape(name)})\b" for name in added))
-    for path in _sources(config) if added else ():
-        for line in path.read_text(errors="ignore").splitlines():
-            for found in read.finditer(line):
-                before, after = line[: found.start()], line[found.end() :]
-                if before.endswith((".", '"', "'")) and not after.startswith(".") or re.fullmatch(r"\s+", before):
-                    added.pop(found[0], None)
-    for key, value in added.values():
-        advice = moved(key, value, config) or "Hydra takes whatever a + adds: is it spelt right?"
-        yield Finding(key, "nothing in verl or in this program reads it", advice=advice)
-
-
-def _sources(config: Any) -> Iterator[Path]:
-    import verl
-
-    import gtpo_verl
-
-    named = ("reward.custom_reward_function.path", "custom_reward_function.path", "data.custom_cls.path")
-    named_files = [str(path) for key in named if (path := OmegaConf.select(config, key))]
-    loaded = [str(getattr(module, "__file__", None)) for module in list(sys.modules.values())]
-    libraries = re.compile(r"site-packages|dist-packages|/lib/python3")
-    programs = [file for file in loaded if file.endswith(".py") and not libraries.search(file)]
-    own = [path for path in map(Path, named_files + programs) if path.is_file()]
-    for package in (verl, gtpo_verl):
-        yield from Path(package.__path__[0]).rglob("*.py")
-    folders = {path.parent for path in own}
-    yield from dict.fromkeys([*own, *(file for folder in folders for file in folder.glob("*.py"))][:_OWN_FILES])
+        key, _, _ = word.lstrip("+").partition("=")
+        with suppress(Exception):
+            default, value = OmegaConf.select(base, key), parser.parse_override(word).value()
+            number = isinstance(default, int) or (isinstance(default, float) and value == "")  # some also take a range
+            if number and isinstance(value, str) and "${" not in value:
+                kind = "True or False" if isinstance(default, bool) else "a number"
+                yield Finding(key, f"is {value!r}, and must be {kind}", f"give one, as verl's own {key}={default}")

@@ -1,4 +1,3 @@
-import json
 import os
 import shutil
 from pathlib import Path
@@ -19,7 +18,13 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.fixture(scope="module")
 def paper_config():
     attention = "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"
-    words = ["trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.n=8", "trainer.logger=[console]", attention]
+    words = [
+        "actor_rollout_ref.model.path=a/model",
+        "trainer.n_gpus_per_node=2",
+        "actor_rollout_ref.rollout.n=8",
+        "trainer.logger=[console]",
+        attention,
+    ]
     return verl_config(*words, name="gtpo", folder=ROOT / "recipes/config")
 
 
@@ -31,10 +36,9 @@ def raises(error):
 def findings(monkeypatch, tmp_path, paper_config):
     """The findings about a run with these settings on a made-up machine, by subject."""
 
-    def found(*settings, gpus=2, cpus=64, missing=(), free_gb=999, shared_gb=16, size_gb=1, driver=""):
-        real = shutil.disk_usage(tmp_path)._replace(free=int(free_gb * 1e9))
-        shared = real._replace(total=int(shared_gb * 1e9))
-        monkeypatch.setattr(resources.shutil, "disk_usage", lambda path: shared if str(path) == "/dev/shm" else real)
+    def found(*settings, gpus=2, cpus=64, missing=(), shared_gb=16, driver=""):
+        shared = shutil.disk_usage(tmp_path)._replace(total=int(shared_gb * 1e9))
+        monkeypatch.setattr(resources.shutil, "disk_usage", lambda path: shared)
         monkeypatch.setattr(resources.os, "sched_getaffinity", lambda pid: range(cpus))
         monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
         monkeypatch.setattr("torch.cuda.is_available", lambda: bool(gpus) and not driver)
@@ -42,8 +46,6 @@ def findings(monkeypatch, tmp_path, paper_config):
         monkeypatch.setattr(
             resources, "find_spec", lambda name: None if name in missing else SimpleNamespace(name=name)
         )
-        monkeypatch.setattr(resources, "_model", lambda path, trusted: (False, size_gb * 1e9 / 12))
-        monkeypatch.setattr(resources, "_is_here", lambda path: True)
         monkeypatch.setattr(resources, "_data", lambda *arguments: [])
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
         config = paper_config.copy()
@@ -59,7 +61,7 @@ def findings(monkeypatch, tmp_path, paper_config):
 def test_a_machine_with_all_that_a_run_needs_has_no_problem(findings):
     found = findings()
     assert [finding.remedy for finding in found.values()] == [""] * len(found)
-    assert set(found) == {"packages", "GPUs", "shared memory", "CPUs", "disk"}
+    assert set(found) == {"packages", "GPUs", "CPUs"}
 
 
 def test_all_missing_packages_are_installed_by_one_line(findings):
@@ -71,25 +73,24 @@ def test_all_missing_packages_are_installed_by_one_line(findings):
     assert found["packages"].remedy == "pip install TransferQueue vllm math-verify peft swanlab"
 
 
-def test_without_flash_attn_verls_default_is_a_problem_and_sdpa_slow(findings):
+def test_without_flash_attn_verls_default_is_a_problem_and_sdpa_is_none(findings):
     attention = "actor_rollout_ref.model.override_config.attn_implementation"
     finding = findings(f"{attention}=flash_attention_2", missing=("flash_attn",))["flash-attn"]
     assert f"+{attention}=sdpa" in finding.remedy
-    finding = findings(missing=("flash_attn",))["flash-attn"]  # with sdpa
-    assert finding.remedy == "" and "docs/gpu.md" in finding.advice
+    assert "flash-attn" not in findings(missing=("flash_attn",))  # with sdpa
     assert "flash-attn" not in findings("trainer.device=cpu", missing=("flash_attn",))
 
 
 def test_megatron_is_all_that_verls_engine_imports(findings):
     settings = "actor_rollout_ref.actor.strategy=megatron"
-    finding = findings(settings, missing=("megatron.bridge", "transformer_engine", "flash_attn"))["packages"]
+    finding = findings(settings, missing=("megatron.bridge", "transformer_engine", "flash_attn"))["Megatron"]
     assert finding.says == "no megatron.bridge, transformer_engine, flash_attn" and "uv.lock" in finding.remedy
-    assert "sdpa" not in finding.remedy and findings(settings)["packages"].remedy == ""
+    assert "sdpa" not in finding.remedy and "Megatron" not in findings(settings)
 
 
 def test_a_driver_that_is_too_old_for_torch_is_a_problem(findings, tmp_path, capsys):
     finding = findings(driver="The NVIDIA driver on your system is too old (found version 12040).\nUpdate")["driver"]
-    assert finding.says.endswith("too old (found version 12040).") and "580 or later for CUDA 13" in finding.remedy
+    assert "cannot use the GPUs" in finding.says and "580 or later for CUDA 13" in finding.remedy
     assert clones.main(["smoke", str(tmp_path / "recipe.sh")]) == 2
     assert "too old (found version 12040)" in capsys.readouterr().err
 
@@ -110,14 +111,6 @@ def test_more_gpus_than_the_machine_has_are_a_problem(findings):
     assert findings(gpus=1)["GPUs"].remedy == "set trainer.n_gpus_per_node to at most 1"
     assert findings(gpus=0)["GPUs"].remedy == "run on a machine with GPUs"
     assert "GPUs" not in findings("trainer.device=cpu", gpus=0)
-
-
-def test_disk_space_is_held_against_the_checkpoints_that_are_kept(findings):
-    settings = ("trainer.save_freq=20", "trainer.max_actor_ckpt_to_keep=2")
-    assert findings(*settings, free_gb=42, size_gb=14)["disk"].remedy == ""
-    assert "3 checkpoints take 42.0 GB" in findings(*settings, free_gb=41, size_gb=14)["disk"].says
-    assert "default_local_dir" in findings(*settings, free_gb=41, size_gb=14)["disk"].remedy
-    assert "disk" not in findings("trainer.save_freq=-1")
 
 
 def test_a_containers_64_mb_of_shared_memory_are_a_problem_for_two_gpus(findings):
@@ -162,59 +155,13 @@ def test_a_cluster_that_does_not_answer_is_a_problem(findings, ray_cluster):
 
 def test_a_ray_clients_address_is_not_asked(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
-    (finding,) = resources._cluster(lambda key, default=None: default, 1, 8)
+    (finding,) = resources._cluster(lambda key: None, 1, 8)
     assert finding.advice and not finding.remedy
-
-
-LORA = "actor_rollout_ref.model.lora_rank=64"
-QWEN = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True}
-QWEN |= {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "vocab_size": 151936}
-QWEN |= {"num_attention_heads": 16, "num_key_value_heads": 2}
 
 
 def said_of(*overrides):
     """The findings by subject, on this machine."""
     return {x.subject: x for x in resources.findings(verl_config(*COMPLETE, *overrides))}
-
-
-@pytest.mark.parametrize(
-    ("vllm", "overrides", "tied", "fails"),
-    [
-        ("0.30.0", [], True, True),
-        ("0.30.0", [LORA], True, True),  # verl first sends the base under it
-        ("0.30.0", [LORA, "actor_rollout_ref.rollout.load_format=safetensors"], True, False),
-        ("0.30.0", ["actor_rollout_ref.rollout.name=sglang"], True, False),
-        ("0.30.0", [], False, False),
-        ("0.28.1", [], True, False),
-    ],
-)
-def test_a_vllm_that_refuses_tied_embeddings_is_a_problem(monkeypatch, tmp_path, vllm, overrides, tied, fails):
-    (tmp_path / "config.json").write_text(json.dumps(QWEN | {"tie_word_embeddings": tied}))  # of Qwen2.5-3B
-    package = tmp_path / f"vllm-{vllm}.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {vllm}\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    found = said_of(f"actor_rollout_ref.model.path={tmp_path}", *overrides)
-    assert ("vLLM" in found) == fails
-    if fails:
-        says, remedy = found["vLLM"].says, found["vLLM"].remedy
-        assert f"{tmp_path} has tied embeddings, which vLLM {vllm} takes in one part only; verl sends" in says
-        assert "in 7 " in says and "install vLLM 0.24 to 0.28" in remedy and "LoRA adapter" in remedy
-
-
-def test_a_vision_model_has_a_size_and_code_of_a_model_is_not_asked_about(tmp_path):
-    text = {"model_type": "qwen2_5_vl_text", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    text |= {"vocab_size": 200, "num_attention_heads": 2, "num_key_value_heads": 2}
-    vision = {"model_type": "qwen2_5_vl", "depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 32}
-    config = {"model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"]}
-    (tmp_path / "config.json").write_text(json.dumps(config | {"text_config": text, "vision_config": vision}))
-    settings = (f"actor_rollout_ref.model.path={tmp_path}", "trainer.save_freq=1")
-    assert "checkpoints take" in said_of(*settings)["disk"].says
-    remote = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}
-    (tmp_path / "remote").mkdir()
-    (tmp_path / "remote/config.json").write_text(json.dumps(remote))
-    finding = said_of(f"actor_rollout_ref.model.path={tmp_path}/remote", "trainer.save_freq=1")["model"]
-    assert "is not known" in finding.says and "contains custom code" in finding.advice and len(finding.advice) <= 160
 
 
 def parquet(path, **columns):

@@ -2,10 +2,9 @@ import re
 import sys
 
 import pytest
-from omegaconf import OmegaConf
-from verl_config import COMPLETE, verl_config
+from verl_config import verl_config
 
-from gtpo_verl.tools.check import resources, settings
+from gtpo_verl.tools.check import settings
 
 GTPO = ("algorithm.adv_estimator=gtpo", "actor_rollout_ref.rollout.n=8", "actor_rollout_ref.rollout.name=vllm")
 GTPO += ("actor_rollout_ref.actor.use_dynamic_bsz=True", "actor_rollout_ref.rollout.tensor_model_parallel_size=1")
@@ -13,39 +12,25 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
 
 
-@pytest.fixture
-def judged(monkeypatch):
+def judged(*overrides):
     """What is said of the settings, as (problem or warning) by what it is about."""
-    monkeypatch.setattr(resources, "findings", lambda config: [])
-
-    def found(*overrides, complete=GTPO, unknown=()):
-        groups = [word for word in overrides if word.startswith("model_engine=")]
-        said = settings.judge(
-            verl_config(*complete, *overrides), verl_config(*groups), [*complete, *overrides], unknown
-        )
-        return {
-            x["subject"] or x["remedy"]: x["remedy"] or x["advice"]
-            for x in said["settings"]
-            if x["remedy"] or x["advice"]
-        }
-
-    return found
+    found, _ = settings.judge(verl_config(*GTPO, *overrides), with_machine=False)
+    return {x.subject or x.remedy: x.remedy or x.advice for x in found if x.remedy or x.advice}
 
 
 def problems(found):
     return {key: remedy for key, remedy in found.items() if key not in ("GTPO", "updates")}
 
 
-def test_a_sound_command_has_no_problem(judged):
+def test_a_sound_command_has_no_problem():
     assert problems(judged()) == {}
 
 
-def test_all_problems_are_said_at_once(judged):
+def test_all_problems_are_said_at_once():
     wrong = [f"{ROLLOUT}.n=1", f"{LOSS_MODE}=gtop", "algorithm.rollout_correction.bypass_mode=True"]
-    found = judged(*wrong, f"{ACTOR}.use_dynamic_bsz=False", unknown=["rollout.n=8"])
+    found = judged(*wrong, f"{ACTOR}.use_dynamic_bsz=False")
     said = "\n".join(f"{key}: {remedy}" for key, remedy in found.items())
     for expected in (
-        "rollout.n: did you mean",
         f"{LOSS_MODE}=gtop: unknown",
         "verl: ",
         f"{ROLLOUT}.n=1: GTPO compares",
@@ -55,40 +40,102 @@ def test_all_problems_are_said_at_once(judged):
 
 
 @pytest.mark.parametrize("way_out", range(2))
-def test_the_ways_out_of_bypass_mode_can_be_typed(judged, way_out):
+def test_the_ways_out_of_bypass_mode_can_be_typed(way_out):
     wrong = ("algorithm.rollout_correction.bypass_mode=True", "++algorithm.gtpo.initial_entropy=0.3")
     (remedy,) = [key for key in judged(*wrong) if "bypass_mode=True: it skips" in key]
     typed = re.findall(r"(?:set|or) ([+\w]+\.[\w.]+=\w+)", remedy)[way_out]
     assert not any("bypass_mode" in key for key in problems(judged(*wrong, typed)))
 
 
-def test_an_empty_variable_of_the_shell_is_named_with_the_other_two(judged):
-    wrong = ["trainer.nnodes=", "trainer.n_gpus_per_node=eight", f"{ACTOR}.use_dynamic_bsz=maybe"]
-    found = judged(*wrong)
-    assert [*found] == [word.partition("=")[0] for word in wrong]
-    assert found["trainer.nnodes"] == "give one, as verl's own trainer.nnodes=1"
-    assert problems(judged("algorithm.rollout_correction.rollout_is_threshold=0.5_4.0")) == {}
-
-
-def test_a_strategy_without_its_engine_names_the_engine(judged):
+def test_a_strategy_without_its_engine_names_the_engine():
     found = judged(f"{ACTOR}.strategy=megatron")
     assert "write model_engine=megatron" in found[f"{ACTOR}.strategy=megatron"]
     assert problems(judged("model_engine=megatron", f"{ACTOR}.ppo_micro_batch_size_per_gpu=1")) == {}
 
 
-def test_a_distillation_without_task_rewards_leaves_gtpo_without_effect(judged):
+def test_a_distillation_without_task_rewards_leaves_gtpo_without_effect():
     off = "distillation.distillation_loss.use_task_rewards=False"
     teacher = ("distillation.enabled=True", "distillation.nnodes=1", "distillation.n_gpus_per_node=1")
     assert f"set {off.replace('False', 'True')}" in judged(*teacher, off)[off]
     assert off not in judged(*teacher)
 
 
-def test_a_trainer_with_advantages_of_its_own_is_warned_of(judged):
-    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+MISSPELT = {
+    f"{ROLLOUT}.name=vlm": "vllm",
+    f"{ACTOR}.loss_agg_mode=token_mean": "token-mean",
+    f"{ACTOR}.kl_loss_type=lowvar": "low_var_kl",
+    f"{ACTOR}.optim.lr_scheduler_type=cosin": "cosine",
+    "trainer.logger=[console,wanbd]": "wandb",
+    "trainer.resume_mode=atuo": "auto",
+    "data.truncation=lef": "left",
+    "trainer.v1.trainer_mode=snyc": "sync",
+    "reward.reward_manager.name=dappo": "dapo",
+    "algorithm.kl_ctrl.type=fixd": "fixed",
+}
 
-    mine = type("Mine", (PPOTrainer,), {"_compute_advantage": lambda self, batch: batch, "__module__": "mine"})
-    assert "let it call verl's" in judged()["mine.Mine"]
-    del mine
+
+def test_every_misspelt_value_is_named_with_those_that_exist():
+    found = judged(*MISSPELT, f"{ACTOR}.use_kl_loss=True")
+    for word, right in MISSPELT.items():
+        said = found[word.replace("[console,", "").rstrip("]")]
+        assert said.startswith(f"did you mean {right}? verl has ") and right in said.partition("has ")[2]
+    assert not any(key == "verl" for key in found)
+
+
+@pytest.mark.parametrize(
+    "word", ["trainer.logger=tracking", f"{ACTOR}.kl_loss_type=low_var_kl+", f"{ROLLOUT}.name=sglang"]
+)
+def test_values_that_verl_has_are_no_problem(word):
+    assert problems(judged(word, f"{ACTOR}.use_kl_loss=True")) == {}
+
+
+def test_a_value_that_the_run_does_not_read_is_a_warning():
+    found, _ = settings.judge(verl_config(*GTPO, f"{ACTOR}.kl_loss_type=lowvar"), with_machine=False)
+    assert [x.advice[:12] for x in found if "lowvar" in x.subject] == ["did you mean"]
+    assert not any(x.remedy for x in found)
+
+
+@pytest.mark.parametrize("name", ["batch", "prime"])
+def test_a_reward_manager_that_verl_no_longer_has_is_named_with_the_five_that_it_has(name):
+    found = judged(f"reward_model.reward_manager={name}")
+    assert f"write reward.reward_manager.name={name}" in found[f"reward_model.reward_manager={name}"]
+    said = found[f"reward.reward_manager.name={name}"]
+    assert all(x in said for x in ("naive", "dapo", "gdpo", "remote", "rate_limited"))
+
+
+def test_a_reward_function_under_its_old_key_is_not_read_by_main_ppo(monkeypatch):
+    old = "custom_reward_function.path=mine.py"
+    assert f"write reward.{old}" in judged(old)[old]
+    assert problems(judged("reward_model.enable=False", f"reward.{old}")) == {}  # as it is anyway
+    monkeypatch.setattr(sys.modules["__main__"], "migrate_legacy_reward_impl", None, raising=False)
+    assert problems(judged(old)) == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "is_wrong"),
+    [
+        ("n=5 ppo_mini_batch_size=4 n_gpus_per_node=8", True),  # as verl asserts at the first update
+        ("n=2 train_batch_size=12 ppo_mini_batch_size=8 n_gpus_per_node=16", False),  # V1 pads the batch
+        ("n=2 train_batch_size=12 ppo_mini_batch_size=8 n_gpus_per_node=16 use_v1=False", True),
+    ],
+)
+def test_batches_split_as_verl_splits_them(words, is_wrong):
+    sections = {"n": ROLLOUT, "train_batch_size": "data", "ppo_mini_batch_size": ACTOR}
+    found = judged(*(f"{sections.get(word.partition('=')[0], 'trainer')}.{word}" for word in words.split()))
+    assert any("batch_size=" in key for key in problems(found)) == is_wrong
+
+
+def test_the_legacy_trainer_reads_no_filter_groups():
+    on = "algorithm.filter_groups.enable=True"
+    found = judged("trainer.use_v1=False", on)
+    assert "trainer.use_v1=True" in found[on] and "groups" not in found["GTPO"]
+
+
+def test_a_critic_is_judged():
+    critic = ["critic.enable=True", "critic.use_dynamic_bsz=False", "critic.ppo_mini_batch_size=32"]
+    assert "[critic]" in judged(*critic)["verl"]
+    right = ["critic.ppo_micro_batch_size_per_gpu=1", "data.train_batch_size=32", f"{ACTOR}.ppo_mini_batch_size=32"]
+    assert "verl" not in judged(*critic, *right)
 
 
 ULYSSES, TP = f"{ACTOR}.ulysses_sequence_parallel_size", f"{ROLLOUT}.tensor_model_parallel_size"
@@ -104,7 +151,11 @@ POOL = "reward.reward_model.enable=True reward.reward_model.enable_resource_pool
         (f"{OTHER_ULYSSES}=4", f"{OTHER_ULYSSES}=4", "trainer.n_gpus_per_node=4"),
         (f"model_engine=megatron {CP}=4", f"{CP}=4", f"{CP}=2"),
         (f"{TP}=4", f"{TP}=4", f"{TP}=1"),
-        (f"{ROLLOUT}.n=3 data.train_batch_size=255", "batch", "data.train_batch_size=256"),
+        (
+            f"{ROLLOUT}.n=3 {ACTOR}.ppo_mini_batch_size=255",
+            f"{ACTOR}.ppo_mini_batch_size=255",
+            f"{ACTOR}.ppo_mini_batch_size=256",
+        ),
         (f"{TOKENS}=512", f"{TOKENS}=512", f"{TOKENS}=1024"),
         ("distillation.enabled=True distillation.nnodes=0", "teacher", "distillation.nnodes=1"),
         (POOL, "reward model", "reward.reward_model.nnodes=1"),
@@ -112,13 +163,13 @@ POOL = "reward.reward_model.enable=True reward.reward_model.enable_resource_pool
         (f"{FILTER}.enable=True reward.reward_model.enable=True", f"{FILTER}.enable=True", f"{FILTER}.enable=False"),
     ],
 )
-def test_what_does_not_fit_the_gpus_is_a_problem_with_a_way_out(judged, wrong, subject, way_out):
+def test_what_does_not_fit_the_gpus_is_a_problem_with_a_way_out(wrong, subject, way_out):
     wrong = ["trainer.n_gpus_per_node=2", *wrong.split()]
     assert subject in judged(*wrong)
     assert subject not in judged(*wrong, way_out)
 
 
-def test_several_updates_without_clipping_are_warned_of_with_both_ways_out(judged):
+def test_several_updates_without_clipping_are_warned_of_with_both_ways_out():
     mini_batch, gtpo = f"{ACTOR}.ppo_mini_batch_size", f"{LOSS_MODE}=gtpo"
     found = judged(gtpo)
     assert re.search(rf"{mini_batch} +256 +1024:", found["GTPO"])
@@ -127,18 +178,13 @@ def test_several_updates_without_clipping_are_warned_of_with_both_ways_out(judge
         assert "updates" not in judged(gtpo, way_out)
 
 
-def test_a_wrong_key_of_gtpo_is_a_problem_beside_the_others(judged):
+def test_a_wrong_key_of_gtpo_is_a_problem_beside_the_others():
     found = judged("+algorithm.gtpo.gama=1", f"{ROLLOUT}.name=???")
     assert any(key.startswith("algorithm.gtpo.gama=1: ") for key in found)
     assert found[f"{ROLLOUT}.name"].startswith(f"set {ROLLOUT}.name=vllm")
 
 
-def test_a_config_that_is_no_trainers_is_not_judged():
-    assert "not one of verl's trainers" in settings.judge(OmegaConf.create({"data": 1}), None, [], [])["other"]
-
-
-def test_a_verl_that_does_not_load_the_plugin_is_not_judged(monkeypatch):
+def test_a_verl_that_does_not_load_the_plugin_is_a_problem(monkeypatch):
     monkeypatch.delitem(sys.modules, "gtpo_verl.verl_plugin")
-    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
-    other = settings.judge(verl_config(*COMPLETE), verl_config(), COMPLETE, [])["other"]
-    assert "does not load this plugin: VERL_USE_EXTERNAL_PLUGINS=none leaves gtpo out" in other
+    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "gtpo_check")
+    assert "set it to gtpo,gtpo_check" in judged()["gtpo loaded by verl"]

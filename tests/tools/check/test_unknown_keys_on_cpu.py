@@ -40,18 +40,34 @@ def test_a_key_that_has_moved_is_written_anew_and_verl_takes_it(word):
     verl_config(now)
 
 
+OTHERS = ["actor_rollout_ref.actor.gvpo_beta", "actor_rollout_ref.rollout.n_agent", "data.max_obs_length"]
+OTHERS += [
+    "actor_rollout_ref.actor.state_masking",
+    "trainer.dyn_sampling_x",
+    "actor_rollout_ref.rollout.agent.max_turns",
+]
+
+
+def test_keys_of_another_trainer_have_no_likeness_and_one_line():
+    (finding,) = unknown_keys.unknown([f"{key}=1" for key in OTHERS], verl_config())
+    assert finding.subject == ", ".join(OTHERS) and "did you mean" not in finding.remedy and "=1" not in str(finding)
+
+
 @pytest.mark.parametrize(
-    "word",
+    ("word", "write"),
     [
-        "actor_rollout_ref.actor.gvpo_beta=1",
-        "actor_rollout_ref.rollout.n_agent=5",
-        "data.max_obs_length=500",
-        "actor_rollout_ref.actor.state_masking=True",
+        ("actor_rollout_ref.actor.model_engine=megatron", "write model_engine=megatron, at the top level"),
+        ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2", "with model_engine=megatron"),
     ],
 )
-def test_a_key_of_another_trainer_has_no_likeness(word):
-    assert remedy(word) == f"if your own code reads it, write ++{word}; if not, remove it"
-    verl_config(f"++{word}")
+def test_keys_of_an_engine_that_is_not_chosen_name_the_engine(word, write):
+    assert write in remedy(word)
+
+
+def test_a_chat_scheduler_is_an_agent_loop_now():
+    said = remedy("actor_rollout_ref.rollout.chat_scheduler=pkg.Class")
+    assert "remove it" in said and "actor_rollout_ref.rollout.agent.agent_loop_config_path" in said
+    assert "pkg.Class" not in said
 
 
 @pytest.mark.parametrize(
@@ -60,35 +76,8 @@ def test_a_key_of_another_trainer_has_no_likeness(word):
         ("rollout.n=8", "did you mean actor_rollout_ref.rollout.n? (or "),
         ("actor_rollout_ref.actor.ppo_mini_batchsize=8", "did you mean actor_rollout_ref.actor.ppo_mini_batch_size?"),
         ("trainer.totl_epochs=1", "did you mean trainer.total_epochs?"),
+        ("trainer.save_frequency=3", "did you mean trainer.save_freq?"),
     ],
 )
 def test_a_key_of_a_letter_or_a_section_less_is_named_in_full(word, meant):
     assert remedy(word).startswith(meant)
-
-
-def warned(*words, base=()):
-    return {x.subject: x.advice for x in unknown_keys.unread(words, verl_config(*base), verl_config(*base, *words))}
-
-
-def test_an_addition_that_nothing_reads_is_named():
-    watch = "collapse_" + "wach"  # whole in this file, the program would read it
-    wrong = ["+algorithm.gpto.entropy_coeff=1", f"+trainer.{watch}=stop", "++reward_model.overlong_buffer.len=9"]
-    found = warned(*wrong)
-    assert list(found) == [word.lstrip("+").partition("=")[0] for word in wrong]
-    assert "is it spelt right?" in found[f"trainer.{watch}"]
-    assert "write ++reward.reward_kwargs.overlong_buffer_cfg.len=9" in found["reward_model.overlong_buffer.len"]
-
-
-def test_additions_that_verl_gtpo_or_another_library_reads_are_not():
-    read = ["+algorithm.gtpo.entropy_coeff=1", "+trainer.collapse_watch=stop", "++trainer.nnodes=1"]
-    handed_on = ["+actor_rollout_ref.rollout.engine_kwargs.vllm.made_up=1"]
-    handed_on += ["+actor_rollout_ref.model.override_config.made_up=1", "+ray_kwargs.ray_init.made_up=1"]
-    assert warned(*read, *handed_on) == {}
-
-
-def test_an_addition_that_the_users_reward_reads_is_not(tmp_path):
-    (tmp_path / "mine.py").write_text("def compute_score(config): return config.trainer['margin']\n")
-    base = (f"reward.custom_reward_function.path={tmp_path}/mine.py",)
-    assert warned("+trainer.margin=1", base=base) == {}
-    misspelt = "+trainer.mar" + "gni=1"
-    assert len(warned(misspelt, base=base)) == 1

@@ -1,0 +1,176 @@
+"""Stop a run of verl before it starts, and print what its config says: `GTPO_CHECK=1`, and `gtpo-verl check --`.
+
+Keys that do not exist are gathered where Hydra composes. The config is judged where verl's trainers take it, in
+`validate_config` or `run_ppo`: a launcher may have changed it until there. A process that gets to Ray, to a trainer, an
+engine or the end of Hydra's main without having been judged ends there.
+"""
+
+import atexit
+import copy
+import inspect
+import os
+import re
+import shutil
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn
+
+import wrapt
+
+from gtpo_verl.tools.check import VARIABLE
+from gtpo_verl.tools.check.finding import Finding
+
+_JUDGED_IN = {"validate_config": ("verl.utils.config", "verl.utils"), "run_ppo": ("verl.trainer.main_ppo",)}
+_ENDS_IN = {
+    "ray": "init",
+    "verl.trainer.ppo.ray_trainer": "RayPPOTrainer.__init__",
+    "verl.trainer.ppo.v1.trainer_base": "PPOTrainer.__init__",
+    "verl.workers.engine.base": "EngineRegistry.new",
+}
+_REFUSED = re.compile(r"(?:In '.+?': )?Could not (?:override|delete from config\.|append to config\. .* at) '([^']+)'")
+_of_keys: dict[Finding, None] = {}
+"""Found where Hydra composes, in order."""
+_not_numbers: dict[Finding, None] = {}
+_kept: dict[tuple[str, ...], list[str]] = {}
+"""What is left of the overrides."""
+status_if_sound = 1
+"""With the variable a process ends with 1 in any case, so that a script under `set -e` goes no further."""
+
+
+def install() -> None:
+    """Hook in where a run is judged, and where it ends without that.
+
+    Raises:
+        ValueError: the variable is neither 1 nor settings.
+    """
+    if (value := os.environ[VARIABLE]) not in ("1", "settings"):
+        raise ValueError(f"{VARIABLE}={value}: must be 1 or settings; to train, unset it")
+    words = sys.orig_argv[1:]
+    end_if_never_judged(words[words.index("-m") + 1] if "-m" in words[:-1] else "")
+    for name, modules in _JUDGED_IN.items():
+        for module in modules:
+            _hook(module, name, _judge)
+    for module, path in _ENDS_IN.items():
+        _hook(module, path, lambda *_, place=f"{module}.{path}": end_unjudged(f"it got to {place}"))
+    _hook("hydra._internal.hydra", "Hydra.compose_config", _compose)
+    for path in ("Hydra.run", "Hydra.multirun"):
+        _hook("hydra._internal.hydra", path, _run_main)
+
+
+def _hook(module: str, path: str, wrapper: Callable) -> None:
+    wrapt.register_post_import_hook(lambda imported: wrapt.wrap_function_wrapper(imported, path, wrapper), module)
+
+
+def end_if_never_judged(module: str) -> None:
+    """End before a module of verl starts that does not get to a judgement: SFT, generation, merger, evaluation."""
+    spec = None
+    with suppress(ModuleNotFoundError):  # as Python itself will say
+        spec = find_spec(module) if module.startswith("verl.") else None
+        spec = find_spec(f"{module}.__main__") if spec and spec.submodule_search_locations else spec
+    if spec and spec.origin and not re.search("run_ppo|validate_config", Path(spec.origin).read_text()):
+        end(f"not judged: {module}: only verl's PPO trainers are judged, such as verl.trainer.main_ppo", 1)
+
+
+def _judge(function: Callable, instance: Any, args: Sequence, kwargs: dict) -> NoReturn:
+    """Judge the first argument of `validate_config` or `run_ppo`."""
+    from gtpo_verl.tools.check import settings
+
+    if _not_numbers:
+        end_unjudged("what is to be a number must be one first")
+    try:
+        config = copy.deepcopy(kwargs["config"] if "config" in kwargs else args[0])
+        found = settings.judge(config, with_machine=os.environ[VARIABLE] != "settings")
+    except Exception:
+        traceback.print_exc()
+        end_unjudged("the check itself failed, see above")
+    counts = {"in its settings": print_all([*_of_keys, *found[0]]), "on this machine": print_all(found[1])}
+    said = [f"{n} problem{'s' if n > 1 else ''} {place}" for place, n in counts.items() if n]
+    end(f"judged: {_program()}: {', '.join(said) or 'no problem'}", 1 if said else status_if_sound)
+
+
+def print_all(found: Iterable[Finding], verbose: bool = False) -> int:
+    """Print warnings and problems and, if asked for, what is well; returns the number of problems."""
+    problems = 0
+    for x in found:
+        problems += bool(x.remedy)
+        kind = "problem" if x.remedy else "warning" if x.advice else ""
+        if kind or verbose:
+            print(": ".join(filter(None, (kind, x.subject, x.says, x.remedy or x.advice))).replace(": \n", ":\n"))
+    return problems
+
+
+def end_unjudged(why: str) -> NoReturn:
+    """Say what was found so far, and why there is no judgement."""
+    print_all([*_of_keys, *_not_numbers])
+    end(f"not judged: {_program()}: {why}", 1)
+
+
+def end(last_line: str, status: int) -> NoReturn:
+    """End this process, as `sys.exit` would, but past whoever catches that."""
+    print(f"{last_line}; it was not started", flush=True)
+    atexit._run_exitfuncs()  # Ray's, if the program has started Ray
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _program() -> str:
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec.name.removesuffix(".__main__") if spec else Path(sys.argv[0]).name or "this program"
+
+
+def _run_main(function: Callable, instance: Any, args: Sequence, kwargs: dict) -> NoReturn:
+    """`hydra.main`: its program ends in `_judge`, or here."""
+    try:
+        function(*args, **kwargs)
+    except BaseException:
+        traceback.print_exc()
+    end_unjudged("it ended before verl's trainer took its config")
+
+
+def _compose(function: Callable, instance: Any, args: Sequence, kwargs: dict) -> Any:
+    """Compose, in spite of keys that the config does not have or has already, which are found all at once."""
+    from hydra.errors import HydraException
+    from omegaconf import open_dict, read_write
+
+    from gtpo_verl.tools.check import unknown_keys
+
+    call = inspect.signature(function).bind(*args, **kwargs)
+    given, unknown = tuple(call.arguments["overrides"]), list[str]()
+    overrides = _kept.get(given) or list(given)  # Hydra composes twice
+
+    def compose(chosen: Sequence[str]) -> Any:
+        call.arguments["overrides"] = list(chosen)
+        return function(*call.args, **call.kwargs)
+
+    while True:
+        try:
+            config = compose(overrides)
+            break
+        except HydraException as error:
+            said = " ".join(str(error).split())
+            refused = key[1] if (key := _REFUSED.match(said)) else ""
+            words = [word for word in overrides if word.lstrip("+~").partition("=")[0] == refused]
+            if not words:
+                end_unjudged(f"Hydra refuses this command: {said}")
+            overrides = [word for word in overrides if word not in words]
+            if "already at" in said:
+                overrides += [f"+{word}" for word in words]
+                _of_keys[Finding(refused, "verl has this key, and Hydra adds none twice", "leave its + out")] = None
+            else:
+                unknown += words
+    _of_keys.update(dict.fromkeys(unknown_keys.unknown(unknown, config)))
+    with suppress(HydraException):  # without the keys, another config may not be whole
+        base = config if given in _kept else compose([x for x in overrides if not re.match(r"\+*\w+(\.\w+)+=", x)])
+        _not_numbers.update(dict.fromkeys(unknown_keys.not_numbers(overrides, base)))
+    _kept[given] = overrides
+    if "hydra" in config:
+        folder = tempfile.mkdtemp(prefix="gtpo-check-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        with read_write(config), open_dict(config):
+            config.hydra.run.dir = config.hydra.sweep.dir = folder
+    return config

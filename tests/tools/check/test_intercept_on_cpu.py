@@ -1,0 +1,137 @@
+"""What the check does within a process; in processes of their own: tests/e2e/test_check_on_cpu.py."""
+
+from pathlib import Path
+
+import pytest
+import verl.trainer
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+from verl_config import COMPLETE, verl_config
+
+from gtpo_verl.tools.check import intercept, settings
+from gtpo_verl.tools.check.finding import Finding
+
+GTPO = [*COMPLETE, "algorithm.adv_estimator=gtpo", "actor_rollout_ref.rollout.n=8"]
+
+
+class Ended(BaseException):
+    """In place of the end of this process."""
+
+
+@pytest.fixture(autouse=True)
+def ends(monkeypatch):
+    def end(last_line, status):
+        raise Ended(last_line, status)
+
+    monkeypatch.setattr(intercept, "end", end)
+    monkeypatch.setattr(intercept, "_of_keys", {})
+    monkeypatch.setattr(intercept, "_not_numbers", {})
+    monkeypatch.setattr(intercept, "_kept", {})
+    monkeypatch.setenv("GTPO_CHECK", "settings")
+
+
+def compose(*words):
+    with initialize_config_dir(str(Path(verl.trainer.__path__[0], "config")), version_base=None):
+        hydra = GlobalHydra.instance().hydra
+        call = {"config_name": "ppo_trainer", "overrides": list(words), "run_mode": RunMode.RUN}
+        return intercept._compose(hydra.compose_config, hydra, (), call)
+
+
+def judge(config):
+    with pytest.raises(Ended) as ended:
+        intercept._judge(None, None, (), {"config": config})
+    return ended.value.args
+
+
+def test_all_keys_that_hydra_refuses_are_found_at_once():
+    wrong = ["+trainer.val_before_train=False", "trainer.save_frequency=3", "algorithm.adv_estimater=gtpo"]
+    config = compose(*wrong, "data.train_batchsize=4", "data.train_batch_size=8", "+mine.own=1")
+    assert {x.subject: x.remedy for x in intercept._of_keys} == {
+        "trainer.val_before_train": "leave its + out",
+        "trainer.save_frequency": "did you mean trainer.save_freq?",
+        "algorithm.adv_estimater": "did you mean algorithm.adv_estimator?",
+        "data.train_batchsize": "did you mean data.train_batch_size?",
+    }
+    assert config.data.train_batch_size == 8 and config.mine.own == 1 and not config.trainer.val_before_train
+
+
+def test_hydras_folder_is_a_temporary_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = compose(*GTPO)
+    assert "gtpo-check-" in config.hydra.run.dir and Path(config.hydra.run.dir).is_dir()
+    assert config.hydra.sweep.dir == config.hydra.run.dir and not any(tmp_path.iterdir())
+
+
+def test_what_hydra_refuses_otherwise_ends_the_run_unjudged():
+    with pytest.raises(Ended) as ended:
+        compose("my/grpo.yaml")
+    line, status = ended.value.args
+    assert line.startswith("not judged: ") and "grpo.yaml" in line and status == 1
+
+
+def test_an_empty_variable_of_the_shell_is_named_with_the_other_two(capsys):
+    wrong = ["trainer.nnodes=", "trainer.n_gpus_per_node=eight", "actor_rollout_ref.actor.use_dynamic_bsz=maybe"]
+    config = compose(*wrong)
+    line, status = judge(config)
+    out = capsys.readouterr().out
+    assert line.startswith("not judged: ") and status == 1 and out.count("problem: ") == 3
+    assert "problem: trainer.nnodes: is '', and must be a number: give one, as verl's own trainer.nnodes=1" in out
+    assert "n_gpus_per_node: is 'eight'" in out and "use_dynamic_bsz: is 'maybe'" in out
+
+
+def test_the_last_line_counts_the_problems_and_the_status_says_whether_there_are_any(monkeypatch, capsys):
+    warning, problem = Finding("a", "b", advice="c"), Finding("d", "e", "f")
+    for found, counts, status in (
+        (([warning], []), "no problem", intercept.status_if_sound),
+        (([warning, problem], [problem]), "1 problem in its settings, 1 problem on this machine", 1),
+    ):
+        monkeypatch.setattr(settings, "judge", lambda config, with_machine, found=found: found)
+        line, ended_with = judge(verl_config(*GTPO))
+        assert line.startswith("judged: ") and line.endswith(counts) and ended_with == status
+    assert capsys.readouterr().out == "warning: a: b: c\n" * 2 + "problem: d: e: f\n" * 2
+
+
+def test_the_config_of_its_caller_stays_as_it_is():
+    config = verl_config(*GTPO, "trainer.logger=[wanbd]")
+    before = config.copy()
+    judge(config)
+    assert config == before
+
+
+def test_a_check_that_fails_is_no_judgement(capfd):
+    line, status = judge({"not": "a config"})
+    assert line.startswith("not judged: ") and status == 1 and "Traceback" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["trainer.sft_trainer", "trainer.main_generation_server", "trainer.main_eval", "model_merger"],
+)
+def test_modules_of_verl_that_are_no_ppo_trainers_end_before_they_start(module):
+    with pytest.raises(Ended, match="not judged: "):
+        intercept.end_if_never_judged(f"verl.{module}")
+
+
+@pytest.mark.parametrize(
+    "module", ["", "mine", "verl.trainer.main_ppo", "verl.experimental.one_step_off_policy.main_ppo", "verl.no_such"]
+)
+def test_other_modules_start(module):
+    intercept.end_if_never_judged(module)
+
+
+def test_a_main_that_ends_or_fails_without_a_judgement_ends_there(capfd):
+    def fails():
+        raise SystemExit(0)
+
+    for main in (lambda: None, fails):
+        with pytest.raises(Ended, match="not judged: ") as ended:
+            intercept._run_main(main, None, (), {})
+        assert ended.value.args[1] == 1
+
+
+@pytest.mark.parametrize("value", ["0", "yes", "machine"])
+def test_another_value_of_the_variable_is_named(monkeypatch, value):
+    monkeypatch.setenv("GTPO_CHECK", value)
+    with pytest.raises(ValueError, match=f"GTPO_CHECK={value}: must be 1 or settings; to train, unset it"):
+        intercept.install()
