@@ -6,33 +6,19 @@ other restriction. `gtpo-verl initial-entropy` is its command line.
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessor
-from verl.utils.torch_functional import get_response_mask
-
-from gtpo_verl.algorithm.advantage import compute_trajectory_entropy
 from gtpo_verl.algorithm.config import GTPOConfig
-from gtpo_verl.run_files.initial_entropy import PAPER_SAMPLES, InitialEntropy
+
+if TYPE_CHECKING:
+    import torch
+
+    from gtpo_verl.run_files.initial_entropy import InitialEntropy
 
 _TEMPLATE = "data.apply_chat_template_kwargs"
-
-
-class EntropyRecorder(LogitsProcessor):
-    """Leaves the logits as they are and keeps the entropy (nats) of the distribution each token is drawn from."""
-
-    def __init__(self) -> None:
-        self.steps: list[torch.Tensor] = []
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.steps.append(torch.special.entr(scores.float().softmax(-1)).sum(-1))
-        return scores
 
 
 def read_prompts(data: str | Path, samples: int) -> list[list[dict[str, str]]]:
@@ -57,7 +43,13 @@ def template_kwargs(overrides: Sequence[str]) -> dict[str, Any]:
     Raises:
         ValueError: an override is of another key, or has no value that Hydra reads.
     """
-    config = OmegaConf.create({"data": {"apply_chat_template_kwargs": {}}})
+    if not overrides:
+        return {}
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.create()
     try:
         for override in OverridesParser.create().parse_overrides(list(overrides)):
             if not f"{override.key_or_group}.".startswith(f"{_TEMPLATE}."):
@@ -65,22 +57,35 @@ def template_kwargs(overrides: Sequence[str]) -> dict[str, Any]:
             OmegaConf.update(config, override.key_or_group, override.value())
     except HydraException as error:
         raise ValueError(f"{_TEMPLATE}: {error}") from error
-    return OmegaConf.to_container(config.data.apply_chat_template_kwargs)  # type: ignore[return-value]
+    return OmegaConf.to_container(OmegaConf.select(config, _TEMPLATE))  # type: ignore[return-value]
 
 
-@torch.inference_mode()
 def sample_entropies(
     model: Any, tokenizer: Any, prompts: list[list[dict[str, str]]], max_response_length: int, **template: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> "tuple[torch.Tensor, torch.Tensor]":
     """⟨H⟩_i and length of one sampled completion of each prompt, both (len(prompts),)."""
+    import torch
+
+    from gtpo_verl.algorithm.advantage import compute_trajectory_entropy
+
     inputs = tokenizer.apply_chat_template(
         prompts, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True, **template
     ).to(model.device)
-    recorder = EntropyRecorder()
-    sequences = model.generate(**inputs, max_new_tokens=max_response_length, logits_processor=[recorder])
-    responses = sequences[:, inputs["input_ids"].shape[1] :]
-    response_mask = get_response_mask(responses, model.generation_config.eos_token_id)
-    entropy = torch.stack(recorder.steps, dim=1)
+    entropies: list[torch.Tensor] = []
+
+    def record(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Note the entropy of the distribution that each token is drawn from, and leave the logits as they are."""
+        entropies.append(torch.special.entr(scores.float().softmax(-1)).sum(-1))
+        return scores
+
+    with torch.inference_mode():
+        sequences = model.generate(**inputs, max_new_tokens=max_response_length, logits_processor=[record])
+    ended = torch.isin(
+        sequences[:, inputs["input_ids"].shape[1] :],
+        torch.tensor(model.generation_config.eos_token_id, device=sequences.device),
+    ).int()
+    response_mask = (ended.cumsum(-1) - ended == 0).int()  # to the first end, which counts
+    entropy = torch.stack(entropies, dim=1)
     return compute_trajectory_entropy(entropy, response_mask).cpu(), response_mask.sum(-1).cpu()
 
 
@@ -92,7 +97,7 @@ def measure_initial_entropy(
     batch_size: int,
     seed: int,
     template: dict[str, Any] | None = None,
-) -> InitialEntropy:
+) -> "InitialEntropy":
     """⟨H⟩_ini of a model in Hugging Face format, on the accelerator if there is one.
 
     Args:
@@ -108,9 +113,15 @@ def measure_initial_entropy(
         ValueError: the data has fewer than `samples` rows.
     """
     prompts = read_prompts(data, samples)
+    print(f"loading {model_path}, then {samples} completions of up to {max_response_length} tokens", file=sys.stderr)
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+    from gtpo_verl.run_files.initial_entropy import InitialEntropy
+
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model_path, padding_side="left")
-        model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype="auto").eval()
+        tokenizer = AutoTokenizer.from_pretrained(model_path, padding_side="left", trust_remote_code=False)
+        model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype="auto", trust_remote_code=False).eval()
     except (OSError, ValueError) as error:
         raise ValueError(f"--model {model_path} cannot be loaded: {error}") from error
     if tokenizer.pad_token_id is None:
@@ -135,14 +146,18 @@ def measure_initial_entropy(
     return InitialEntropy.measure(entropies, lengths, range(samples))
 
 
-def measure_where_the_gpus_are(*args: Any) -> InitialEntropy:
+def measure_where_the_gpus_are(*args: Any) -> "InitialEntropy":
     """`measure_initial_entropy` here or, from a machine without a GPU, in the Ray cluster that RAY_ADDRESS names.
 
     Raises:
         ValueError: no node of that cluster has a GPU.
     """
     address = os.environ.get("RAY_ADDRESS")
-    if torch.cuda.is_available() or not address or os.environ.get("VERL_PLATFORM") == "cpu":
+    if not address or os.environ.get("VERL_PLATFORM") == "cpu":
+        return measure_initial_entropy(*args)
+    import torch
+
+    if torch.cuda.is_available():
         return measure_initial_entropy(*args)
     import ray
 
@@ -167,7 +182,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", required=True, help="folder in Hugging Face format, or Hub name")
     parser.add_argument("--data", required=True, type=Path, help="the run's training questions, a parquet file")
-    parser.add_argument("--samples", type=int, default=PAPER_SAMPLES, help="prompts (default: %(default)s)")
+    parser.add_argument("--samples", type=int, default=100, help="prompts (default: %(default)s)")
     parser.add_argument(
         "--max-response-length", type=int, default=1500, help="tokens, as in training (default: %(default)s)"
     )

@@ -2,8 +2,8 @@
 
 A folder holds `gtpo_dump.json`, the settings of the run, and one `step_NNNNNN.jsonl` per dumped step, with one line per
 completion. Names follow prime-rl's token export where they fit. A new field belongs here, in the documentation's table
-of fields, and in `view.js` where it is shown. `gtpo-verl view` decodes the tokens after the run, with the
-tokenizer that `gtpo_dump.json` names.
+of fields, and in `view.js` where it is shown. Words are written by the run, whose tokenizer is at hand, so that a dump
+is read without it.
 
 Under another estimator than `gtpo` the λ, the entropies and the filter are what GTPO (arXiv:2508.03772) would have
 done; the advantages are the estimator's own.
@@ -22,6 +22,7 @@ import torch
 from gtpo_verl.algorithm.advantage import GTPOAdvantage
 from gtpo_verl.run_files.dumps import HEADER_NAME, SCHEMA_VERSION, STEP_FILES
 from gtpo_verl.run_files.records import atomic_write
+from gtpo_verl.run_files.tokens import words_of
 from gtpo_verl.verl_plugin.run_config import RunConfig, VerlGTPOConfig
 
 # A step's groups are written whole until there are this many tokens; the first one always is.
@@ -39,6 +40,7 @@ class TokenDump:
         config (VerlGTPOConfig): the run's settings of GTPO.
         adv_estimator (str): verl's name of the run's estimator.
         tokenizer (str): folder or Hub name of its tokenizer.
+        loaded (tokenizers.Tokenizer | None): that tokenizer; None: no words are written, and the view needs it.
         checkpoints (str): folder of the run's checkpoints, by which a later start knows its own dump.
         applied (bool): whether the advantages are GTPO's.
     """
@@ -51,9 +53,11 @@ class TokenDump:
         tokenizer: str,
         checkpoints: str = "",
         applied: bool = True,
+        loaded: Any = None,
     ):
         self.config = config
         self.folder = Path(folder)
+        self._tokenizer = loaded
         self._header = {
             "schema_version": SCHEMA_VERSION,
             "adv_estimator": adv_estimator,
@@ -77,6 +81,8 @@ class TokenDump:
             str(model.get("tokenizer_path") or model.path),
             config.trainer.default_local_dir,
             run.mode.applies_gtpo,
+            # A tokenizer in Python has none, and a trainer's may be a processor.
+            getattr(getattr(trainer, "tokenizer", None), "backend_tokenizer", None),
         )
         dump.remove_from(trainer.global_steps)
         return dump
@@ -153,6 +159,8 @@ class TokenDump:
                 "prompt_ids": prompts[row].tolist(),
                 **{name: column[at][: int(row_len[row])] for name, column in columns.items()},
             }
+            if self._tokenizer is not None:
+                completion |= words_of(completion, self._tokenizer)
             lines += json.dumps(completion, separators=(",", ":"), allow_nan=False) + "\n"
         atomic_write(path, (path.read_text() if step == self._step else "") + lines)
         self._step = step

@@ -14,6 +14,7 @@ from rollout_batch import LENGTHS, SCORES, UIDS, real_mean_entropy
 from token_dump import batch_of, write
 
 from gtpo_verl import compute_gtpo_token_advantages
+from gtpo_verl.run_files.tokens import load_tokenizer
 from gtpo_verl.verl_plugin import preflight
 from gtpo_verl.verl_plugin.run_config import RunConfig, VerlGTPOConfig
 from gtpo_verl.verl_plugin.token_dump import TokenDump, bounded_rows
@@ -32,7 +33,7 @@ def check_lines(found, rows, advantages):
     assert [line["uid"] for line in found] == [UIDS[i] for i in GROUPED]
     for line, i in zip(found, GROUPED, strict=True):
         length = LENGTHS[i]
-        assert line["reward"] == SCORES[i] and line["schema_version"] == 1
+        assert line["reward"] == SCORES[i] and line["schema_version"] == 2
         assert line["token_ids"] == rows["responses"][i].tolist()
         assert line["loss_mask"] == line["response_mask"] == [1] * length
         assert line["entropy"] == pytest.approx(rows["entropy"][i].tolist(), abs=1e-4)
@@ -66,7 +67,15 @@ def test_a_line_has_the_parts_of_which_the_advantage_is_made(tmp_path):
     assert header["gtpo"]["entropy_threshold"] == 0.5
     table = (Path(__file__).resolve().parents[2] / "docs/view.md").read_text().split("| field |")[1]
     documented = re.findall(r"`(\w+)`", "".join(re.findall(r"^\|.*?\|", table, re.MULTILINE)))
-    assert {*documented} == found[0].keys() | {"inference_logprobs"}
+    assert {*documented} == found[0].keys() | {"inference_logprobs", "prompt", "token_strings", "ended"}
+
+
+def test_with_the_runs_tokenizer_at_hand_a_line_has_its_words(tmp_path, tokenizer):
+    batch, row_len = batch_of([[*"é!".encode(), 256], [*b"a"]], [1.0, 0.0])
+    dump = TokenDump(tmp_path, VerlGTPOConfig(), "gtpo", "x", loaded=load_tokenizer(tokenizer))
+    write(dump, 1, batch, "uu", [np.frombuffer(b"2?", dtype=np.uint8)] * 2, row_len)
+    found = [[line[name] for name in ("prompt", "ended", "token_strings")] for line in lines(tmp_path)]
+    assert found == [["2?", True, ["", "é", "!", "<|im_end|>"]], ["2?", False, ["a"]]]
 
 
 def test_several_updates_of_one_step_share_its_file_and_a_run_begun_anew_replaces_it(tmp_path):
