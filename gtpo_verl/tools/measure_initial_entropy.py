@@ -80,13 +80,10 @@ def sample_entropies(
 
     with torch.inference_mode():
         sequences = model.generate(**inputs, max_new_tokens=max_response_length, logits_processor=[record])
-    ended = torch.isin(
-        sequences[:, inputs["input_ids"].shape[1] :],
-        torch.tensor(model.generation_config.eos_token_id, device=sequences.device),
-    ).int()
+    ends = torch.tensor(model.generation_config.eos_token_id, device=sequences.device)
+    ended = torch.isin(sequences[:, inputs["input_ids"].shape[1] :], ends).int()
     response_mask = (ended.cumsum(-1) - ended == 0).int()  # to the first end, which counts
-    entropy = torch.stack(entropies, dim=1)
-    return compute_trajectory_entropy(entropy, response_mask).cpu(), response_mask.sum(-1).cpu()
+    return compute_trajectory_entropy(torch.stack(entropies, 1), response_mask).cpu(), response_mask.sum(-1).cpu()
 
 
 def measure_initial_entropy(
@@ -98,19 +95,10 @@ def measure_initial_entropy(
     seed: int,
     template: dict[str, Any] | None = None,
 ) -> "InitialEntropy":
-    """⟨H⟩_ini of a model in Hugging Face format, on the accelerator if there is one.
-
-    Args:
-        model_path: folder or Hub name.
-        data: parquet file for verl's RLHFDataset; its first rows are taken.
-        samples: prompts, with one completion each.
-        max_response_length: tokens at which a completion is cut off.
-        batch_size: completions generated at a time.
-        seed: of the sampling.
-        template: further arguments of the chat template, such as Qwen3's `enable_thinking`.
+    """⟨H⟩_ini of a model in Hugging Face format, on the accelerator if there is one; arguments as of the command.
 
     Raises:
-        ValueError: the data has fewer than `samples` rows.
+        ValueError: the data has fewer than `samples` rows, or there is no such model.
     """
     prompts = read_prompts(data, samples)
     print(f"loading {model_path}, then {samples} completions of up to {max_response_length} tokens", file=sys.stderr)
@@ -128,21 +116,15 @@ def measure_initial_entropy(
         tokenizer.pad_token = tokenizer.eos_token
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     # The model's own settings would sample from a narrower distribution: Qwen2.5's have temperature 0.7 and top-k 20.
-    model.generation_config = GenerationConfig(
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        repetition_penalty=1.0,
-        eos_token_id=model.generation_config.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    whole = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
+    ends = {"eos_token_id": model.generation_config.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    model.generation_config = GenerationConfig(**whole, **ends)
     torch.manual_seed(seed)
     batches = [
         sample_entropies(model, tokenizer, prompts[start : start + batch_size], max_response_length, **template or {})
         for start in range(0, samples, batch_size)
     ]
-    entropies, lengths = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    entropies, lengths = map(torch.cat, zip(*batches, strict=True))
     return InitialEntropy.measure(entropies, lengths, range(samples))
 
 
@@ -152,12 +134,10 @@ def measure_where_the_gpus_are(*args: Any) -> "InitialEntropy":
     Raises:
         ValueError: no node of that cluster has a GPU.
     """
-    address = os.environ.get("RAY_ADDRESS")
-    if not address or os.environ.get("VERL_PLATFORM") == "cpu":
-        return measure_initial_entropy(*args)
     import torch
 
-    if torch.cuda.is_available():
+    address = os.environ.get("RAY_ADDRESS")
+    if torch.cuda.is_available() or not address or os.environ.get("VERL_PLATFORM") == "cpu":
         return measure_initial_entropy(*args)
     import ray
 
@@ -174,11 +154,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `gtpo-verl initial-entropy`."""
     parser.description = (
         "Measure the mean entropy of the untrained model on the first training prompts, one completion each, at "
-        "temperature 1.0 (arXiv:2508.03772, Sec. 6)."
+        "temperature 1.0 (arXiv:2508.03772, Sec. 6), for a run's algorithm.gtpo.initial_entropy."
     )
     parser.epilog = (
-        "example: gtpo-verl initial-entropy --model Qwen/Qwen2.5-3B-Instruct --data data/gsm8k/train.parquet\n\n"
-        "Give the value to a run as algorithm.gtpo.initial_entropy."
+        "example: gtpo-verl initial-entropy --model Qwen/Qwen2.5-3B-Instruct --data data/gsm8k/train.parquet"
     )
     parser.add_argument("--model", required=True, help="folder in Hugging Face format, or Hub name")
     parser.add_argument("--data", required=True, type=Path, help="the run's training questions, a parquet file")

@@ -195,10 +195,11 @@ def _trl_rows(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"{path} is no parquet file ({error})") from error
     rows = []
     for row in table:
-        if not isinstance(row.get("prompt"), str) or not isinstance(row.get("completion"), str):
-            raise ValueError(f"{path} has no prompt and completion as text: is it of log_completions=True?")
-        if not _is_number(row.get("advantage")):
-            raise ValueError(f"{path} has the advantage {row.get('advantage')!r}: is it of TRL's GRPOTrainer?")
+        texts = isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str)
+        if not texts or not _is_number(row.get("advantage")):
+            raise ValueError(
+                f"{path} has no prompt and completion as text, or no advantage: is it TRL's GRPOTrainer's?"
+            )
         rewards = {name: float(x) for name, x in row.items() if name not in ("step", "advantage") and _is_number(x)}
         own = {"uid": row["prompt"], "input": row["prompt"], "output": row["completion"], "advantage": row["advantage"]}
         rows.append(rewards | own | {"score": sum(rewards.values())})
@@ -297,10 +298,8 @@ def _bare(text: str) -> str:
 
 
 def _checked_rollout(row: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(row["input"], str) or not isinstance(row["output"], str):
-        raise TypeError("input or output is not text")
+    if not all(isinstance(x, str) for x in (row["input"], row["output"], row.get("uid", ""))):
+        raise ValueError("input, output or uid is not text")
     if not _is_number(row["score"]):
         raise ValueError(f"score is {row['score']!r}")
-    if not isinstance(row.get("uid", ""), str):
-        raise TypeError("uid is not text")
     return row

@@ -277,8 +277,8 @@ function tokenDetails(c, t, conflicts) {
     facts.push(["ratio of both", unless(c.logRatio(t), (x) => number(Math.exp(x), 3))]);
   }
   facts.push(["place", place < 0 ? "–" : `${place + 1} from the start, ${c.own.length - place} from the end`], ["token id", String(c.token_ids[t])]);
-  const list = make("dl", {}, ...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
-  return [title, make("p", {}, sentence(c, t, conflicts)), list, ...partnerList(conflicts)];
+  const list = facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]);
+  return [title, make("p", {}, sentence(c, t, conflicts)), make("dl", {}, ...list), ...partnerList(conflicts)];
 }
 
 function sentence(c, t, conflicts) {
@@ -293,18 +293,13 @@ function sentence(c, t, conflicts) {
     return `${name}: this completion is ${own} than the group's average, and ${others} ones have the same token at the ` +
       `same place. GTPO ${applied ? "gives" : "would give"} it the weight ${amount(c.lambda[t])}.`;
   }
-  if (applied && !c.keep) return "Plain: no mask holds it. The run filtered this completion.";
-  const advantage = c.advantages[t];
-  const course = advantage > 0 ? "It is made more likely" : advantage < 0 ? "It is made less likely" : "It is left as it is";
-  if (conflicts.length) return `Plain: completions of the other sign share it, but their weight is 1 in this run. ${course}.`;
-  if (c.partners(t).length) {
-    return `Plain: completions of the other sign have this token here, but after the shared run ended. ${course}.`;
-  }
-  if (c.group_advantage === 0) {
-    return "Plain: the reward of this completion is the group's average, so it has no signal of its own. " +
-      `${course}${advantage ? ", by the entropy term alone" : ""}.`;
-  }
-  return `Plain: no completion of the other sign has this token at this place. ${course}, like its whole completion.`;
+  const course = ["It is made less likely", "It is left as it is", "It is made more likely"][1 + Math.sign(c.advantages[t])];
+  const why = applied && !c.keep ? "no mask holds it, and the run filtered this completion" :
+    conflicts.length ? "completions of the other sign share it, but their weight is 1 in this run" :
+    c.partners(t).length ? "completions of the other sign have this token here, but after the shared run ended" :
+    c.group_advantage === 0 ? "the reward of this completion is the group's average, so it has no signal of its own" :
+    "no completion of the other sign has this token at this place";
+  return `Plain: ${why}. ${course}.`;
 }
 
 function partnerList(conflicts) {
@@ -346,11 +341,11 @@ $("rows").addEventListener("click", (event) => {
 });
 $("rows").addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const { row, t } = state.chosen ?? { row: rows[0], t: -1 }, place = rows.indexOf(row);
-  const moves = { ArrowRight: [row, t + 1], ArrowLeft: [row, t - 1], ArrowDown: [rows[place + 1], t], ArrowUp: [rows[place - 1], t] };
-  if (event.key in moves) {
-    const [to, at] = moves[event.key];
-    if (to?.completion.length) goTo(to, Math.max(0, Math.min(at, to.completion.length - 1)));
+  const { row, t } = state.chosen ?? { row: rows[0], t: -1 };
+  const move = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] }[event.key];
+  if (move) {
+    const to = rows[rows.indexOf(row) + move[0]];
+    if (to?.completion.length) goTo(to, Math.max(0, Math.min(t + move[1], to.completion.length - 1)));
   } else if (event.key === "Enter" && event.target === $("rows")) {
     state.held = !state.held;
   } else {
@@ -360,7 +355,7 @@ $("rows").addEventListener("keydown", (event) => {
 });
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("select")) return;
-  const move = { n: 1, p: -1 }[event.key], to = state.step + move;
+  const to = state.step + { n: 1, p: -1 }[event.key];
   if (event.key === "Escape") release();
   else if (run.steps[to]) chooseStep(to);
 });
@@ -401,8 +396,7 @@ function drawStrip() {
 }
 
 function goToStep(at) {
-  state.step = at;
-  $("step").value = at;
+  state.step = $("step").value = at;
   $("step-name").textContent = run.steps[at].step;
   $("step").setAttribute("aria-valuetext", `step ${run.steps[at].step}`);
   [...$("strip").querySelectorAll("g")].forEach((bar, i) => bar.classList.toggle("now", i === at));

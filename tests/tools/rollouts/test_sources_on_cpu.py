@@ -195,7 +195,7 @@ def test_a_file_that_verl_is_still_writing_is_left_out(tmp_path, tokenizer):
     [
         ("[1]", "1.jsonl:2 is not a line of a rollout file of verl"),
         ('{"input": "q", "output": "o"}', "1.jsonl:2 is not a line of a rollout file of verl (KeyError('score'))"),
-        ('{"input": "q", "output": 1, "score": 0}', "input or output is not text"),
+        ('{"input": "q", "output": 1, "score": 0}', "input, output or uid is not text"),
         ('{"input": "q", "output": "o", "score": NaN}', "score is nan"),
         ('{"input": "other", "output": "o", "score": 0}', "one completion per prompt"),
     ],
