@@ -1,6 +1,7 @@
 """What `gtpo-verl view` reads, and that it cannot break out of the page."""
 
 import json
+import os
 import shutil
 
 import pandas as pd
@@ -57,6 +58,17 @@ def test_a_dump_is_read_without_torch_and_what_a_text_needs_is_named(tmp_path, t
         "print(len(read_rollouts(Path(sys.argv[1]), sys.argv[1], None, 50).steps))"
     )
     assert run_python(code, LETTER_COUNTING).stdout == "11\n"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_what_is_no_regular_file_is_left_out(dump, tmp_path, kind):
+    shutil.copytree(dump, tmp_path / "dump")
+    (tmp_path / "rollouts").mkdir()
+    for path in (tmp_path / "dump/step_000002.jsonl", tmp_path / "rollouts/1.jsonl"):
+        os.mkfifo(path) if kind == "fifo" else path.symlink_to("/dev/zero")
+    assert len(find_source(tmp_path / "dump").paths) == 3
+    with pytest.raises(ValueError, match="has no gtpo_dump.json"):
+        find_source(tmp_path / "rollouts")
 
 
 def test_words_of_the_dump_do_without_a_tokenizer_unless_one_is_given(dump, tmp_path, tokenizer):
