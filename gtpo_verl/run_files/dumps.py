@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-SCHEMA_VERSION, HEADER_NAME, STEP_FILES = 1, "gtpo_dump.json", "step_*.jsonl"
-"""Of a token dump, which `verl_plugin.token_dump` writes and `rollouts.sources` reads without verl."""
+SCHEMA_VERSION, HEADER_NAME, STEP_FILES = 2, "gtpo_dump.json", "step_*.jsonl"
+"""Of a token dump, which `verl_plugin.token_dump` writes and `tools.rollouts.sources` reads without verl."""
+
+READABLE_VERSIONS = (1, 2)
+"""Version 1 has no words: `prompt`, `token_strings` and `ended` came with version 2."""
 
 
 def read_lines(path: Path, check: Callable[[Any], dict[str, Any]], of: str) -> list[dict[str, Any]]:

@@ -6,33 +6,19 @@ other restriction. `gtpo-verl initial-entropy` is its command line.
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessor
-from verl.utils.torch_functional import get_response_mask
-
-from gtpo_verl.algorithm.advantage import compute_trajectory_entropy
 from gtpo_verl.algorithm.config import GTPOConfig
-from gtpo_verl.run_files.initial_entropy import PAPER_SAMPLES, InitialEntropy
+
+if TYPE_CHECKING:
+    import torch
+
+    from gtpo_verl.run_files.initial_entropy import InitialEntropy
 
 _TEMPLATE = "data.apply_chat_template_kwargs"
-
-
-class EntropyRecorder(LogitsProcessor):
-    """Leaves the logits as they are and keeps the entropy (nats) of the distribution each token is drawn from."""
-
-    def __init__(self) -> None:
-        self.steps: list[torch.Tensor] = []
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.steps.append(torch.special.entr(scores.float().softmax(-1)).sum(-1))
-        return scores
 
 
 def read_prompts(data: str | Path, samples: int) -> list[list[dict[str, str]]]:
@@ -57,7 +43,13 @@ def template_kwargs(overrides: Sequence[str]) -> dict[str, Any]:
     Raises:
         ValueError: an override is of another key, or has no value that Hydra reads.
     """
-    config = OmegaConf.create({"data": {"apply_chat_template_kwargs": {}}})
+    if not overrides:
+        return {}
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.create()
     try:
         for override in OverridesParser.create().parse_overrides(list(overrides)):
             if not f"{override.key_or_group}.".startswith(f"{_TEMPLATE}."):
@@ -65,23 +57,33 @@ def template_kwargs(overrides: Sequence[str]) -> dict[str, Any]:
             OmegaConf.update(config, override.key_or_group, override.value())
     except HydraException as error:
         raise ValueError(f"{_TEMPLATE}: {error}") from error
-    return OmegaConf.to_container(config.data.apply_chat_template_kwargs)  # type: ignore[return-value]
+    return OmegaConf.to_container(OmegaConf.select(config, _TEMPLATE))  # type: ignore[return-value]
 
 
-@torch.inference_mode()
 def sample_entropies(
     model: Any, tokenizer: Any, prompts: list[list[dict[str, str]]], max_response_length: int, **template: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> "tuple[torch.Tensor, torch.Tensor]":
     """⟨H⟩_i and length of one sampled completion of each prompt, both (len(prompts),)."""
+    import torch
+
+    from gtpo_verl.algorithm.advantage import compute_trajectory_entropy
+
     inputs = tokenizer.apply_chat_template(
         prompts, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True, **template
     ).to(model.device)
-    recorder = EntropyRecorder()
-    sequences = model.generate(**inputs, max_new_tokens=max_response_length, logits_processor=[recorder])
-    responses = sequences[:, inputs["input_ids"].shape[1] :]
-    response_mask = get_response_mask(responses, model.generation_config.eos_token_id)
-    entropy = torch.stack(recorder.steps, dim=1)
-    return compute_trajectory_entropy(entropy, response_mask).cpu(), response_mask.sum(-1).cpu()
+    entropies: list[torch.Tensor] = []
+
+    def record(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Note the entropy of the distribution that each token is drawn from, and leave the logits as they are."""
+        entropies.append(torch.special.entr(scores.float().softmax(-1)).sum(-1))
+        return scores
+
+    with torch.inference_mode():
+        sequences = model.generate(**inputs, max_new_tokens=max_response_length, logits_processor=[record])
+    ends = torch.tensor(model.generation_config.eos_token_id, device=sequences.device)
+    ended = torch.isin(sequences[:, inputs["input_ids"].shape[1] :], ends).int()
+    response_mask = (ended.cumsum(-1) - ended == 0).int()  # to the first end, which counts
+    return compute_trajectory_entropy(torch.stack(entropies, 1), response_mask).cpu(), response_mask.sum(-1).cpu()
 
 
 def measure_initial_entropy(
@@ -92,55 +94,48 @@ def measure_initial_entropy(
     batch_size: int,
     seed: int,
     template: dict[str, Any] | None = None,
-) -> InitialEntropy:
-    """⟨H⟩_ini of a model in Hugging Face format, on the accelerator if there is one.
-
-    Args:
-        model_path: folder or Hub name.
-        data: parquet file for verl's RLHFDataset; its first rows are taken.
-        samples: prompts, with one completion each.
-        max_response_length: tokens at which a completion is cut off.
-        batch_size: completions generated at a time.
-        seed: of the sampling.
-        template: further arguments of the chat template, such as Qwen3's `enable_thinking`.
+) -> "InitialEntropy":
+    """⟨H⟩_ini of a model in Hugging Face format, on the accelerator if there is one; arguments as of the command.
 
     Raises:
-        ValueError: the data has fewer than `samples` rows.
+        ValueError: the data has fewer than `samples` rows, or there is no such model.
     """
     prompts = read_prompts(data, samples)
+    print(f"loading {model_path}, then {samples} completions of up to {max_response_length} tokens", file=sys.stderr)
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+    from gtpo_verl.run_files.initial_entropy import InitialEntropy
+
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model_path, padding_side="left")
-        model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype="auto").eval()
+        tokenizer = AutoTokenizer.from_pretrained(model_path, padding_side="left", trust_remote_code=False)
+        model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype="auto", trust_remote_code=False).eval()
     except (OSError, ValueError) as error:
         raise ValueError(f"--model {model_path} cannot be loaded: {error}") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     # The model's own settings would sample from a narrower distribution: Qwen2.5's have temperature 0.7 and top-k 20.
-    model.generation_config = GenerationConfig(
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        repetition_penalty=1.0,
-        eos_token_id=model.generation_config.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    whole = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
+    ends = {"eos_token_id": model.generation_config.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    model.generation_config = GenerationConfig(**whole, **ends)
     torch.manual_seed(seed)
     batches = [
         sample_entropies(model, tokenizer, prompts[start : start + batch_size], max_response_length, **template or {})
         for start in range(0, samples, batch_size)
     ]
-    entropies, lengths = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    entropies, lengths = map(torch.cat, zip(*batches, strict=True))
     return InitialEntropy.measure(entropies, lengths, range(samples))
 
 
-def measure_where_the_gpus_are(*args: Any) -> InitialEntropy:
+def measure_where_the_gpus_are(*args: Any) -> "InitialEntropy":
     """`measure_initial_entropy` here or, from a machine without a GPU, in the Ray cluster that RAY_ADDRESS names.
 
     Raises:
         ValueError: no node of that cluster has a GPU.
     """
+    import torch
+
     address = os.environ.get("RAY_ADDRESS")
     if torch.cuda.is_available() or not address or os.environ.get("VERL_PLATFORM") == "cpu":
         return measure_initial_entropy(*args)
@@ -159,15 +154,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `gtpo-verl initial-entropy`."""
     parser.description = (
         "Measure the mean entropy of the untrained model on the first training prompts, one completion each, at "
-        "temperature 1.0 (arXiv:2508.03772, Sec. 6)."
+        "temperature 1.0 (arXiv:2508.03772, Sec. 6), for a run's algorithm.gtpo.initial_entropy."
     )
     parser.epilog = (
-        "example: gtpo-verl initial-entropy --model Qwen/Qwen2.5-3B-Instruct --data data/gsm8k/train.parquet\n\n"
-        "Give the value to a run as algorithm.gtpo.initial_entropy."
+        "example: gtpo-verl initial-entropy --model Qwen/Qwen2.5-3B-Instruct --data data/gsm8k/train.parquet"
     )
     parser.add_argument("--model", required=True, help="folder in Hugging Face format, or Hub name")
     parser.add_argument("--data", required=True, type=Path, help="the run's training questions, a parquet file")
-    parser.add_argument("--samples", type=int, default=PAPER_SAMPLES, help="prompts (default: %(default)s)")
+    parser.add_argument("--samples", type=int, default=100, help="prompts (default: %(default)s)")
     parser.add_argument(
         "--max-response-length", type=int, default=1500, help="tokens, as in training (default: %(default)s)"
     )

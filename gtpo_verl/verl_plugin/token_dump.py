@@ -1,9 +1,7 @@
 """The token dump that `gtpo-verl view` reads: token ids, entropy, advantage and λ of each token of a step.
 
-A folder holds `gtpo_dump.json`, the settings of the run, and one `step_NNNNNN.jsonl` per dumped step, with one line per
-completion. Names follow prime-rl's token export where they fit. A new field belongs here, in the documentation's table
-of fields, and in `view.js` where it is shown. `gtpo-verl view` decodes the tokens after the run, with the
-tokenizer that `gtpo_dump.json` names.
+The documentation's page on the view has the format. The words are the run's, whose tokenizer is at hand, so that a dump
+is read without it.
 
 Under another estimator than `gtpo` the λ, the entropies and the filter are what GTPO (arXiv:2508.03772) would have
 done; the advantages are the estimator's own.
@@ -22,11 +20,18 @@ import torch
 from gtpo_verl.algorithm.advantage import GTPOAdvantage
 from gtpo_verl.run_files.dumps import HEADER_NAME, SCHEMA_VERSION, STEP_FILES
 from gtpo_verl.run_files.records import atomic_write
+from gtpo_verl.run_files.tokens import words_of
 from gtpo_verl.verl_plugin.run_config import RunConfig, VerlGTPOConfig
 
 # A step's groups are written whole until there are this many tokens; the first one always is.
 _STEP_TOKENS = 1 << 19
 _FOLDER_BYTES = 4 << 30
+_VALUES = dict(
+    advantages="advantages",
+    entropy="entropy",
+    trainer_logprobs="old_log_probs",
+    inference_logprobs="rollout_log_probs",
+)
 
 logger = logging.getLogger("gtpo_verl")
 
@@ -39,6 +44,7 @@ class TokenDump:
         config (VerlGTPOConfig): the run's settings of GTPO.
         adv_estimator (str): verl's name of the run's estimator.
         tokenizer (str): folder or Hub name of its tokenizer.
+        loaded (tokenizers.Tokenizer | None): that tokenizer; None: no words are written, and the view needs it.
         checkpoints (str): folder of the run's checkpoints, by which a later start knows its own dump.
         applied (bool): whether the advantages are GTPO's.
     """
@@ -51,9 +57,11 @@ class TokenDump:
         tokenizer: str,
         checkpoints: str = "",
         applied: bool = True,
+        loaded: Any = None,
     ):
         self.config = config
         self.folder = Path(folder)
+        self._tokenizer = loaded
         self._header = {
             "schema_version": SCHEMA_VERSION,
             "adv_estimator": adv_estimator,
@@ -77,6 +85,8 @@ class TokenDump:
             str(model.get("tokenizer_path") or model.path),
             config.trainer.default_local_dir,
             run.mode.applies_gtpo,
+            # A tokenizer in Python has none, and a trainer's may be a processor.
+            getattr(getattr(trainer, "tokenizer", None), "backend_tokenizer", None),
         )
         dump.remove_from(trainer.global_steps)
         return dump
@@ -102,8 +112,8 @@ class TokenDump:
         result: GTPOAdvantage,
         initial_entropy: float | None,
     ) -> Path:
-        """Write the groups of one step, after those that this dump has written of it (separate_async has several
-        updates in a step).
+        """Write the groups of one step, and return its file; of several updates in a step (separate_async) all are
+        in it.
 
         Args:
             step (int): verl's `global_steps`.
@@ -116,9 +126,6 @@ class TokenDump:
             row_len (torch.Tensor): (bs,), length of each response, tool output included.
             result (GTPOAdvantage): GTPO of the batch.
             initial_entropy (float | None): ⟨H⟩_ini of the run in nats per token.
-
-        Returns:
-            The file.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         filter_active = self.config.filter_is_active(initial_entropy)
@@ -126,17 +133,10 @@ class TokenDump:
         atomic_write(self.folder / HEADER_NAME, json.dumps(header | {"gtpo": asdict(self.config)}, indent=2) + "\n")
         path = self.folder / f"step_{step:06d}.jsonl"
         rows = bounded_rows(result)
-        columns = {
-            "token_ids": batch["responses"][rows].tolist(),
-            "response_mask": batch["response_mask"][rows].int().tolist(),
-            "loss_mask": batch["loss_mask"][rows].int().tolist(),
-            "lambda": _short(result.token_weights[rows]),
-            "advantages": _short(batch["advantages"][rows]),
-            "entropy": _short(batch["entropy"][rows]),
-            "trainer_logprobs": _short(batch["old_log_probs"][rows]),
-        }
-        if "rollout_log_probs" in batch:
-            columns["inference_logprobs"] = _short(batch["rollout_log_probs"][rows])
+        columns = {"token_ids": batch["responses"][rows].tolist()}
+        columns |= {name: batch[name][rows].int().tolist() for name in ("response_mask", "loss_mask")}
+        values = {"lambda": result.token_weights, **{name: batch[of] for name, of in _VALUES.items() if of in batch}}
+        columns |= {name: _short(value[rows]) for name, value in values.items()}
         rewards = batch["token_level_rewards"].sum(-1)
         lines = ""
         for at, row in enumerate(rows):
@@ -152,6 +152,8 @@ class TokenDump:
                 "prompt_ids": prompts[row].tolist(),
                 **{name: column[at][: int(row_len[row])] for name, column in columns.items()},
             }
+            if self._tokenizer is not None:
+                completion |= words_of(completion, self._tokenizer)
             lines += json.dumps(completion, separators=(",", ":"), allow_nan=False) + "\n"
         atomic_write(path, (path.read_text() if step == self._step else "") + lines)
         self._step = step
@@ -159,9 +161,7 @@ class TokenDump:
         if len(rows) < int((result.completions.lengths > 0).sum()):
             logger.info("GTPO's dump of step %d has the first %d completions only, to limit its size", step, len(rows))
         if self._bytes >= _FOLDER_BYTES:
-            logger.warning(
-                "GTPO's dump in %s has reached %d bytes and ends with step %d", self.folder, self._bytes, step
-            )
+            logger.warning("GTPO's dump %s has reached %d bytes and ends with step %d", self.folder, self._bytes, step)
         return path
 
 

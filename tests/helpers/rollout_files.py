@@ -1,6 +1,10 @@
 """verl's rollout files."""
 
 import json
+from pathlib import Path
+
+LETTER_COUNTING = Path(__file__).resolve().parent / "letter_counting_dump"
+"""A token dump of version 1, of a GRPO run that counts letters, with its tokenizer."""
 
 
 def write_rollouts(folder, groups, first=1):

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from own_process import run_python
 
+from gtpo_verl import reward
 from gtpo_verl.reward.score import (
     MAX_ANSWER_CHARS,
     TAGS,
@@ -47,6 +48,10 @@ def test_the_prompt_asks_for_the_four_tags():
 )
 def test_format_is_ten_for_all_tags_one_for_some_nought_for_none(solution_str, expected):
     assert compute_format_reward(solution_str) == expected
+
+
+def test_the_room_has_the_function_that_a_config_names():
+    assert reward.compute_score is compute_score and not hasattr(reward, "compute_scores")
 
 
 def test_score_is_format_plus_ten_times_accuracy():

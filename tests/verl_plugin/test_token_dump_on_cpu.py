@@ -15,9 +15,8 @@ from rollout_batch import LENGTHS, SCORES, UIDS, real_mean_entropy
 from token_dump import batch_of, write
 
 from gtpo_verl import compute_gtpo_token_advantages
-from gtpo_verl.tools.diagnose.text_report import screen
-from gtpo_verl.tools.diagnose.verdict import read_run, report_on
-from gtpo_verl.tools.view import DEMO
+from gtpo_verl.run_files.tokens import load_tokenizer
+from gtpo_verl.tools.diagnose.verdict import read_run
 from gtpo_verl.verl_plugin import preflight
 from gtpo_verl.verl_plugin.run_config import RunConfig, VerlGTPOConfig
 from gtpo_verl.verl_plugin.token_dump import TokenDump, bounded_rows
@@ -36,7 +35,7 @@ def check_lines(found, rows, advantages):
     assert [line["uid"] for line in found] == [UIDS[i] for i in GROUPED]
     for line, i in zip(found, GROUPED, strict=True):
         length = LENGTHS[i]
-        assert line["reward"] == SCORES[i] and line["schema_version"] == 1
+        assert line["reward"] == SCORES[i] and line["schema_version"] == 2
         assert line["token_ids"] == rows["responses"][i].tolist()
         assert line["loss_mask"] == line["response_mask"] == [1] * length
         assert line["entropy"] == pytest.approx(rows["entropy"][i].tolist(), abs=1e-4)
@@ -70,23 +69,31 @@ def test_a_line_has_the_parts_of_which_the_advantage_is_made(tmp_path):
     assert header["gtpo"]["entropy_threshold"] == 0.5
     table = (Path(__file__).resolve().parents[2] / "docs/view.md").read_text().split("| field |")[1]
     documented = re.findall(r"`(\w+)`", "".join(re.findall(r"^\|.*?\|", table, re.MULTILINE)))
-    assert {*documented} == found[0].keys() | {"inference_logprobs"}
+    assert {*documented} == found[0].keys() | {"inference_logprobs", "prompt", "token_strings", "ended"}
+
+
+def test_with_the_runs_tokenizer_at_hand_a_line_has_its_words(tmp_path, tokenizer):
+    batch, row_len = batch_of([[*"é!".encode(), 256], [*b"a"]], [1.0, 0.0])
+    dump = TokenDump(tmp_path, VerlGTPOConfig(), "gtpo", "x", loaded=load_tokenizer(tokenizer))
+    write(dump, 1, batch, "uu", [np.frombuffer(b"2?", dtype=np.uint8)] * 2, row_len)
+    found = [[line[name] for name in ("prompt", "ended", "token_strings")] for line in lines(tmp_path)]
+    assert found == [["2?", True, ["", "é", "!", "<|im_end|>"]], ["2?", False, ["a"]]]
 
 
 def all_tokens(responses, response_mask, groups, advantages):
     return response_mask
 
 
-def test_of_a_mask_of_ones_own_a_dump_has_lambda_and_diagnose_reads_it(tmp_path):
+def test_of_a_mask_of_ones_own_a_dump_has_lambda_and_diagnose_reads_it(tmp_path, tokenizer):
     config = VerlGTPOConfig(conflict_span=f"pkg://{__name__}.all_tokens", completion_filter="never")
     batch, row_len = batch_of([[5, 6], [5, 7]], [2.0, 0.0])
     for step in (1, 2):
-        write(TokenDump(tmp_path, config, "gtpo", str(DEMO)), step, batch, ["u"] * 2, [np.array([8])] * 2, row_len)
+        write(TokenDump(tmp_path, config, "gtpo", tokenizer), step, batch, ["u"] * 2, [np.array([8])] * 2, row_len)
     assert [line["lambda"] for line in lines(tmp_path)] == [[2.0, 2.0], [0.0, 0.0]]
     assert not any("prefix_len" in line or "suffix_len" in line for line in lines(tmp_path))
-    report = report_on(read_run(tmp_path))
-    assert report["gtpo"]["either"] == report["gtpo"]["groups"] == 1 and "forward" not in report["gtpo"]
-    assert "Tokens in conflict" not in screen(report)
+    seen = read_run(tmp_path).seen
+    assert {step: numbers["either"] for step, numbers in seen.steps.items()} == {1: 1, 2: 1}
+    assert not any("forward" in numbers for numbers in seen.steps.values())
 
 
 def test_several_updates_of_one_step_share_its_file_and_a_run_begun_anew_replaces_it(tmp_path):

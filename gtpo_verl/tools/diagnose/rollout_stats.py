@@ -25,7 +25,7 @@ class Rollouts:
         limit: tokens at which they were cut off. A dump shows how they end, verl's text does not.
         steps: our numbers (`signs.NUMBERS`) at each step; `forward`, `backward`, `either`, shares of tokens on the
             conflict masks; and `groups`, the share of groups that have one.
-        completions: those of the last steps, each with its step, its own tokens and our numbers of it.
+        completions: those of the last steps, each with its step, its text and our numbers of it.
         unpunished: of each completion that does not end, in a group where others do and rewards differ, whether it
             scores above the group's mean.
     """
@@ -43,7 +43,7 @@ class Rollouts:
 
     def text(self, completion: Completion) -> str:
         """One of `completions` as text."""
-        return self.source.tokenizer.decode(completion["ids"])
+        return completion["text"]
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
         """Take the completions of one more step."""
@@ -67,14 +67,7 @@ def read_rollouts(path: Path, tokenizer: str | None, limit: float | None, early:
     files = {*thin_out(first, _BYTES // 4), *thin_out(source.paths, _BYTES)}
     found = Rollouts(source, limit)
     for file in (file for file in source.paths if file in files):
-        rows = source.read(file)
-        tokens, unknown = len(source.tokenizer), source.tokenizer.unk_token_id
-        if any(id >= tokens or id == unknown for row in rows for id in row["token_ids"]):
-            name = source.tokenizer.name_or_path
-            raise ValueError(
-                f"{file} has tokens that the tokenizer {name} has not: give the run's own with --tokenizer"
-            )
-        found.add(rows)
+        found.add(source.read(file))
     return found
 
 
@@ -86,7 +79,7 @@ def _completion(row: dict[str, Any], limit: float | None) -> Completion:
     elif limit:
         numbers["ended"] = float(len(ids) < 0.98 * limit)  # a text may be cut into other tokens than were sampled
     numbers |= {"reward": row["reward"], "length": len(ids), "repetition": repetition(ids)}
-    numbers |= {"entropy": row.get("trajectory_entropy"), "step": row["step"], "ids": ids}
+    numbers |= {"entropy": row.get("trajectory_entropy"), "step": row["step"], "text": "".join(row["token_strings"])}
     numbers |= {"forward": row.get("prefix_len"), "backward": row.get("suffix_len")}
     numbers["either"] = sum(weight != 1 for weight in row["lambda"])  # all that is known of a user's own mask
     if "prefix_len" in row:
@@ -96,7 +89,7 @@ def _completion(row: dict[str, Any], limit: float | None) -> Completion:
 
 def _means(completions: list[Completion]) -> dict[str, float]:
     """Over the completions of a step; the masks' over its tokens."""
-    means = {name: fmean(x[name] for x in completions) for name in completions[0] if name not in ("step", "ids")}
+    means = {name: fmean(x[name] for x in completions) for name in completions[0] if name not in ("step", "text")}
     masks = [name for name in ("forward", "backward", "either") if name in means]
     return means | {name: means[name] / max(means["length"], 1) for name in masks}
 

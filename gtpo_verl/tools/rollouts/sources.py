@@ -3,34 +3,31 @@
 All become completions with the fields of a dump's line. verl's files, `N.jsonl` under `trainer.rollout_data_dir`, and
 TRL's, `completions_N.parquet`, hold text without special tokens, which is tokenised again. How a completion ended, how
 unsure the model was, and which text a tool wrote are unknown. It computes from the scores what GTPO
-(arXiv:2508.03772) would do with its default settings and without its filter. `ended`, `trajectory_entropy`, `entropy`
-and `trainer_logprobs` are left out.
+(arXiv:2508.03772) would do with its default settings and without its filter, which needs torch. `ended`,
+`trajectory_entropy`, `entropy` and `trainer_logprobs` are left out.
 """
 
-import math
 import re
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import compress, groupby
+from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.nn.utils.rnn import pad_sequence
-
-from gtpo_verl.algorithm.advantage import apply_gtpo, compute_group_advantages
-from gtpo_verl.algorithm.completions import Completions
 from gtpo_verl.algorithm.config import GTPOConfig
-from gtpo_verl.run_files.dumps import HEADER_NAME, SCHEMA_VERSION, STEP_FILES, last_outputs, read_lines
+from gtpo_verl.run_files.dumps import HEADER_NAME, READABLE_VERSIONS, STEP_FILES, last_outputs, read_lines
 from gtpo_verl.run_files.records import read_record
-from gtpo_verl.tools.rollouts.tokens import load_tokenizer
+from gtpo_verl.run_files.tokens import load_tokenizer, spell, words_of
 
-# What a completion of a dump must have, beside its uid; other lists have an entry per token too.
+# What a dump's header and its completions must have, beside the latter's uid; other lists have an entry per token too.
+_HEADER = ("schema_version", "adv_estimator", "gtpo_applied", "tokenizer", "initial_entropy", "filter_active", "gtpo")
 _NUMBERS = ("step", "reward", "group_advantage", "trajectory_entropy", "keep")
 _ENDS = ("prefix_len", "suffix_len")  # not of a user's own mask
 _IDS = ("prompt_ids", "token_ids")
 _PER_TOKEN = ("response_mask", "loss_mask", "lambda", "advantages", "entropy", "trainer_logprobs")
+_LARGE = 1e30  # of which neither a sum nor a mean overflows
 
 # A page of about five million tokens is still opened by a browser in a moment.
 _DUMP_BYTES, _TEXT_BYTES = 256 << 20, 24 << 20
@@ -44,14 +41,12 @@ class Source:
     Args:
         header: the settings of the run, as in `gtpo_dump.json`; of text `rollouts` says what it is, and
             `advantage` whose A is.
-        tokenizer: of the run.
         paths: a file per step, in the order of the steps.
         size_limit (int): bytes of such files that make a page.
-        read: completions of one of these files.
+        read: completions of one of these files, with their `prompt` and `token_strings`.
     """
 
     header: dict[str, Any]
-    tokenizer: Any
     paths: list[Path]
     size_limit: int
     read: Callable[[Path], list[dict[str, Any]]]
@@ -63,7 +58,7 @@ def find_source(path: Path, tokenizer: str | None = None) -> Source:
     Args:
         path: a dump's folder, a folder above it, one of its files; or `trainer.rollout_data_dir`, or a file of it; or
             TRL's `output_dir`, or a file of it.
-        tokenizer: folder or Hub name of the run's tokenizer; None: the one that the dump names.
+        tokenizer: folder or Hub name of the run's tokenizer; None: a dump's own words, or the tokenizer that it names.
 
     Raises:
         ValueError: there is neither, or more than one dump, or it is of another version, or there is no tokenizer.
@@ -74,9 +69,7 @@ def find_source(path: Path, tokenizer: str | None = None) -> Source:
     headers = [header for header in headers if header.is_file()]
     if headers:
         header, paths = _read_dump(path, headers)
-        loaded = load_tokenizer(tokenizer or header["tokenizer"])
-        ends = frozenset(loaded.all_special_ids)
-        return Source(header, loaded, paths, _DUMP_BYTES, lambda file: read_step(file, ends))
+        return Source(header, paths, _DUMP_BYTES, lambda file: read_step(file, header["tokenizer"], tokenizer))
     files = sorted(_text_files(path), key=step_of)
     if not files:
         raise ValueError(
@@ -86,9 +79,14 @@ def find_source(path: Path, tokenizer: str | None = None) -> Source:
     of, read_rows, a = _TEXTS[files[0].suffix]
     if tokenizer is None:
         raise ValueError(f"{path} has {of}, which are text: name the run's tokenizer with --tokenizer")
-    loaded, settings = load_tokenizer(tokenizer), GTPOConfig(completion_filter="never")
+    name, settings = tokenizer, GTPOConfig(completion_filter="never")
+    _loaded(name)
+    print(f"reading {len(files)} files of text with the tokenizer {name}", file=sys.stderr)
     header = {"rollouts": of, "advantage": a, "gtpo_applied": False, "filter_active": False, "gtpo": asdict(settings)}
-    return Source(header, loaded, files, _TEXT_BYTES, lambda file: _read_text(file, read_rows(file), loaded, settings))
+    return Source(header, files, _TEXT_BYTES, lambda file: _read_text(file, read_rows(file), name, settings))
+
+
+_loaded = cache(load_tokenizer)
 
 
 def thin_out(paths: list[Path], size: int) -> list[Path]:
@@ -102,41 +100,59 @@ def _read_dump(path: Path, headers: list[Path]) -> tuple[dict[str, Any], list[Pa
     """Header and step files of the dump at or below a path."""
     if len(headers) > 1:
         raise ValueError(f"{path} has the dumps of several runs, name one: {', '.join(str(x.parent) for x in headers)}")
-    header = read_record(headers[0], "schema_version", "tokenizer")
-    if header["schema_version"] != SCHEMA_VERSION:
-        raise ValueError(f"{headers[0]} has schema_version {header['schema_version']}, this is {SCHEMA_VERSION}")
-    if not isinstance(header["tokenizer"], str):
-        raise ValueError(f"{headers[0]} has tokenizer {header['tokenizer']!r}, which is not a name: give --tokenizer")
-    steps = [path] if path.is_file() else sorted(headers[0].parent.glob(STEP_FILES))
+    header = read_record(headers[0], *_HEADER)
+    if header["schema_version"] not in READABLE_VERSIONS:
+        raise ValueError(
+            f"{headers[0]} has schema_version {header['schema_version']!r}, of which this gtpo-verl knows "
+            f"{' and '.join(map(str, READABLE_VERSIONS))}: read it with the gtpo-verl that wrote it"
+        )
+    if not isinstance(header["gtpo"], dict) or not isinstance(header["tokenizer"], str) or _has_nan(header):
+        raise ValueError(f"{headers[0]} is not as a run wrote it: restore or remove it")
+    steps = [path] if path.is_file() else [x for x in sorted(headers[0].parent.glob(STEP_FILES)) if x.is_file()]
     if not steps:
         raise ValueError(f"{headers[0].parent} has no {STEP_FILES}: the run has not dumped a step yet")
     return header, steps
 
 
-def read_step(path: Path, ends: Collection[int]) -> list[dict[str, Any]]:
-    """The completions of a step file, as `gtpo_verl.verl_plugin.token_dump` wrote them, and whether each `ended` with
-    one of the tokens `ends`.
+def read_step(path: Path, own: str, given: str | None = None) -> list[dict[str, Any]]:
+    """The completions of a step file, as `gtpo_verl.verl_plugin.token_dump` wrote them.
+
+    Args:
+        own: the tokenizer that the dump names, for what a run wrote without its words.
+        given: another one, to be used in any case.
 
     Raises:
         ValueError: they are not; the message names the line.
     """
     completions = read_lines(path, _checked, "token dump")
     for completion in completions:
-        own = [*compress(completion["token_ids"], completion["response_mask"])]
-        completion["ended"] = bool(own) and own[-1] in ends
+        if given or "token_strings" not in completion:
+            tokenizer, ids = _loaded(given or own), completion["token_ids"]
+            if given and any(tokenizer.id_to_token(token) is None for token in ids):
+                raise ValueError(f"{path} has tokens which the tokenizer {given} lacks: give the run's own")
+            completion.update(words_of(completion, tokenizer))
     return completions
 
 
 def _checked(completion: dict[str, Any]) -> dict[str, Any]:
     numbers = [completion[name] for name in _NUMBERS] + [completion.get(name, 0) for name in _ENDS]
-    if not isinstance(completion["uid"], str) or not all(map(math.isfinite, numbers)):
+    if not isinstance(completion["uid"], str) or not all(abs(x) < _LARGE for x in numbers):
         raise ValueError("uid is not text, or a number is not finite")
+    if type(completion["step"]) is not int or completion["step"] < 0:
+        raise ValueError(f"step is {completion['step']!r}")
     if not all(type(x) is int and 0 <= x < 1 << 31 for name in _IDS for x in completion[name]):
         raise ValueError("a token id is out of range")
-    per_token = {name for name, value in completion.items() if isinstance(value, list)} - {*_IDS}
+    words = completion.get("token_strings")
+    if words is not None and (
+        len(words) != len(completion["token_ids"])
+        or not all(isinstance(x, str) for x in (completion["prompt"], *words))
+        or not isinstance(completion["ended"], bool)
+    ):
+        raise ValueError("prompt or token_strings is not text, or ended is not true or false")
+    per_token = {name for name, value in completion.items() if isinstance(value, list)} - {*_IDS, "token_strings"}
     for name in per_token | {*_PER_TOKEN}:
         values = completion[name]
-        if len(values) != len(completion["token_ids"]) or not math.isfinite(sum(filter(None, values))):
+        if len(values) != len(completion["token_ids"]) or not all(abs(x) < _LARGE for x in filter(None, values)):
             raise ValueError(f"{name} is not a number or null for each token")
     return completion
 
@@ -146,7 +162,7 @@ def _text_files(path: Path) -> list[Path]:
     files = [path] if path.is_file() else [*path.glob("*.jsonl"), *path.rglob("completions_*.parquet")]
     return [
         file
-        for file in files
+        for file in filter(Path.is_file, files)
         if (re.fullmatch(r"completions_\d+\.parquet", file.name) and file.parent.name != "eval")
         or (re.fullmatch(r"\d+\.jsonl", file.name) and _ends_a_line(file))
     ]
@@ -181,13 +197,12 @@ def _trl_rows(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"{path} is no parquet file ({error})") from error
     rows = []
     for row in table:
-        if not isinstance(row.get("prompt"), str) or not isinstance(row.get("completion"), str):
-            raise ValueError(f"{path} has no prompt and completion as text: is it of log_completions=True?")
-        rewards = {
-            name: float(x)
-            for name, x in row.items()
-            if name not in ("step", "advantage") and isinstance(x, int | float) and math.isfinite(x)
-        }
+        texts = isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str)
+        if not texts or not _is_number(row.get("advantage")):
+            raise ValueError(
+                f"{path} has no prompt and completion as text, or no advantage: is it TRL's GRPOTrainer's?"
+            )
+        rewards = {name: float(x) for name, x in row.items() if name not in ("step", "advantage") and _is_number(x)}
         own = {"uid": row["prompt"], "input": row["prompt"], "output": row["completion"], "advantage": row["advantage"]}
         rows.append(rewards | own | {"score": sum(rewards.values())})
     return sorted(rows, key=lambda row: row["uid"])
@@ -200,23 +215,33 @@ _TEXTS: dict[str, tuple[str, Callable[[Path], list[dict[str, Any]]], str]] = {
 """By the suffix of its files: what a text is, what reads its rows, and whose A is."""
 
 
-def _read_text(path: Path, rows: list[dict[str, Any]], tokenizer: Any, config: GTPOConfig) -> list[dict[str, Any]]:
+def _read_text(path: Path, rows: list[dict[str, Any]], name: str, config: GTPOConfig) -> list[dict[str, Any]]:
     """Completions that are text, with what GTPO would do to them; A_i is the rows' `advantage`, or GRPO's.
+
+    Args:
+        name: of the tokenizer.
 
     Raises:
         ValueError: they are not of the tokenizer, or every prompt has one completion.
     """
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    from gtpo_verl.algorithm.advantage import apply_gtpo, compute_group_advantages
+    from gtpo_verl.algorithm.completions import Completions
+
+    tokenizer = _loaded(name)
     rows = _first_groups(path, rows)
     uids = [row["uid"] for row in rows]
     if len(set(uids)) == len(uids):
         raise ValueError(f"{path} has one completion per prompt, so no groups: is it of a validation?")
     prompts, outputs = (
-        tokenizer([row[name] for row in rows], add_special_tokens=False)["input_ids"] for name in ("input", "output")
+        [text.ids for text in tokenizer.encode_batch([row[key] for row in rows], add_special_tokens=False)]
+        for key in ("input", "output")
     )
-    if not any(_bare(tokenizer.decode(ids)) == _bare(row["output"]) for row, ids in zip(rows, outputs, strict=True)):
-        raise ValueError(
-            f"{path} is not text of the tokenizer {tokenizer.name_or_path}: name the run's with --tokenizer"
-        )
+    words = [spell(tokenizer, ids) for ids in outputs]
+    if not any(_bare("".join(found)) == _bare(row["output"]) for row, found in zip(rows, words, strict=True)):
+        raise ValueError(f"{path} is not text of the tokenizer {name}: name the run's with --tokenizer")
     responses = pad_sequence([torch.tensor(ids, dtype=torch.int64) for ids in outputs], batch_first=True)
     mask = pad_sequence([torch.ones(len(ids), dtype=torch.bool) for ids in outputs], batch_first=True)
     # An output without text, whose group is not to lose it, has no token for a mask.
@@ -235,8 +260,10 @@ def _read_text(path: Path, rows: list[dict[str, Any]], tokenizer: Any, config: G
             "group_advantage": advantages[i].item(),
             "keep": True,
             **result.conflicts.ends(i),
+            "prompt": row["input"],
             "prompt_ids": prompts[i],
             "token_ids": ids,
+            "token_strings": words[i],
             "response_mask": [1] * len(ids),
             "loss_mask": [1] * len(ids),
             "lambda": weights[: len(ids)],
@@ -259,15 +286,21 @@ def _first_groups(path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]
     return shown
 
 
+def _has_nan(header: dict[str, Any]) -> bool:
+    return any(isinstance(x, float) and not abs(x) < _LARGE for x in [*header.values(), *header["gtpo"].values()])
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, int | float) and abs(x) < _LARGE
+
+
 def _bare(text: str) -> str:
     return "".join(text.split())
 
 
 def _checked_rollout(row: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(row["input"], str) or not isinstance(row["output"], str):
-        raise TypeError("input or output is not text")
-    if not isinstance(row["score"], int | float) or not math.isfinite(row["score"]):
+    if not all(isinstance(x, str) for x in (row["input"], row["output"], row.get("uid", ""))):
+        raise ValueError("input, output or uid is not text")
+    if not _is_number(row["score"]):
         raise ValueError(f"score is {row['score']!r}")
-    if not isinstance(row.get("uid", ""), str):
-        raise TypeError("uid is not text")
     return row

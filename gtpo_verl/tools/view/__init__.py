@@ -6,6 +6,7 @@ is the dump of a run, for a first look.
 """
 
 import argparse
+import os
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -57,12 +58,12 @@ def run(args: argparse.Namespace) -> int:
     if args.demo:
         if args.path or args.tokenizer:
             raise ValueError("--demo shows a run of its own: it takes no RUN_OR_FILE or --tokenizer")
-        args.path, args.tokenizer = DEMO, str(DEMO)
+        args.path = DEMO
     if args.path is None:
         raise ValueError("give a RUN_OR_FILE, or --demo")
     source = find_source(args.path, args.tokenizer)
     paths = thin_out(source.paths, source.size_limit)
-    name = "gtpo-verl view --demo" if args.demo else str(args.path)
+    name = "gtpo-verl view --demo" if args.demo else os.fsencode(args.path).decode(errors="replace")
     seen = Rollouts(source)
 
     def steps() -> Iterator[list[dict[str, Any]]]:
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
             seen.add(rows)
             yield rows
 
-    page = render(source.header, steps(), source.tokenizer, name, lambda: findings(seen))
+    page = render(source.header, steps(), name, lambda: findings(seen))
     if str(args.out) == "-":
         print(page)
         return 0

@@ -5,18 +5,17 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from importlib.resources import files
 from itertools import compress, groupby
 from typing import Any
 
-from gtpo_verl.tools.rollouts.tokens import Piece, spell, token_pieces
+_OF_GROUP = ("uid", "prompt", "prompt_ids")
 
 
 def render(
     header: dict[str, Any],
     steps: Iterable[list[dict[str, Any]]],
-    tokenizer: Any,
     source: str,
     findings: Callable[[], dict[str, Any]],
 ) -> str:
@@ -27,18 +26,15 @@ def render(
         source (str): where the steps came from, for the reader.
         findings: called after the last step: the `numbers` of each step, and the `signs`.
     """
-    pieces: dict[int, Piece] = {}
     summaries, data = [], []
     for step in steps:
-        ids = {id for completion in step for name in ("prompt_ids", "token_ids") for id in completion[name]}
-        pieces |= token_pieces(tokenizer, ids - pieces.keys())
         summaries.append(summarize(step))
-        data.append(_data_element(f"step-{step[0]['step']}", list(_groups(step, pieces))))
-    run_data = header | {"source": source, "pieces": pieces, "steps": summaries} | findings()
+        data.append(_data_element(f"step-{step[0]['step']}", _groups(step)))
+    run_data = header | {"source": source, "steps": summaries} | findings()
     script = _asset("view.js")
     digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
     parts = {
-        "title": html.escape(f"GTPO token view: {source}"),
+        "title": html.escape(f"Token view: {source}"),
         "css": _asset("view.css"),
         "data": "\n".join([_data_element("run-data", run_data), *data]),
         "script": script,
@@ -61,23 +57,18 @@ def summarize(step: list[dict[str, Any]]) -> dict[str, Any]:
     return summary | {"reward": sum(completion["reward"] for completion in step) / len(step)}
 
 
-def _groups(step: list[dict[str, Any]], pieces: dict[int, Piece]) -> Iterator[dict[str, Any]]:
+def _groups(step: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Completions of the same prompt: one uid may have several prompts, which share no token positions."""
     groups: dict[tuple[str, tuple[int, ...]], list[dict[str, Any]]] = {}
     for completion in step:
         groups.setdefault((completion["uid"], tuple(completion["prompt_ids"])), []).append(completion)
-    for (_, prompt), completions in groups.items():
-        shown = [_shown(completion, pieces) for completion in completions]
-        yield {"prompt": "".join(spell([pieces[id] for id in prompt])), "completions": shown}
-
-
-def _shown(completion: dict[str, Any], pieces: dict[int, Piece]) -> dict[str, Any]:
-    """A completion as `view.js` reads it, with the text of tokens that are no whole characters."""
-    own = [pieces[id] for id in completion["token_ids"]]
-    bytewise = [t for t, piece in enumerate(own) if isinstance(piece, list)]
-    words = spell(own) if bytewise else []
-    fields = {name: _packed(value) for name, value in completion.items() if name not in ("uid", "prompt_ids")}
-    return fields | {"spelled": {t: words[t] for t in bytewise}}
+    return [
+        {
+            "prompt": group[0]["prompt"],
+            "completions": [{name: _packed(x) for name, x in row.items() if name not in _OF_GROUP} for row in group],
+        }
+        for group in groups.values()
+    ]
 
 
 def _packed(value: Any) -> Any:

@@ -34,13 +34,6 @@ const amount = (x) => number(x, Number.isInteger(x) ? 0 : 2);
 const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
 
 const HIDDEN = /([\p{Cc}\p{Cf}\p{Cn}\p{Co}\p{Cs}\p{Zl}\p{Zp}]|^\p{M})/u;
-const BYTE = 0xdc00; // a byte that is no UTF-8 is the lone surrogate U+DC00 + byte
-
-/** A token on its own. */
-function pieceOf(id) {
-  const piece = run.pieces[id];
-  return typeof piece === "string" ? piece : String.fromCharCode(...piece.map((byte) => BYTE + byte));
-}
 
 /** Append text to an element; what cannot be seen, or would change its surroundings, is spelled out. */
 function drawText(element, text) {
@@ -48,7 +41,7 @@ function drawText(element, text) {
     if (at % 2) element.append(make("span", { className: "mark" }, nameOf(part)));
     if (part && (at % 2 === 0 || /[\n\t\p{M}]/u.test(part))) element.append(part);
   }
-  // The second: a token that only holds later bytes of a character of the token before it.
+  // The second: a token that only holds the first bytes of a character.
   if (text === " " || !text) element.replaceChildren(make("span", { className: "mark" }, text ? "␣" : "⋯"));
   return element;
 }
@@ -59,7 +52,6 @@ function nameOf(character) {
   if (character === "\t") return "⇥";
   if (/\p{M}/u.test(character)) return "◌";
   if (code < 0x20) return String.fromCodePoint(0x2400 + code);
-  if (code >= BYTE && code < BYTE + 256) return `⟨${(code - BYTE).toString(16).toUpperCase()}⟩`;
   return `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
 }
 
@@ -73,10 +65,6 @@ class Completion {
     this.name = `#${number + 1}`;
     this.length = this.token_ids.length;
     this.own = [...this.token_ids.keys()].filter((t) => this.response_mask[t]); // places of the model's own tokens
-  }
-
-  get words() {
-    return (this._words ??= this.token_ids.map((id, t) => this.spelled[t] ?? run.pieces[id]));
   }
 
   get kept() {
@@ -167,7 +155,7 @@ class Row {
   }
 
   draw(start, end) {
-    return this.completion.words.slice(start, end).map((word, i) => {
+    return this.completion.token_strings.slice(start, end).map((word, i) => {
       const span = drawText(make("span", { t: start + i }), word);
       paint(span, this.completion, span.t);
       this.spans.set(span.t, span);
@@ -243,18 +231,18 @@ function describe() {
 }
 
 function listFrequent(completions) {
-  const counts = new Map(); // token id → how often it is protected, and doubled
+  const counts = new Map(); // text of a token → how often it is protected, and doubled
   for (const c of completions) {
     for (let t = 0; t < c.length; t++) {
       const at = ["protected", "doubled"].indexOf(c.fate(t));
       if (at < 0) continue;
-      if (!counts.has(c.token_ids[t])) counts.set(c.token_ids[t], [0, 0]);
-      counts.get(c.token_ids[t])[at]++;
+      if (!counts.has(c.token_strings[t])) counts.set(c.token_strings[t], [0, 0]);
+      counts.get(c.token_strings[t])[at]++;
     }
   }
   const top = [...counts].sort(([, a], [, b]) => b[0] - a[0] || b[1] - a[1]).slice(0, 12);
-  $("frequent").querySelector("tbody").replaceChildren(...top.map(([id, [zeroed, doubled]]) => make("tr", {},
-    drawText(make("td", { className: "text" }), pieceOf(id).replaceAll(/[\n\t]/g, nameOf)),
+  $("frequent").querySelector("tbody").replaceChildren(...top.map(([word, [zeroed, doubled]]) => make("tr", {},
+    drawText(make("td", { className: "text" }), word.replaceAll(/[\n\t]/g, nameOf)),
     make("td", {}, String(zeroed)), make("td", {}, String(doubled)))));
 }
 
@@ -277,8 +265,8 @@ function show(row, t) {
 }
 
 function tokenDetails(c, t, conflicts) {
-  const id = c.token_ids[t], piece = run.pieces[id], place = c.own.indexOf(t);
-  const title = make("h3", {}, drawText(make("span", { className: `text token ${c.fate(t)}` }), c.words[t]), ` of ${c.name}`);
+  const place = c.own.indexOf(t);
+  const title = make("h3", {}, drawText(make("span", { className: `text token ${c.fate(t)}` }), c.token_strings[t]), ` of ${c.name}`);
   const unless = (value, text) => (Number.isFinite(value ?? NaN) ? text(value) : "not finite");
   const probability = (logprob) => unless(logprob, (x) => `${number(100 * Math.exp(x), 1)} %`);
   const facts = [["advantage", signed(c.advantages[t])], ["λ", amount(c.lambda[t])]];
@@ -288,10 +276,9 @@ function tokenDetails(c, t, conflicts) {
     facts.push(["… at inference", probability(c.inference_logprobs[t])]);
     facts.push(["ratio of both", unless(c.logRatio(t), (x) => number(Math.exp(x), 3))]);
   }
-  facts.push(["place", place < 0 ? "–" : `${place + 1} from the start, ${c.own.length - place} from the end`], ["token id", String(id)]);
-  if (typeof piece !== "string") facts.push(["bytes", piece.map((b) => b.toString(16).toUpperCase().padStart(2, "0")).join(" ")]);
-  const list = make("dl", {}, ...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
-  return [title, make("p", {}, sentence(c, t, conflicts)), list, ...partnerList(conflicts)];
+  facts.push(["place", place < 0 ? "–" : `${place + 1} from the start, ${c.own.length - place} from the end`], ["token id", String(c.token_ids[t])]);
+  const list = facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]);
+  return [title, make("p", {}, sentence(c, t, conflicts)), make("dl", {}, ...list), ...partnerList(conflicts)];
 }
 
 function sentence(c, t, conflicts) {
@@ -306,18 +293,13 @@ function sentence(c, t, conflicts) {
     return `${name}: this completion is ${own} than the group's average, and ${others} ones have the same token at the ` +
       `same place. GTPO ${applied ? "gives" : "would give"} it the weight ${amount(c.lambda[t])}.`;
   }
-  if (applied && !c.keep) return "Plain: no mask holds it. The run filtered this completion.";
-  const advantage = c.advantages[t];
-  const course = advantage > 0 ? "It is made more likely" : advantage < 0 ? "It is made less likely" : "It is left as it is";
-  if (conflicts.length) return `Plain: completions of the other sign share it, but their weight is 1 in this run. ${course}.`;
-  if (c.partners(t).length) {
-    return `Plain: completions of the other sign have this token here, but after the shared run ended. ${course}.`;
-  }
-  if (c.group_advantage === 0) {
-    return "Plain: the reward of this completion is the group's average, so it has no signal of its own. " +
-      `${course}${advantage ? ", by the entropy term alone" : ""}.`;
-  }
-  return `Plain: no completion of the other sign has this token at this place. ${course}, like its whole completion.`;
+  const course = ["It is made less likely", "It is left as it is", "It is made more likely"][1 + Math.sign(c.advantages[t])];
+  const why = applied && !c.keep ? "no mask holds it, and the run filtered this completion" :
+    conflicts.length ? "completions of the other sign share it, but their weight is 1 in this run" :
+    c.partners(t).length ? "completions of the other sign have this token here, but after the shared run ended" :
+    c.group_advantage === 0 ? "the reward of this completion is the group's average, so it has no signal of its own" :
+    "no completion of the other sign has this token at this place";
+  return `Plain: ${why}. ${course}.`;
 }
 
 function partnerList(conflicts) {
@@ -326,7 +308,7 @@ function partnerList(conflicts) {
     const line = make("span", { className: "text fate", dir: "ltr" });
     for (let i = Math.max(0, t - CONTEXT); i < Math.min(other.length, t + CONTEXT + 1); i++) {
       const span = make("span", { className: `token ${other.fate(i)}${i === t ? " partner" : ""}` });
-      line.append(drawText(span, other.words[i].replaceAll(/[\n\t]/g, nameOf)));
+      line.append(drawText(span, other.token_strings[i].replaceAll(/[\n\t]/g, nameOf)));
     }
     const button = make("button", { type: "button", className: "context", onclick: () => goTo(rowFor(other), t) });
     button.append(`${other.name} (A ${signed(other.group_advantage)}), from the ${fromEnd ? "end" : "start"}: `, line);
@@ -359,11 +341,11 @@ $("rows").addEventListener("click", (event) => {
 });
 $("rows").addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const { row, t } = state.chosen ?? { row: rows[0], t: -1 }, place = rows.indexOf(row);
-  const moves = { ArrowRight: [row, t + 1], ArrowLeft: [row, t - 1], ArrowDown: [rows[place + 1], t], ArrowUp: [rows[place - 1], t] };
-  if (event.key in moves) {
-    const [to, at] = moves[event.key];
-    if (to?.completion.length) goTo(to, Math.max(0, Math.min(at, to.completion.length - 1)));
+  const { row, t } = state.chosen ?? { row: rows[0], t: -1 };
+  const move = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] }[event.key];
+  if (move) {
+    const to = rows[rows.indexOf(row) + move[0]];
+    if (to?.completion.length) goTo(to, Math.max(0, Math.min(t + move[1], to.completion.length - 1)));
   } else if (event.key === "Enter" && event.target === $("rows")) {
     state.held = !state.held;
   } else {
@@ -373,7 +355,7 @@ $("rows").addEventListener("keydown", (event) => {
 });
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("select")) return;
-  const move = { n: 1, p: -1 }[event.key], to = state.step + move;
+  const to = state.step + { n: 1, p: -1 }[event.key];
   if (event.key === "Escape") release();
   else if (run.steps[to]) chooseStep(to);
 });
@@ -385,11 +367,12 @@ function svg(tag, attributes) {
   return element;
 }
 
+/** The chart of the steps; its axes are text beside it, which does not stretch. */
 function drawStrip() {
   const fates = ["protected", "doubled", "filtered"], { steps } = run;
   $("steps").hidden = steps.length < 2;
   const share = (step, fate) => step[fate] / Math.max(1, step.tokens);
-  const top = Math.max(0.01, ...steps.map((step) => fates.reduce((sum, fate) => sum + share(step, fate), 0)));
+  const top = Math.max(1, Math.ceil(10 * Math.max(...steps.map((step) => fates.reduce((sum, fate) => sum + share(step, fate), 0))))) / 10;
   const rewards = steps.map((step) => step.reward), low = Math.min(...rewards), high = Math.max(...rewards);
   $("strip").setAttribute("viewBox", `0 0 ${steps.length} 100`);
   steps.forEach((step, at) => {
@@ -403,16 +386,17 @@ function drawStrip() {
     bar.addEventListener("click", () => chooseStep(at));
     $("strip").append(bar);
   });
-  const points = rewards.map((reward, at) => `${at + 0.5},${95 - (90 * (reward - low)) / (high - low || 1)}`);
+  const points = rewards.map((reward, at) => `${at + 0.5},${98 - (96 * (reward - low)) / (high - low || 1)}`);
   $("strip").append(svg("polyline", { points: points.join(" ") }));
-  $("strip-top").textContent = `${number(100 * top, 1)} %`;
-  $("strip-reward").textContent = `${amount(low)} to ${amount(high)}`;
+  const label = (id, ...texts) => $(id).replaceChildren(...texts.map((text) => make("span", {}, text)));
+  label("strip-share", `${number(100 * top, 0)} %`, "0 %");
+  label("strip-reward", ...(low === high ? ["", amount(low)] : [amount(high), amount(low)]));
+  label("strip-steps", `step ${steps[0].step}`, `step ${steps.at(-1).step}`);
   $("step").max = steps.length - 1;
 }
 
 function goToStep(at) {
-  state.step = at;
-  $("step").value = at;
+  state.step = $("step").value = at;
   $("step-name").textContent = run.steps[at].step;
   $("step").setAttribute("aria-valuetext", `step ${run.steps[at].step}`);
   [...$("strip").querySelectorAll("g")].forEach((bar, i) => bar.classList.toggle("now", i === at));
@@ -434,6 +418,7 @@ $("threshold").addEventListener("input", ({ target }) => {
   repaint();
 });
 
+if (!applied) $("title").textContent = `What ${run.adv_estimator?.toUpperCase() ?? "a run"} does to each token, and what GTPO would do`;
 $("run").textContent = `${run.source}: ${run.rollouts || run.adv_estimator}, ` +
   `${count(run.steps.length, "step")}. ` + (run.rollouts ? "" : `Filter ${run.filter_active ? "on" : "off"}: ` +
   `completion_filter=${run.gtpo.completion_filter}, initial entropy ` +

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import run_logs
+from rollout_files import LETTER_COUNTING as DEMO
 from rollout_files import write_rollouts
 
 from gtpo_verl import cli
 from gtpo_verl.tools.diagnose.text_report import screen
 from gtpo_verl.tools.diagnose.verdict import read_run, report_on
-from gtpo_verl.tools.view import DEMO
 
 HERE = Path(__file__).resolve().parent
 STUDY = HERE.parents[2] / "studies/results/verl"

@@ -1,9 +1,9 @@
 import pytest
+from rollout_files import LETTER_COUNTING as DEMO
 from rollout_files import write_rollouts
 
 from gtpo_verl.tools.diagnose.evidence import EVIDENCE, would_gtpo_change_it
 from gtpo_verl.tools.diagnose.rollout_stats import read_rollouts
-from gtpo_verl.tools.view import DEMO
 
 HALF_SHARED = [("1234", 1.0, 1), ("1256", 0.0, 0)]
 

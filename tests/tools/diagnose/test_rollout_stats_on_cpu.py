@@ -1,11 +1,11 @@
 import pytest
 import run_logs
+from rollout_files import LETTER_COUNTING as DEMO
 from rollout_files import write_rollouts
 
 from gtpo_verl.tools.diagnose.rollout_stats import read_rollouts
 from gtpo_verl.tools.diagnose.text_report import screen
 from gtpo_verl.tools.diagnose.verdict import read_run, report_on
-from gtpo_verl.tools.view import DEMO
 
 
 def test_the_demos_rollouts_show_repetition_and_three_completions():

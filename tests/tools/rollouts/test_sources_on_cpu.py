@@ -1,10 +1,13 @@
 """What `gtpo-verl view` reads, and that it cannot break out of the page."""
 
 import json
+import os
 import shutil
 
 import pandas as pd
 import pytest
+from own_process import run_python
+from rollout_files import LETTER_COUNTING
 from token_dump import BAD, END, GOOD, STEPS, write_rollouts
 
 from gtpo_verl import cli
@@ -20,7 +23,7 @@ def test_a_dump_is_found_by_folder_by_run_and_by_file(dump):
 def refusal(capsys, folder, *options):
     assert cli.main(["view", str(folder), *map(str, options), "--out", str(folder / "view.html")]) == 2
     assert not (folder / "view.html").exists()
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("gtpo-verl"))
     return line
 
 
@@ -35,6 +38,47 @@ def test_what_is_no_dump_is_an_error_with_a_remedy(dump, tmp_path, capsys):
     header = json.loads((tmp_path / "b/gtpo_dump.json").read_text())
     (tmp_path / "b/gtpo_dump.json").write_text(json.dumps(header | {"schema_version": 99}))
     assert "schema_version 99" in refusal(capsys, tmp_path / "b")
+    for damaged in ({"gtpo": 1}, {"tokenizer": 7}, {"initial_entropy": float("nan")}):
+        (tmp_path / "b/gtpo_dump.json").write_text(json.dumps(header | damaged))
+        assert "gtpo_dump.json is not as a run wrote it" in refusal(capsys, tmp_path / "b")
+
+
+SLIM = "import sys; sys.modules.update(dict.fromkeys(('torch', 'verl', 'transformers', 'ray')))\n"
+
+
+def test_a_dump_is_read_without_torch_and_what_a_text_needs_is_named(tmp_path, tokenizer):
+    view = SLIM + "from gtpo_verl.cli import main; sys.exit(main(['view', *sys.argv[1:]]))"
+    own = (LETTER_COUNTING, "--tokenizer", LETTER_COUNTING)
+    assert "steps 11" in run_python(view, *own, "-o", tmp_path / "view.html").stdout
+    write_rollouts(tmp_path / "rollouts", {1: STEPS[1][:2]})
+    failed = run_python(view, tmp_path / "rollouts", "--tokenizer", tokenizer, "-o", "-", status=2)
+    assert "no package torch here: pip install '.[rollouts]'" in failed.stderr
+    code = SLIM + (
+        "from pathlib import Path; from gtpo_verl.tools.diagnose.rollout_stats import read_rollouts\n"
+        "print(len(read_rollouts(Path(sys.argv[1]), sys.argv[1], None, 50).steps))"
+    )
+    assert run_python(code, LETTER_COUNTING).stdout == "11\n"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_what_is_no_regular_file_is_left_out(dump, tmp_path, kind):
+    shutil.copytree(dump, tmp_path / "dump")
+    (tmp_path / "rollouts").mkdir()
+    for path in (tmp_path / "dump/step_000002.jsonl", tmp_path / "rollouts/1.jsonl"):
+        os.mkfifo(path) if kind == "fifo" else path.symlink_to("/dev/zero")
+    assert len(find_source(tmp_path / "dump").paths) == 3
+    with pytest.raises(ValueError, match="has no gtpo_dump.json"):
+        find_source(tmp_path / "rollouts")
+
+
+def test_words_of_the_dump_do_without_a_tokenizer_unless_one_is_given(dump, tmp_path, tokenizer):
+    rows = read_step(dump / "step_000001.jsonl", tokenizer)
+    (tmp_path / "step_000001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_step(tmp_path / "step_000001.jsonl", "none") == rows
+    with pytest.raises(ValueError, match="no tokenizer"):
+        read_step(tmp_path / "step_000001.jsonl", tokenizer, "./none")
+    with pytest.raises(ValueError, match="which the tokenizer"):
+        read_step(tmp_path / "step_000001.jsonl", tokenizer, str(LETTER_COUNTING))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +86,9 @@ def test_what_is_no_dump_is_an_error_with_a_remedy(dump, tmp_path, capsys):
     [
         *((name, ...) for name in ("uid", "reward", "keep", "prompt_ids", "lambda", "entropy")),  # not there
         ("uid", 1),
-        *(("reward", value) for value in (None, "1", [1], float("inf"))),
+        *(("reward", value) for value in (None, "1", [1], float("inf"), 10**400, 1e308)),
+        *(("step", value) for value in (1e999, [1], {}, -1, 1.5)),
+        *(("entropy", [value] * 37) for value in (10**400, -1e308)),
         *(("prompt_ids", value) for value in (None, 7, {"a": 1}, ["a"], [1.5], [-1], [10**30])),
         *(("lambda", value) for value in (None, "x", [], ["a"])),
         ("inference_logprobs", [0.0]),
@@ -74,9 +120,12 @@ def read_rollouts(path, tokenizer):
 def test_rollouts_get_what_a_dump_of_the_same_completions_has_but_for_the_end(dump, tmp_path, tokenizer):
     texts, rewards, _ = STEPS[1]
     write_rollouts(tmp_path, {1: (texts, rewards)})
-    of_dump = read_step(dump / "step_000001.jsonl", {END})
+    of_dump = read_step(dump / "step_000001.jsonl", tokenizer)
     for found, dumped in zip(read_rollouts(tmp_path, tokenizer), of_dump, strict=True):
         assert [*found["token_ids"], END] == dumped["token_ids"] and found["prompt_ids"] == dumped["prompt_ids"]
+        assert [*found["token_strings"], "<|im_end|>"] == dumped["token_strings"] and found["prompt"] == dumped[
+            "prompt"
+        ]
         assert found["lambda"] == dumped["lambda"][:-1]
         for name in ("step", "reward", "group_advantage", "prefix_len"):
             assert found[name] == dumped[name]
@@ -158,7 +207,7 @@ def test_a_file_that_verl_is_still_writing_is_left_out(tmp_path, tokenizer):
     [
         ("[1]", "1.jsonl:2 is not a line of a rollout file of verl"),
         ('{"input": "q", "output": "o"}', "1.jsonl:2 is not a line of a rollout file of verl (KeyError('score'))"),
-        ('{"input": "q", "output": 1, "score": 0}', "input or output is not text"),
+        ('{"input": "q", "output": 1, "score": 0}', "input, output or uid is not text"),
         ('{"input": "q", "output": "o", "score": NaN}', "score is nan"),
         ('{"input": "other", "output": "o", "score": 0}', "one completion per prompt"),
     ],

@@ -7,6 +7,7 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
+from rollout_files import LETTER_COUNTING
 from token_dump import END, GOOD, HOSTILE, STEPS, batch_of, write, write_dump, write_rollouts
 
 from gtpo_verl import cli
@@ -135,7 +136,7 @@ def test_it_can_be_used_by_keyboard(show, dump):
 
 
 def test_it_opens_where_the_run_breaks_and_marks_what_did_not_end(show):
-    driver = show("--demo")
+    driver = show(LETTER_COUNTING, "--tokenizer", LETTER_COUNTING)
     assert text(driver, "#signs li") == "Since step 300: some completions no longer end."
     assert text(driver, "#step-name") == "300" and "completions that end 0 · reward 20 ·" in text(driver, "#summary")
     assert [x.text for x in find(driver, "article .unended")] == ["did not end"] * 8
@@ -166,7 +167,7 @@ def test_the_threshold_slider_filters_completions(show, dump):
 
 
 def test_entropy_and_mismatch_are_heat(show):
-    driver = show("--demo")
+    driver = show(LETTER_COUNTING, "--tokenizer", LETTER_COUNTING)
     driver.execute_script(
         "const c = rows[0].completion; c.entropy.splice(0, 2, 0, 1.5);"
         "c.inference_logprobs[0] = c.trainer_logprobs[0] + Math.LN2; c.inference_logprobs[1] = c.trainer_logprobs[1];"
@@ -181,14 +182,12 @@ def test_entropy_and_mismatch_are_heat(show):
     assert "ratio of both\n0.500" in text(driver, "#token") and "a factor of 2" in text(driver, "#scale")
 
 
-def test_any_unicode_is_shown_and_no_byte_is_lost(show, tmp_path, tokenizer):
+def test_any_unicode_is_shown(show, tmp_path, tokenizer):
     write_dump(tmp_path / "dump", tokenizer, {1: (HOSTILE, [1.0, 0.0, 0.5], 0.2)})
     driver = show(tmp_path / "dump")
     drawn = [word for word, _ in tokens(driver, 2)]
-    assert "".join(drawn).replace("⋯", "") == "☃␣🙂␣日本␣ß⟨E2⟩⟨98⟩a⟨FF⟩⟨F0⟩⟨9F⟩<|im_end|>"
-    assert drawn[:4] == ["☃", "⋯", "⋯", "␣"]
-    find(driver, "article:nth-child(3) .token")[1].click()
-    assert "bytes\n98" in text(driver, "#token")
+    assert "".join(drawn).replace("⋯", "") == "☃␣🙂␣日本␣ß�a��<|im_end|>"
+    assert drawn[:4] == ["⋯", "⋯", "☃", "␣"]
 
 
 @pytest.mark.parametrize("of", ["dump", "rollouts"])

@@ -11,7 +11,7 @@ from gtpo_verl.tools.view.page import render, summarize
 def test_the_page_holds_no_markup_of_the_run_and_asks_for_nothing(tmp_path, tokenizer):
     source = find_source(write_dump(tmp_path, tokenizer, {1: (HOSTILE, [1.0, 0.0, 0.5], 0.2)}, prompt="</script><b>"))
     steps = map(source.read, source.paths)
-    page = render(source.header, steps, source.tokenizer, "</title><script>x</script>", dict)
+    page = render(source.header, steps, "</title><script>x</script>", dict)
     assert page.count("</script>") == 3 and "<img" not in page and page.count("</title>") == 1
     assert "default-src 'none'" in page
     assert not re.search(r"<[^>]+(src|href)=|https?://(?!www.w3.org/2000/svg)|@\w+@", page)

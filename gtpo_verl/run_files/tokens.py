@@ -1,0 +1,73 @@
+"""Text of tokens, by the library `tokenizers` alone: torch and transformers stay out, and no code of a model is run."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import compress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_CHARACTER = 4  # bytes of the longest, each of which may be a token
+
+
+def load_tokenizer(name: str) -> "Tokenizer":
+    """The `tokenizer.json` of a folder, or of a model on the Hub.
+
+    Raises:
+        ValueError: there is none.
+    """
+    from tokenizers import Tokenizer
+
+    folder = Path(name).expanduser()
+    is_path = folder.is_dir() or folder.is_absolute() or name.startswith(".")
+    if not is_path:
+        print(f"{name} is no folder here: asking the Hugging Face Hub", file=sys.stderr)
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json")) if is_path else Tokenizer.from_pretrained(name)
+    except ImportError:
+        raise
+    except Exception as error:  # of no narrower class
+        raise ValueError(
+            f"no tokenizer {name} ({error}): give --tokenizer a Hub name, or a folder with the tokenizer.json that "
+            "transformers' save_pretrained writes"
+        ) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def words_of(completion: Mapping[str, Any], tokenizer: "Tokenizer") -> dict[str, Any]:
+    """What a tokenizer says of a completion of a dump: whether it `ended`, its `prompt`, and its `token_strings`.
+
+    It has ended if the last of the model's own tokens is a special one.
+    """
+    special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    own = [*compress(completion["token_ids"], completion["response_mask"])]
+    return {
+        "ended": bool(own) and own[-1] in special,
+        "prompt": tokenizer.decode(completion["prompt_ids"], skip_special_tokens=False),
+        "token_strings": spell(tokenizer, completion["token_ids"]),
+    }
+
+
+def spell(tokenizer: "Tokenizer", ids: Sequence[int]) -> list[str]:
+    """The text that each token adds.
+
+    A character whose bytes are spread over several tokens is at the last of them, with "" at the others; bytes that are
+    no character become U+FFFD, and a token that the tokenizer lacks `<id>`.
+    """
+    words: list[str] = []
+    last = start = 0  # of the tokens of the last whole text, and of those that are none yet
+    for t, token in enumerate(ids):
+        # What is before decides whether a space that some vocabularies put before a word is written.
+        context = ids[last:start]
+        before = tokenizer.decode(context, skip_special_tokens=False)
+        text = tokenizer.decode([*context, *ids[start : t + 1]], skip_special_tokens=False)[len(before) :]
+        if text.endswith("\N{REPLACEMENT CHARACTER}") and t - start < _CHARACTER - 1 and t < len(ids) - 1:
+            words.append("")
+            continue
+        words.append(text if tokenizer.id_to_token(token) is not None else f"<{token}>")
+        last, start = start, t + 1
+    return words
