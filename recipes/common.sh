@@ -3,6 +3,36 @@
 
 fail() { echo "$1" >&2; exit 2; }
 
+case $PWD${OUT:-}${MODEL_PATH:-}${DATA_DIR:-}${TASK:-} in
+    *'${'*) fail "a folder's name has \${, which Hydra takes for the start of an interpolation: rename it" ;;
+esac
+
+# $1 as a value in an override: in quotes if it has a character that means something to Hydra.
+hydra() {
+    local LC_ALL=C
+    case $1 in
+        *[!A-Za-z0-9/._:%@+$\ -]*) sed -E "s/(\\\\*)'/\\1\\1\\\\'/g; s/(\\\\+)$/\\1\\1/; s/.*/'&'/" <<<"$1" ;;
+        *) printf '%s\n' "$1" ;;
+    esac
+}
+
+# The folder $1 as an absolute path that no library takes for a pattern: datasets and vLLM look up [1], * and ? as in a
+# shell, so such a folder gets a link.
+plain_folder() {
+    local folder link
+    folder=$(realpath -m "$1")
+    case $folder in
+        *[][*?]*)
+            link=/tmp/gtpo-$UID-$(sha256sum <<<"$folder" | head -c 16)
+            ln -sfnT "$folder" "$link"
+            folder=$link
+            ;;
+    esac
+    printf '%s\n' "$folder"
+}
+
+plain_file() { printf '%s\n' "$(plain_folder "$(dirname "$1")")/$(basename "$1")"; }
+
 # SMOKE=1 runs a few steps of the recipe with a small model in a folder of its own, and prints what works here.
 [ "${SMOKE:-0}" = 0 ] || exec python3 -m recipes smoke "recipes/$(basename "$0")" -- "$@"
 
@@ -93,13 +123,13 @@ set_trainer() {
     TRAINER=(
         seed="$seed"
         trainer.n_gpus_per_node="$NGPUS_PER_NODE"
-        trainer.project_name="$project_name"
-        trainer.experiment_name="$experiment_name"
+        trainer.project_name="$(hydra "$project_name")"
+        trainer.experiment_name="$(hydra "$experiment_name")"
         trainer.logger="[file,$logger]"
         trainer.total_epochs="$total_epochs"
         trainer.save_freq="$save_freq"
         trainer.test_freq="$test_freq"
-        trainer.default_local_dir="$OUT/checkpoints"
+        trainer.default_local_dir="$(hydra "$OUT/checkpoints")"
     )
 }
 
@@ -112,13 +142,16 @@ make_data() {
     fi
 }
 
-# The value that a key has in COMMAND, where the last one counts.
+# The value that a key has in COMMAND, where the last one counts, as Hydra reads it.
 setting() {
     local word value=
     for word in "${COMMAND[@]}"; do
         case $word in "$1="* | "+$1="* | "++$1="*) value=${word#*=} ;; esac
     done
-    echo "$value"
+    case $value in
+        \'*\') sed -E "s/^'(.*)'$/\\1/; s/(\\\\+)\\1$/\\1/; s/(\\\\*)\\1\\\\'/\\1'/g" <<<"$value" ;;
+        *) printf '%s\n' "$value" ;;
+    esac
 }
 
 # Whether ⟨H⟩_ini is measured before the run, as the paper does it, on 100 training prompts: asked for by

@@ -46,6 +46,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$threads} PYTHONHASHSEED=$seed RAY_wor
 export HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 RAY_DEDUP_LOGS=0
 
 python3 -m recipes make-task "$task" --out "$task_dir" --seed "$seed"
+task_dir=$(plain_folder "$task_dir")
 
 # SmolLM2's supervised start by recipes/run_sft.sh: the tags are mostly known, the legs of few animals.
 sft_steps=5
@@ -67,7 +68,7 @@ warm_start() {
         grep --line-buffered -vE '^[+]+ |UserWarning|warnings.warn'
 }
 
-MODEL_SETTINGS=(actor_rollout_ref.model.path="$task_dir/model" data.max_response_length=64)
+MODEL_SETTINGS=(actor_rollout_ref.model.path="$(hydra "$task_dir/model")" data.max_response_length=64)
 if [ "$model" = smollm2 ]; then
     warm_start
     MODEL_SETTINGS=(
@@ -75,7 +76,7 @@ if [ "$model" = smollm2 ]; then
         data.max_prompt_length=128
         data.max_response_length=96
         data.val_max_samples=16
-        actor_rollout_ref.model.path="$task_dir/warm_start/checkpoints/global_step_$sft_steps/huggingface"
+        actor_rollout_ref.model.path="$(hydra "$task_dir/warm_start/checkpoints/global_step_$sft_steps/huggingface")"
         # The memory is there, and a second forward pass costs a quarter of a step.
         actor_rollout_ref.model.enable_gradient_checkpointing=False
         # Rows are packed into one, whose attention costs the square of its length.
@@ -83,31 +84,32 @@ if [ "$model" = smollm2 ]; then
         actor_rollout_ref.actor.optim.lr=5e-6
         trainer.val_before_train=True
         trainer.test_freq="$steps"
-        trainer.validation_data_dir="$OUT/validation"
+        trainer.validation_data_dir="$(hydra "$OUT/validation")"
         trainer.max_actor_ckpt_to_keep=1
     )
 fi
 
-dump=(++algorithm.gtpo.dump_dir="$OUT/dump")
+dump=(++algorithm.gtpo.dump_dir="$(hydra "$OUT/dump")")
 case "$*" in *algorithm.gtpo.dump_dir=*) dump=() ;; esac
 COMMAND=(
     python3 -m verl.trainer.main_ppo --config-path "$PWD/recipes/config" --config-name gtpo_cpu
-    task_dir="$task_dir"
+    task_dir="$(hydra "$task_dir")"
     seed="$seed"
     "${ALGORITHM[@]}"
-    data.train_files="$task_dir/train.parquet"
+    data.train_files="$(hydra "$task_dir/train.parquet")"
     "${MODEL_SETTINGS[@]}"
     actor_rollout_ref.rollout.name="$rollout"
     trainer.total_training_steps="$steps"
     trainer.save_freq="$save_freq"
-    trainer.default_local_dir="$OUT/checkpoints"
+    trainer.default_local_dir="$(hydra "$OUT/checkpoints")"
     "${dump[@]}"
     "$@"
 )
 measure_initial_entropy
 python3 -m recipes run --out "$OUT" --stall "$stall" -- "${COMMAND[@]}" "${INITIAL_ENTROPY[@]}"
+shown=$(printf %q "$OUT")
 [ ${#dump[@]} = 0 ] || echo "
 To look at it, after source .venv/bin/activate:
-  gtpo-verl diagnose $OUT/metrics.jsonl --rollouts $OUT/dump     is it sound?
-  gtpo-verl view $OUT/dump -o $OUT/view.html     what happened to each token; open it in a browser
-  $OUT/training.png     its curves"
+  gtpo-verl diagnose $shown/metrics.jsonl --rollouts $shown/dump     is it sound?
+  gtpo-verl view $shown/dump -o $shown/view.html     what happened to each token; open it in a browser
+  $shown/training.png     its curves"

@@ -59,21 +59,21 @@ logger=${LOGGER:-console}                               # console,tensorboard,sw
 OUT=$(realpath -m "${OUT:-outputs/$experiment_name}")
 # ---- end user-adjustable ----
 
-if [ -d "$MODEL_PATH" ]; then MODEL_PATH=$(realpath "$MODEL_PATH"); fi
-train_file=$(realpath -m "${TRAIN_FILE:-$data_dir/train.parquet}")
-val_file=$(realpath -m "${VAL_FILE:-$data_dir/test.parquet}")
+if [ -d "$MODEL_PATH" ]; then MODEL_PATH=$(plain_folder "$MODEL_PATH"); fi
+train_file=$(plain_file "${TRAIN_FILE:-$data_dir/train.parquet}")
+val_file=$(plain_file "${VAL_FILE:-$data_dir/test.parquet}")
 
 ########################### parameter arrays ###########################
 
 DATA=(
-    data.train_files="$train_file"
-    data.val_files="$val_file"
+    data.train_files="$(hydra "$train_file")"
+    data.val_files="$(hydra "$val_file")"
     data.train_batch_size="$train_batch_size"
     data.max_prompt_length="$max_prompt_length"
     data.max_response_length="$max_response_length"
 )
 
-MODEL=(actor_rollout_ref.model.path="$MODEL_PATH")
+MODEL=(actor_rollout_ref.model.path="$(hydra "$MODEL_PATH")")
 add_finetune_to_model actor_rollout_ref.model
 
 ACTOR=(
@@ -144,7 +144,7 @@ set_trainer
 TRAINER+=(
     trainer.nnodes="$NNODES"
     trainer.max_actor_ckpt_to_keep="$keep"
-    trainer.rollout_data_dir="$rollout_dump"
+    trainer.rollout_data_dir="$(hydra "$rollout_dump")"
 )
 
 ########################### launch ###########################

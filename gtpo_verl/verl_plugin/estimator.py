@@ -3,10 +3,12 @@
 import logging
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from verl.utils.checkpoint.checkpoint_manager import get_checkpoint_tracker_filename
 
 from gtpo_verl.algorithm.advantage import GTPOAdvantage, apply_gtpo, check_finite, compute_group_advantages
 from gtpo_verl.algorithm.completions import Completions
@@ -66,6 +68,7 @@ class GTPOEstimator:
         self._warned_of_sessions = False
         if known := InitialEntropy.known_before(self.config, resumed_from):
             self._fix_initial_entropy(known)
+        self._saved = self._last_saved()
 
     def estimate(
         self, fields: BatchFields, token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Any
@@ -155,6 +158,20 @@ class GTPOEstimator:
         """⟨H⟩_ini, if this is the first batch of a run that does not know it."""
         if self.initial_entropy is None and not self._resumed:
             self._fix_initial_entropy(InitialEntropy.measure(trajectory_entropy, completions.lengths, completions.uids))
+
+    def keep_with_checkpoint(self) -> None:
+        """Write the record of ⟨H⟩_ini into a checkpoint that verl has saved since the last call: by default the runs of
+        a project share one folder of checkpoints, where each start writes its own record."""
+        before, self._saved = self._saved, self._last_saved()
+        if self._saved and self._saved != before and self._saved[0].is_dir() and self.initial_entropy:
+            self.initial_entropy.save(self._saved[0], self.config)
+
+    def _last_saved(self) -> tuple[Path, int] | None:
+        """The last checkpoint, and when verl noted it."""
+        tracker = Path(get_checkpoint_tracker_filename(self._folder))
+        if not tracker.exists():
+            return None
+        return Path(self._folder, f"global_step_{tracker.read_text().strip()}"), tracker.stat().st_mtime_ns
 
     def _fix_initial_entropy(self, initial_entropy: InitialEntropy) -> None:
         self.initial_entropy = initial_entropy

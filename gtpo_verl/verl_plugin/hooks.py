@@ -200,6 +200,8 @@ def log(proceed: Callable, tracking: Any, *, data: dict[str, Any]) -> Any:
     """What the trainer logs, under any estimator."""
     result = proceed()
     state = current.get()
+    if state and state.has_estimated:
+        state.estimator.keep_with_checkpoint()  # verl saves a step before it logs it
     if state and state.watch:
         state.watch.logged(data)
     return result

@@ -99,7 +99,7 @@ class Worker:
         from gtpo_verl.verl_plugin.weight_transfer import _of_this_node
         return _of_this_node()
 
-ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100_000_000, log_to_driver=False)
+ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=100_000_000, log_to_driver=False)
 trainer, server = Worker.remote(), Worker.remote()
 names = ray.get([trainer.name.remote(False), server.name.remote(True)])
 print(ray.get_runtime_context().get_job_id(), *names, flush=True)
