@@ -16,13 +16,13 @@ hydra() {
     esac
 }
 
-# The folder $1 as an absolute path that no library takes for a pattern: datasets and vLLM look up [1], * and ? as in a
-# shell, so such a folder gets a link.
-plain_folder() {
-    local folder link
+# The folder $1 as an absolute path, by a link if it has a character that matches $2.
+linked() {
+    local LC_ALL=C folder link
     folder=$(realpath -m "$1")
+    # shellcheck disable=SC2254
     case $folder in
-        *[][*?]*)
+        *$2*)
             link=/tmp/gtpo-$UID-$(sha256sum <<<"$folder" | head -c 16)
             ln -sfnT "$folder" "$link"
             folder=$link
@@ -31,9 +31,27 @@ plain_folder() {
     printf '%s\n' "$folder"
 }
 
+# A folder of data or a model, and a file: datasets and vLLM would take [1], * and ? for a pattern.
+plain_folder() { linked "$1" '[][*?]'; }
 plain_file() { printf '%s\n' "$(plain_folder "$(dirname "$1")")/$(basename "$1")"; }
 
+# Ray starts its workers by the path of Python, which it does not quote.
+use_plain_python() {
+    local LC_ALL=C bin
+    bin=$(dirname "$(command -v python3)")
+    case $bin in
+        *[!A-Za-z0-9/._+-]*) PATH=$(linked "$(dirname "$bin")" '[!A-Za-z0-9/._+-]')/$(basename "$bin"):$PATH ;;
+    esac
+}
+use_plain_python
+
+need_verl() {
+    python3 -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("verl"))' >/dev/null ||
+        fail "$(command -v python3) has no verl: activate the environment that has it (scripts/setup_cpu.sh makes one without a GPU)"
+}
+
 # SMOKE=1 runs a few steps of the recipe with a small model in a folder of its own, and prints what works here.
+[ "${SMOKE:-0}" = 0 ] || need_verl
 [ "${SMOKE:-0}" = 0 ] || exec python3 -m recipes smoke "recipes/$(basename "$0")" -- "$@"
 
 # EXTEND=1 lets a run take more steps than it was started for.
@@ -89,6 +107,7 @@ else
     EXTRA=()
     [ -z "${RAY_ADDRESS:-}" ] || [ -n "${NGPUS_PER_NODE:-}" ] ||
         fail "RAY_ADDRESS=$RAY_ADDRESS: set NGPUS_PER_NODE; how many GPUs a node of that cluster has is not seen from here"
+    need_verl
     read -r gpus attn_implementation < <(python3 -c '
 import importlib.util, torch
 print(max(1, torch.cuda.device_count()), "flash_attention_2" if importlib.util.find_spec("flash_attn") else "sdpa")')

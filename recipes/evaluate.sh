@@ -8,7 +8,6 @@
 # An interrupted evaluation samples only the missing batches.
 set -euo pipefail
 [ $# -gt 0 ] || { echo "usage: bash recipes/evaluate.sh CHECKPOINT [override…]" >&2; exit 2; }
-set -x
 checkpoint=$1
 shift
 if [ -d "$checkpoint" ]; then checkpoint=$(realpath "$checkpoint"); fi

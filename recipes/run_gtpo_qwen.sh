@@ -10,7 +10,7 @@
 # A run that is started again goes on from its last checkpoint; EXTEND=1 lets it take more steps than it was started for.
 # All other settings stand in recipes/config/gtpo.yaml. The recipes for other models, Megatron and several nodes are this
 # one with other variables.
-set -xeuo pipefail
+set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # ALGO (gtpo | grpo), KL_LOSS_COEF (GRPO's β), BETAS (default | paper), ENTROPY_FROM (old_log_prob | update)
 source recipes/common.sh

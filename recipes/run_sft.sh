@@ -6,7 +6,7 @@
 #
 # Trains on the dataset's own solutions, put into the paper's format by `python3 -m recipes data --sft`. All other settings stand in
 # recipes/config/sft.yaml.
-set -xeuo pipefail
+set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source recipes/common.sh
 

@@ -131,6 +131,7 @@ def test_runs_that_share_a_folder_of_checkpoints_resume_each_with_its_own_initia
     other = stage("trainer.resume_mode=disable")  # it writes its record, and no checkpoint
     assert other.step()[0]["gtpo/entropy/initial"] == pytest.approx(measured + 0.1)
     Tracking("gtpo", "run", ["console"]).log({"training/global_step": 1}, 1)
-    assert stage(global_steps=2).step()[0]["gtpo/entropy/initial"] == measured
     save_checkpoint(other, 3)
     assert stage(global_steps=4).step()[0]["gtpo/entropy/initial"] == pytest.approx(measured + 0.1)
+    Path(first.config.trainer.default_local_dir, "latest_checkpointed_iteration.txt").write_text("1")
+    assert stage(global_steps=2).step()[0]["gtpo/entropy/initial"] == measured
