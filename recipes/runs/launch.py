@@ -243,10 +243,9 @@ def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO, st
             print("Ray was too slow to start, as happens on a busy machine: trying again", flush=True)
             return train(command, out, stall_s, lock, starts - 1)
         print(f"\n--- from {log}\n{failure_lines(said)}\n---", file=sys.stderr)
-        print(
-            f"the run failed: {reason or f'verl ended with status {status}'}; its log is {log}{disk_note(out)}",
-            file=sys.stderr,
-        )
+        reason, notes = reason or f"verl ended with status {status}", disk_note(out)
+        notes += run_folder.unreadable_note(command, out, said)
+        print(f"the run failed: {reason}; its log is {log}{notes}", file=sys.stderr)
         return status if status > 0 else 1
     if not steps:
         print(

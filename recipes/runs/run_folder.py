@@ -157,25 +157,45 @@ def has_checkpoint(command: list[str], out: Path) -> bool:
         ValueError: that checkpoint is missing, and verl would silently start from the beginning; or one of its files
             was cut off, which verl's error would not name.
     """
-    given = overrides(command)
-    folder = Path(unquoted(given.get("trainer.default_local_dir", str(out / "checkpoints"))))
-    tracker = folder / "latest_checkpointed_iteration.txt"
+    tracker = _tracker(command, out)
     if not tracker.exists():
         return False
-    step = tracker.read_text().strip()
-    if given.get("trainer.resume_mode", "auto") == "auto":
-        checkpoint = folder / f"global_step_{step}"
-        fault = f"{cut} is cut off" if (cut := _cut_off(checkpoint)) else ""
+    if overrides(command).get("trainer.resume_mode", "auto") == "auto":
+        step = tracker.read_text().strip()
+        checkpoint = tracker.with_name(f"global_step_{step}")
         if not checkpoint.is_dir():
-            fault = f"{tracker} names step {step!r}, whose checkpoint is missing"
-        if fault:
-            others = sorted(set(folder.glob("global_step_*")) - {checkpoint}, key=lambda path: path.stat().st_mtime)
-            whole = ", ".join(path.name for path in others if not _cut_off(path)) or "none"
             raise ValueError(
-                f"{fault} (whole checkpoints besides: {whole}): write the number of a whole one into {tracker}, or "
-                "remove that file to start from the beginning"
+                f"{tracker} names step {step!r}, whose checkpoint is missing {_other_checkpoints(tracker)}"
             )
+        if cut := _cut_off(checkpoint):
+            raise ValueError(f"{cut} is cut off {_other_checkpoints(tracker)}")
     return True
+
+
+def unreadable_note(command: list[str], out: Path, said: str) -> str:
+    """The checkpoint that torch could not read, which its error does not name; empty where it said nothing of it."""
+    tracker = _tracker(command, out)
+    if "PytorchStreamReader failed" not in said or not tracker.exists():
+        return ""
+    checkpoint = tracker.with_name(f"global_step_{tracker.read_text().strip()}")
+    return f"; a file of {checkpoint} is damaged {_other_checkpoints(tracker)}"
+
+
+def _other_checkpoints(tracker: Path) -> str:
+    """The whole checkpoints beside the one that verl would resume, and what to do."""
+    named = tracker.with_name(f"global_step_{tracker.read_text().strip()}")
+    others = sorted(set(tracker.parent.glob("global_step_*")) - {named}, key=lambda path: path.stat().st_mtime)
+    whole = ", ".join(path.name for path in others if not _cut_off(path)) or "none"
+    return (
+        f"(whole checkpoints besides: {whole}): write the number of a whole one into {tracker}, or remove that file to "
+        "start from the beginning"
+    )
+
+
+def _tracker(command: list[str], out: Path) -> Path:
+    """verl's file with the number of the last checkpoint."""
+    folder = overrides(command).get("trainer.default_local_dir", str(out / "checkpoints"))
+    return Path(unquoted(folder), "latest_checkpointed_iteration.txt")
 
 
 def _cut_off(checkpoint: Path) -> Path | None:

@@ -246,6 +246,15 @@ def test_rays_workers_get_the_loggers_variables_but_those_of_their_ray_job(tmp_p
         launch.start_trainer(*start)
 
 
+def test_a_checkpoint_that_torch_cannot_read_is_named_with_the_others(run, capsys):
+    for step in (10, 20):
+        (run.out / f"checkpoints/global_step_{step}").mkdir(parents=True)
+    (run.out / "checkpoints/latest_checkpointed_iteration.txt").write_text("20")
+    assert run("sys.exit('RuntimeError: PytorchStreamReader failed reading zip archive')") == 1
+    said = capsys.readouterr().err
+    assert f"a file of {run.out}/checkpoints/global_step_20 is damaged" in said and "besides: global_step_10)" in said
+
+
 def test_a_ray_that_is_gone_is_named_before_it_is_joined(tmp_path, monkeypatch):
     """As a `ray start` that was killed leaves its address behind."""
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
