@@ -10,6 +10,6 @@ from typing import Any
 def __getattr__(name: str) -> Any:
     if name != "compute_score":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from gtpo_verl.reward.score.score import compute_score
+    from gtpo_verl.reward.score import compute_score
 
     return compute_score

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from glob import has_magic
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
+from gtpo_verl.reward.score import compute_score
 from gtpo_verl.verl_plugin import preflight
 from gtpo_verl.verl_plugin.run_config import VerlGTPOConfig
 from recipes.paper.evaluation import parse_dump_argument
@@ -213,7 +215,9 @@ def test_the_settings_that_all_recipes_share_are_the_papers():
     assert (sft.lr_scheduler_type, list(sft.betas)) == ("cosine", [0.9, 0.95])
     assert (rollout.temperature, rollout.top_p, rollout.top_k) == (1.0, 1.0, -1)
     assert {config.seed, config.data.seed, actor.data_loader_seed, rollout.seed} == {3407}
-    assert config.reward.custom_reward_function.path == "pkg://gtpo_verl.reward"
+    reward = config.reward.custom_reward_function
+    assert reward.path == "pkg://gtpo_verl.reward"
+    assert getattr(import_module(reward.path.removeprefix("pkg://")), reward.name) is compute_score
     assert VerlGTPOConfig(**config.algorithm.gtpo) == VerlGTPOConfig()
 
 
