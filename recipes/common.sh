@@ -3,7 +3,7 @@
 
 fail() { echo "$1" >&2; exit 2; }
 
-case $PWD${OUT:-}${MODEL_PATH:-}${DATA_DIR:-}${TASK:-} in
+case $PWD${OUT:-}${MODEL_PATH:-}${DATA_DIR:-} in
     *'${'*) fail "a folder's name has \${, which Hydra takes for the start of an interpolation: rename it" ;;
 esac
 
