@@ -3,6 +3,9 @@
 
 fail() { echo "$1" >&2; exit 2; }
 
+# Before 3.13 Python reads the path of an editable install in the locale's encoding.
+[ "$(locale charmap 2>/dev/null)" = UTF-8 ] || export LC_ALL=C.UTF-8
+
 case $PWD${OUT:-}${MODEL_PATH:-}${DATA_DIR:-} in
     *'${'*) fail "a folder's name has \${, which Hydra takes for the start of an interpolation: rename it" ;;
 esac
