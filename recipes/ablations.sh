@@ -3,9 +3,10 @@
 #
 #   bash recipes/ablations.sh NAME [override…]      without a NAME: what there is
 #   MODEL=qwen DATASET=math bash recipes/ablations.sh kl_0.04
+#   MODEL=cpu bash recipes/ablations.sh conflict_only     without a GPU: a model of 0.4 M parameters, on additions
 #
-# NAME brings the model and the dataset of its figure; MODEL (qwen | llama) and DATASET replace them. The other variables
-# of recipes/run_gtpo_qwen.sh hold.
+# NAME brings the model and the dataset of its figure; MODEL (qwen | llama | cpu) and DATASET replace them. The other
+# variables of recipes/run_gtpo_qwen.sh hold, with MODEL=cpu those of recipes/run_gtpo_cpu.sh.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -46,14 +47,19 @@ IFS='|' read -r _ _ model dataset settings _ <<<"$line"
 read -r model dataset <<<"${MODEL:-$model} ${DATASET:-$dataset}"
 
 export ALGO=gtpo KL_LOSS_COEF=0
-overrides=()
+overrides=() section=algorithm.gtpo.
+[ "$model" != cpu ] || section=++algorithm.gtpo.    # whose config lists few of its keys
 for setting in $settings; do
     case $setting in
         [A-Z]*) export "${setting?}" ;;
-        *) overrides+=("${setting/#gtpo./algorithm.gtpo.}") ;;
+        *) overrides+=("${setting/#gtpo./$section}") ;;
     esac
 done
 
+if [ "$model" = cpu ]; then
+    export MODEL=tiny OUT=${OUT:-outputs/ablation_${name}_cpu_seed${SEED:-1}}
+    exec bash recipes/run_gtpo_cpu.sh "${overrides[@]}" "$@"
+fi
 export DATASET=$dataset
 export EXPERIMENT_NAME=${EXPERIMENT_NAME:-ablation_${name}_${model}_${dataset}_${FINETUNE:-lora}_G${ROLLOUT_N:-8}_seed${SEED:-3407}}
 exec bash "recipes/run_gtpo_$model.sh" "${overrides[@]}" "$@"

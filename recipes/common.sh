@@ -3,7 +3,58 @@
 
 fail() { echo "$1" >&2; exit 2; }
 
+# Before 3.13 Python reads the path of an editable install in the locale's encoding.
+[ "$(locale charmap 2>/dev/null)" = UTF-8 ] || export LC_ALL=C.UTF-8
+
+case $PWD${OUT:-}${MODEL_PATH:-}${DATA_DIR:-} in
+    *'${'*) fail "a folder's name has \${, which Hydra takes for the start of an interpolation: rename it" ;;
+esac
+
+# $1 as a value in an override: in quotes if it has a character that means something to Hydra.
+hydra() {
+    local LC_ALL=C
+    case $1 in
+        *[!A-Za-z0-9/._:%@+$\ -]*) sed -E "s/(\\\\*)'/\\1\\1\\\\'/g; s/(\\\\+)$/\\1\\1/; s/.*/'&'/" <<<"$1" ;;
+        *) printf '%s\n' "$1" ;;
+    esac
+}
+
+# The folder $1 as an absolute path, by a link if it has a character that matches $2.
+linked() {
+    local LC_ALL=C folder link
+    folder=$(realpath -m "$1")
+    # shellcheck disable=SC2254
+    case $folder in
+        *$2*)
+            link=/tmp/gtpo-$UID-$(sha256sum <<<"$folder" | head -c 16)
+            ln -sfnT "$folder" "$link"
+            folder=$link
+            ;;
+    esac
+    printf '%s\n' "$folder"
+}
+
+# A folder of data or a model, and a file: datasets and vLLM would take [1], * and ? for a pattern.
+plain_folder() { linked "$1" '[][*?]'; }
+plain_file() { printf '%s\n' "$(plain_folder "$(dirname "$1")")/$(basename "$1")"; }
+
+# Ray starts its workers by the path of Python, which it does not quote.
+use_plain_python() {
+    local LC_ALL=C bin
+    bin=$(dirname "$(command -v python3)")
+    case $bin in
+        *[!A-Za-z0-9/._+-]*) PATH=$(linked "$(dirname "$bin")" '[!A-Za-z0-9/._+-]')/$(basename "$bin"):$PATH ;;
+    esac
+}
+use_plain_python
+
+need_verl() {
+    python3 -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("verl"))' >/dev/null ||
+        fail "$(command -v python3) has no verl: activate the environment that has it (scripts/setup_cpu.sh makes one without a GPU)"
+}
+
 # SMOKE=1 runs a few steps of the recipe with a small model in a folder of its own, and prints what works here.
+[ "${SMOKE:-0}" = 0 ] || need_verl
 [ "${SMOKE:-0}" = 0 ] || exec python3 -m recipes smoke "recipes/$(basename "$0")" -- "$@"
 
 # EXTEND=1 lets a run take more steps than it was started for.
@@ -59,6 +110,7 @@ else
     EXTRA=()
     [ -z "${RAY_ADDRESS:-}" ] || [ -n "${NGPUS_PER_NODE:-}" ] ||
         fail "RAY_ADDRESS=$RAY_ADDRESS: set NGPUS_PER_NODE; how many GPUs a node of that cluster has is not seen from here"
+    need_verl
     read -r gpus attn_implementation < <(python3 -c '
 import importlib.util, torch
 print(max(1, torch.cuda.device_count()), "flash_attention_2" if importlib.util.find_spec("flash_attn") else "sdpa")')
@@ -93,13 +145,13 @@ set_trainer() {
     TRAINER=(
         seed="$seed"
         trainer.n_gpus_per_node="$NGPUS_PER_NODE"
-        trainer.project_name="$project_name"
-        trainer.experiment_name="$experiment_name"
+        trainer.project_name="$(hydra "$project_name")"
+        trainer.experiment_name="$(hydra "$experiment_name")"
         trainer.logger="[file,$logger]"
         trainer.total_epochs="$total_epochs"
         trainer.save_freq="$save_freq"
         trainer.test_freq="$test_freq"
-        trainer.default_local_dir="$OUT/checkpoints"
+        trainer.default_local_dir="$(hydra "$OUT/checkpoints")"
     )
 }
 
@@ -112,13 +164,16 @@ make_data() {
     fi
 }
 
-# The value that a key has in COMMAND, where the last one counts.
+# The value that a key has in COMMAND, where the last one counts, as Hydra reads it.
 setting() {
     local word value=
     for word in "${COMMAND[@]}"; do
         case $word in "$1="* | "+$1="* | "++$1="*) value=${word#*=} ;; esac
     done
-    echo "$value"
+    case $value in
+        \'*\') sed -E "s/^'(.*)'$/\\1/; s/(\\\\+)\\1$/\\1/; s/(\\\\*)\\1\\\\'/\\1'/g" <<<"$value" ;;
+        *) printf '%s\n' "$value" ;;
+    esac
 }
 
 # Whether ⟨H⟩_ini is measured before the run, as the paper does it, on 100 training prompts: asked for by

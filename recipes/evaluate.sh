@@ -8,7 +8,6 @@
 # An interrupted evaluation samples only the missing batches.
 set -euo pipefail
 [ $# -gt 0 ] || { echo "usage: bash recipes/evaluate.sh CHECKPOINT [override…]" >&2; exit 2; }
-set -x
 checkpoint=$1
 shift
 if [ -d "$checkpoint" ]; then checkpoint=$(realpath "$checkpoint"); fi
@@ -35,9 +34,9 @@ NGPUS_PER_NODE=${NGPUS_PER_NODE:-$gpus}
 
 test_files=()
 for dataset in $datasets; do
-    test_files+=("$(realpath -m "$data_root/$dataset/test.parquet")")
-    [ -e "${test_files[-1]}" ] ||
+    [ -e "$data_root/$dataset/test.parquet" ] ||
         python3 -m recipes data --dataset "$dataset" --split test --out "$data_root/$dataset"
+    test_files+=("$(hydra "$(plain_folder "$data_root/$dataset")/test.parquet")")
 done
 val_files=$(IFS=, && echo "${test_files[*]}")
 
@@ -50,12 +49,14 @@ fi
 if [ -e "$model_path/adapter_config.json" ]; then
     of_adapter() { sed -nE 's/^ *"'"$1"'": "?([^",]+)"?,?$/\1/p' "$model_path/adapter_config.json"; }
     adapter=(
-        actor_rollout_ref.model.lora_adapter_path="$model_path"
+        actor_rollout_ref.model.lora_adapter_path="$(hydra "$(plain_folder "$model_path")")"
         actor_rollout_ref.model.lora_rank="$(of_adapter r)"
         actor_rollout_ref.rollout.load_format=safetensors
         actor_rollout_ref.rollout.layered_summon=True
     )
     model_path=$(of_adapter base_model_name_or_path)
+elif [ -d "$model_path" ]; then
+    model_path=$(plain_folder "$model_path")
 fi
 
 DATA=(
@@ -67,7 +68,7 @@ DATA=(
 )
 
 MODEL=(
-    actor_rollout_ref.model.path="$model_path"
+    actor_rollout_ref.model.path="$(hydra "$model_path")"
     "${adapter[@]}"
     ++actor_rollout_ref.model.override_config.attn_implementation="$attn_implementation"
     actor_rollout_ref.actor.strategy=fsdp2
@@ -97,7 +98,7 @@ TRAINER=(
     trainer.val_only=True
     trainer.val_before_train=True
     trainer.resume_mode=disable
-    trainer.validation_data_dir="$OUT"
+    trainer.validation_data_dir="$(hydra "$OUT")"
     trainer.logger='[console]'
     +ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES="'$VERL_USE_EXTERNAL_MODULES'"
 )

@@ -3,7 +3,7 @@
 #
 #   bash recipes/run_gtpo_cpu.sh [override…]
 #   ALGO=grpo bash recipes/run_gtpo_cpu.sh      the GRPO twin, everything else equal
-#   MODEL=smollm2 bash recipes/run_gtpo_cpu.sh  SmolLM2-135M-Instruct on questions in words; see docs/smollm2.md
+#   MODEL=smollm2 bash recipes/run_gtpo_cpu.sh  SmolLM2-135M-Instruct on questions in words; see recipes/README.md
 #   ROLLOUT=vllm bash recipes/run_gtpo_cpu.sh   with vLLM's CPU build as the rollout
 #
 # An interrupted run resumes from its last checkpoint in OUT; to start again, remove that folder.
@@ -11,12 +11,13 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export VERL_PLATFORM=cpu
 export SMOKE=0                                      # it is small itself; STEPS=3 makes it shorter
-source recipes/common.sh                            # ALGO (gtpo | grpo), ENTROPY_FROM (old_log_prob | update)
+source recipes/common.sh                            # ALGO (gtpo | grpo), ENTROPY_FROM (old_log_prob | update), KL_LOSS_COEF
 
 # ---- user-adjustable ----
 model=${MODEL:-tiny}                                # tiny: 0.4 M parameters, additions | smollm2: 135 M, words
 rollout=${ROLLOUT:-hf}                              # hf | vllm
 seed=${SEED:-1}
+rollout_n=${ROLLOUT_N:-}                            # completions per prompt; 8
 case $model in
     tiny) name=cpu task=arithmetic steps=80 save_freq=80 stall=120 threads=1 ;;
     smollm2) name=smollm2 task=smollm2 steps=40 save_freq=20 stall=900 threads=$(nproc) ;;
@@ -41,11 +42,13 @@ esac
 [ "$model" = tiny ] || packages+=(smollm2)
 bash scripts/setup_cpu.sh "${packages[@]}"
 source .venv/bin/activate
+use_plain_python
 
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$threads} PYTHONHASHSEED=$seed RAY_worker_niceness=0
 export HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 RAY_DEDUP_LOGS=0
 
 python3 -m recipes make-task "$task" --out "$task_dir" --seed "$seed"
+task_dir=$(plain_folder "$task_dir")
 
 # SmolLM2's supervised start by recipes/run_sft.sh: the tags are mostly known, the legs of few animals.
 sft_steps=5
@@ -64,10 +67,10 @@ warm_start() {
         optim.lr_scheduler_type=constant optim.lr_warmup_steps_ratio=0 optim.weight_decay=0.0 optim.clip_grad=1.0 \
         checkpoint.save_contents=[hf_model] \
         trainer.total_training_steps=$sft_steps |
-        grep --line-buffered -vE '^[+]+ |UserWarning|warnings.warn'
+        grep --line-buffered -vE 'UserWarning|warnings.warn'
 }
 
-MODEL_SETTINGS=(actor_rollout_ref.model.path="$task_dir/model" data.max_response_length=64)
+MODEL_SETTINGS=(actor_rollout_ref.model.path="$(hydra "$task_dir/model")" data.max_response_length=64)
 if [ "$model" = smollm2 ]; then
     warm_start
     MODEL_SETTINGS=(
@@ -75,7 +78,7 @@ if [ "$model" = smollm2 ]; then
         data.max_prompt_length=128
         data.max_response_length=96
         data.val_max_samples=16
-        actor_rollout_ref.model.path="$task_dir/warm_start/checkpoints/global_step_$sft_steps/huggingface"
+        actor_rollout_ref.model.path="$(hydra "$task_dir/warm_start/checkpoints/global_step_$sft_steps/huggingface")"
         # The memory is there, and a second forward pass costs a quarter of a step.
         actor_rollout_ref.model.enable_gradient_checkpointing=False
         # Rows are packed into one, whose attention costs the square of its length.
@@ -83,31 +86,38 @@ if [ "$model" = smollm2 ]; then
         actor_rollout_ref.actor.optim.lr=5e-6
         trainer.val_before_train=True
         trainer.test_freq="$steps"
-        trainer.validation_data_dir="$OUT/validation"
+        trainer.validation_data_dir="$(hydra "$OUT/validation")"
         trainer.max_actor_ckpt_to_keep=1
     )
 fi
 
-dump=(++algorithm.gtpo.dump_dir="$OUT/dump")
+[ "$use_kl_loss" = False ] || MODEL_SETTINGS+=(
+    actor_rollout_ref.actor.use_kl_loss=True
+    actor_rollout_ref.actor.kl_loss_coef="$kl_loss_coef"
+)
+[ -z "$rollout_n" ] || MODEL_SETTINGS+=(actor_rollout_ref.rollout.n="$rollout_n")
+
+dump=(++algorithm.gtpo.dump_dir="$(hydra "$OUT/dump")")
 case "$*" in *algorithm.gtpo.dump_dir=*) dump=() ;; esac
 COMMAND=(
     python3 -m verl.trainer.main_ppo --config-path "$PWD/recipes/config" --config-name gtpo_cpu
-    task_dir="$task_dir"
+    task_dir="$(hydra "$task_dir")"
     seed="$seed"
     "${ALGORITHM[@]}"
-    data.train_files="$task_dir/train.parquet"
+    data.train_files="$(hydra "$task_dir/train.parquet")"
     "${MODEL_SETTINGS[@]}"
     actor_rollout_ref.rollout.name="$rollout"
     trainer.total_training_steps="$steps"
     trainer.save_freq="$save_freq"
-    trainer.default_local_dir="$OUT/checkpoints"
+    trainer.default_local_dir="$(hydra "$OUT/checkpoints")"
     "${dump[@]}"
     "$@"
 )
 measure_initial_entropy
 python3 -m recipes run --out "$OUT" --stall "$stall" -- "${COMMAND[@]}" "${INITIAL_ENTROPY[@]}"
+shown=$(printf %q "$OUT")
 [ ${#dump[@]} = 0 ] || echo "
 To look at it, after source .venv/bin/activate:
-  gtpo-verl diagnose $OUT/metrics.jsonl --rollouts $OUT/dump     is it sound?
-  gtpo-verl view $OUT/dump -o $OUT/view.html     what happened to each token; open it in a browser
-  $OUT/training.png     its curves"
+  gtpo-verl diagnose $shown/metrics.jsonl --rollouts $shown/dump     is it sound?
+  gtpo-verl view $shown/dump -o $shown/view.html     what happened to each token; open it in a browser
+  $shown/training.png     its curves"

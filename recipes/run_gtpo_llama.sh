@@ -6,7 +6,7 @@
 #
 # recipes/run_gtpo_qwen.sh with another model; its variables hold. The model is gated: accept its licence on the Hugging
 # Face Hub and set HF_TOKEN, or give a folder as MODEL_PATH.
-set -xeuo pipefail
+set -euo pipefail
 
 export MODEL_PATH=${MODEL_PATH:-meta-llama/Llama-3.1-8B-Instruct}
 export LORA_RANK=${LORA_RANK:-128}     # Listing 1

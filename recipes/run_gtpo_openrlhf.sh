@@ -5,9 +5,9 @@
 #   DATASET=math N_SAMPLES_PER_PROMPT=12 bash recipes/run_gtpo_openrlhf.sh
 #   ALGO=grpo bash recipes/run_gtpo_openrlhf.sh           the GRPO twin, everything else equal
 #
-# It has not been run on a GPU (docs/openrlhf.md). Needs OpenRLHF 0.11.2 with vLLM, and `pip install '.[data]'`. A run
+# Tried on a CPU (docs/other-trainers.md). Needs OpenRLHF 0.11.2 with vLLM, and `pip install '.[data]'`. A run
 # that is started again goes on from its last checkpoint.
-set -xeuo pipefail
+set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # ---- user-adjustable ----

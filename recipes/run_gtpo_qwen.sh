@@ -10,7 +10,7 @@
 # A run that is started again goes on from its last checkpoint; EXTEND=1 lets it take more steps than it was started for.
 # All other settings stand in recipes/config/gtpo.yaml. The recipes for other models, Megatron and several nodes are this
 # one with other variables.
-set -xeuo pipefail
+set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # ALGO (gtpo | grpo), KL_LOSS_COEF (GRPO's β), BETAS (default | paper), ENTROPY_FROM (old_log_prob | update)
 source recipes/common.sh
@@ -59,21 +59,21 @@ logger=${LOGGER:-console}                               # console,tensorboard,sw
 OUT=$(realpath -m "${OUT:-outputs/$experiment_name}")
 # ---- end user-adjustable ----
 
-if [ -d "$MODEL_PATH" ]; then MODEL_PATH=$(realpath "$MODEL_PATH"); fi
-train_file=$(realpath -m "${TRAIN_FILE:-$data_dir/train.parquet}")
-val_file=$(realpath -m "${VAL_FILE:-$data_dir/test.parquet}")
+if [ -d "$MODEL_PATH" ]; then MODEL_PATH=$(plain_folder "$MODEL_PATH"); fi
+train_file=$(plain_file "${TRAIN_FILE:-$data_dir/train.parquet}")
+val_file=$(plain_file "${VAL_FILE:-$data_dir/test.parquet}")
 
 ########################### parameter arrays ###########################
 
 DATA=(
-    data.train_files="$train_file"
-    data.val_files="$val_file"
+    data.train_files="$(hydra "$train_file")"
+    data.val_files="$(hydra "$val_file")"
     data.train_batch_size="$train_batch_size"
     data.max_prompt_length="$max_prompt_length"
     data.max_response_length="$max_response_length"
 )
 
-MODEL=(actor_rollout_ref.model.path="$MODEL_PATH")
+MODEL=(actor_rollout_ref.model.path="$(hydra "$MODEL_PATH")")
 add_finetune_to_model actor_rollout_ref.model
 
 ACTOR=(
@@ -144,7 +144,7 @@ set_trainer
 TRAINER+=(
     trainer.nnodes="$NNODES"
     trainer.max_actor_ckpt_to_keep="$keep"
-    trainer.rollout_data_dir="$rollout_dump"
+    trainer.rollout_data_dir="$(hydra "$rollout_dump")"
 )
 
 ########################### launch ###########################

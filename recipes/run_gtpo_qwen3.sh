@@ -7,7 +7,7 @@
 # The settings under which TRL #6407 reports an entropy above 2 nats, as far as it names them: 512 questions, 512 tokens,
 # four clipped updates per rollout, a constant rate of 2e-6, 2,000 updates. docs/reproduce.md says when to stop and what to
 # plot. recipes/run_gtpo_qwen.sh with another model; its variables hold.
-set -xeuo pipefail
+set -euo pipefail
 
 export MODEL_PATH=${MODEL_PATH:-Qwen/Qwen3-0.6B}
 export FINETUNE=full OFFLOAD=${OFFLOAD:-False}

@@ -10,8 +10,8 @@
 #   bash recipes/run_gtpo_qwen_fsdp2_multinode.sh      on the first node
 #
 # recipes/run_gtpo_qwen.sh with another model; its variables hold. Not the paper's scale: one prompt per update would leave
-# 16 GPUs idle, so an update takes 64. Tokens, SLURM, `ray job submit` and network interfaces: docs/clusters.md.
-set -xeuo pipefail
+# 16 GPUs idle, so an update takes 64. Tokens, SLURM, `ray job submit` and network interfaces: docs/gpu.md.
+set -euo pipefail
 
 export MODEL_PATH=${MODEL_PATH:-Qwen/Qwen2.5-32B-Instruct}
 export FINETUNE=${FINETUNE:-full}

@@ -5,7 +5,7 @@
 #
 # recipes/run_gtpo_qwen.sh with another model and engine; its variables hold. Needs Megatron, which docs/gpu.md says how to
 # install. Not the paper's scale: an update takes 64 prompts.
-set -xeuo pipefail
+set -euo pipefail
 
 export MODEL_PATH=${MODEL_PATH:-Qwen/Qwen2.5-14B-Instruct}
 export STRATEGY=megatron FINETUNE=full

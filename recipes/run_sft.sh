@@ -6,7 +6,7 @@
 #
 # Trains on the dataset's own solutions, put into the paper's format by `python3 -m recipes data --sft`. All other settings stand in
 # recipes/config/sft.yaml.
-set -xeuo pipefail
+set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source recipes/common.sh
 
@@ -36,24 +36,24 @@ logger=${LOGGER:-console}                               # console,tensorboard,sw
 OUT=$(realpath -m "${OUT:-outputs/$experiment_name}")
 # ---- end user-adjustable ----
 
-if [ -d "$MODEL_PATH" ]; then MODEL_PATH=$(realpath "$MODEL_PATH"); fi
-train_file=$(realpath -m "${TRAIN_FILE:-$data_dir/sft_train.parquet}")
-val_file=$(realpath -m "${VAL_FILE:-$data_dir/sft_test.parquet}")
+if [ -d "$MODEL_PATH" ]; then MODEL_PATH=$(plain_folder "$MODEL_PATH"); fi
+train_file=$(plain_file "${TRAIN_FILE:-$data_dir/sft_train.parquet}")
+val_file=$(plain_file "${VAL_FILE:-$data_dir/sft_test.parquet}")
 [ $((train_batch_size % NGPUS_PER_NODE)) = 0 ] ||
     fail "TRAIN_BATCH_SIZE=$train_batch_size cannot be split over NGPUS_PER_NODE=$NGPUS_PER_NODE"
 
 ########################### parameter arrays ###########################
 
 DATA=(
-    data.train_files="$train_file"
-    data.val_files="$val_file"
+    data.train_files="$(hydra "$train_file")"
+    data.val_files="$(hydra "$val_file")"
     data.train_batch_size="$train_batch_size"
     data.max_length="$max_length"
     data.max_token_len_per_gpu="$max_token_len_per_gpu"
 )
 
 MODEL=(
-    model.path="$MODEL_PATH"
+    model.path="$(hydra "$MODEL_PATH")"
     ++model.override_config.attn_implementation="$attn_implementation"
 )
 add_finetune_to_model model

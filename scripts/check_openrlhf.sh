@@ -4,7 +4,7 @@
 #   bash scripts/check_openrlhf.sh                   OpenRLHF 0.11.2
 #   bash scripts/check_openrlhf.sh 0.10.4 0.11.2     these, of those that setup_openrlhf_cpu.sh knows
 #
-# docs/openrlhf.md says what is compared, and what stands in for a GPU. Needs Python 3.11; PYTHON names it.
+# tests/openrlhf_on_cpu/README.md says what is compared, and what stands in for a GPU. Needs Python 3.11; PYTHON names it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -60,7 +60,7 @@ for version in "$@"; do
     VERL=$version bash scripts/setup_cpu.sh
     export python=$PWD/.venv-$version/bin/python
     [ "$version" != 0.9.1 ] || python=$PWD/.venv/bin/python
-    check "$version-registration" "$python" -m gtpo_verl
+    check "$version-registration" "$python" -m gtpo_verl check
     registered=$result
     check "$version-tests" "$python" -m pytest -q -p no:cacheprovider \
         tests/verl_plugin/test_{batch_fields,compose,estimator,hooks,loss,compat,preflight,state}_on_cpu.py

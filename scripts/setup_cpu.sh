@@ -44,10 +44,10 @@ wanted=$( (requirements; cat pyproject.toml; [ -z "${checkout:-}" ] || git -C "$
 if [ "$(cat "$venv/.gtpo_cpu" 2>/dev/null)" != "$wanted" ]; then
     echo "installing torch, verl and what they need into $venv: two to three minutes"
     # torch first: a package that asks for torch without a version would take the newest CUDA build.
-    "$venv/bin/pip" install -qq torch==2.13.0
-    "$venv/bin/pip" install -qq -r <(requirements)
-    [ -z "${checkout:-}" ] || "$venv/bin/pip" install -qq --no-deps --force-reinstall "$checkout"
-    "$venv/bin/pip" install -qq --no-deps --no-build-isolation -e .
+    "$venv/bin/python" -m pip install -qq torch==2.13.0
+    "$venv/bin/python" -m pip install -qq -r <(requirements)
+    [ -z "${checkout:-}" ] || "$venv/bin/python" -m pip install -qq --no-deps --force-reinstall "$checkout"
+    "$venv/bin/python" -m pip install -qq --no-deps --no-build-isolation -e .
     echo "$wanted" >"$venv/.gtpo_cpu"
 fi
 
@@ -58,7 +58,7 @@ for extra in "$@"; do
     wanted=$(sha256sum <"$file")
     if [ "$(cat "$venv/.gtpo_$extra" 2>/dev/null)" != "$wanted" ]; then
         echo "installing the packages of $file into $venv: about a minute"
-        "$venv/bin/pip" install -qq --no-deps -r "$file"
+        "$venv/bin/python" -m pip install -qq --no-deps -r "$file"
         echo "$wanted" >"$venv/.gtpo_$extra"
     fi
 done

@@ -54,6 +54,7 @@ def test_the_versions_are_those_that_a_bug_report_wants(capsys):
     assert all(f"{name} {version(name)}" in said for name in ("gtpo-verl", "verl", "torch")) and "Python 3." in said
 
 
+@pytest.mark.process
 def test_help_needs_neither_torch_nor_verl():
     code = (
         "import sys; sys.modules.update(torch=None, verl=None, transformers=None)\n"

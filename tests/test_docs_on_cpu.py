@@ -11,7 +11,7 @@ from gtpo_verl.verl_plugin.compat import SUPPORTED_VERL
 from recipes import __main__ as clones
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("patches/*/*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("patches/*/*.md"), *ROOT.glob("tests/*/*.md")])
 
 
 def blocks(document):
@@ -84,7 +84,7 @@ def test_every_supported_verl_has_a_row():
 
 def test_every_variable_of_the_gpu_recipe_is_documented_and_no_other():
     recipe = "".join((ROOT / "recipes" / name).read_text() for name in ("run_gtpo_qwen.sh", "common.sh"))
-    table = (ROOT / "docs/keys.md").read_text().split("## Variables of the recipes")[1]
+    table = (ROOT / "recipes/README.md").read_text().split("## Variables\n")[1].split("\n## ")[0]
     documented = set(re.findall(r"`([A-Z_]+)`", "".join(re.findall(r"^\|.*?\|", table, re.MULTILINE))))
     read = set(re.findall(r"\$\{([A-Z_]+)(?::-|\})", recipe)) - {"RAY_ADDRESS", "VERL_PLATFORM"}
     assert read == documented

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from own_process import run_python
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[1]
 NOT_IN_THE_WHEEL = re.compile(r"(?<![/\w-])(?:docs|recipes|scripts|tests|studies|patches|examples)/[\w.-]+")
 

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "gtpo-verl openrlhf OPTIONS"
     parser.description = (
         "OpenRLHF's own train_ppo_ray, with --algo.advantage.estimator gtpo and its settings as JSON in --algo.gtpo\n"
-        f"({DOCS}/openrlhf.md). All other options: python -m openrlhf.cli.train_ppo_ray --help"
+        f"({DOCS}/other-trainers.md). All other options: python -m openrlhf.cli.train_ppo_ray --help"
     )
     parser.epilog = (
         "example: gtpo-verl openrlhf YOUR_OPTIONS --algo.advantage.estimator gtpo --algo.kl.init_coef 0 \\\n"
@@ -41,7 +41,9 @@ def run(args: argparse.Namespace) -> int:
 def main() -> None:
     """Run `openrlhf.cli.train_ppo_ray`, which has no function to call, with the arguments of this process."""
     if find_spec("openrlhf") is None:
-        sys.exit(f"gtpo-verl openrlhf: there is no OpenRLHF in this environment; how to install it: {DOCS}/openrlhf.md")
+        sys.exit(
+            f"gtpo-verl openrlhf: there is no OpenRLHF in this environment; how to install it: {DOCS}/other-trainers.md"
+        )
     from gtpo_verl.openrlhf.options import SUPPORTED_OPENRLHF
 
     first, installed = SUPPORTED_OPENRLHF[0], version("openrlhf")

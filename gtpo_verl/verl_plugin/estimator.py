@@ -3,10 +3,12 @@
 import logging
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from verl.utils.checkpoint.checkpoint_manager import get_checkpoint_tracker_filename
 
 from gtpo_verl.algorithm.advantage import GTPOAdvantage, check_finite
 from gtpo_verl.algorithm.completions import Completions
@@ -68,6 +70,8 @@ class GTPOEstimator:
         self._rejects = select(config, "algorithm.rollout_correction.rollout_rs") is not None
         self._entropy_range = update_pass.entropy_range(getattr(trainer, "tokenizer", None))
         self._warned_of_sessions, self._emptied = False, 0
+        self._folder = folder
+        self._saved = self._last_saved()
 
     def estimate(
         self, fields: BatchFields, token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Any
@@ -151,6 +155,20 @@ class GTPOEstimator:
     def initial_entropy_value(self) -> float | None:
         """⟨H⟩_ini in nats per token; None in a resumed run that does not need it and has no record of it."""
         return self._run.initial_entropy_value
+
+    def keep_with_checkpoint(self) -> None:
+        """Write the record of ⟨H⟩_ini into a checkpoint that verl has saved since the last call: by default the runs of
+        a project share one folder of checkpoints, where each start writes its own record."""
+        before, self._saved = self._saved, self._last_saved()
+        if self._saved and self._saved != before and self._saved[0].is_dir() and self._run.initial_entropy:
+            self._run.initial_entropy.save(self._saved[0], self.config)
+
+    def _last_saved(self) -> tuple[Path, int] | None:
+        """The last checkpoint, and when verl noted it."""
+        tracker = Path(get_checkpoint_tracker_filename(self._folder))
+        if not tracker.exists():
+            return None
+        return Path(self._folder, f"global_step_{tracker.read_text().strip()}"), tracker.stat().st_mtime_ns
 
     def _check_filter(self, result: GTPOAdvantage) -> None:
         """A batch of which the completion filter drops every completion teaches nothing."""

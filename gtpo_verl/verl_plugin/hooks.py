@@ -217,6 +217,8 @@ def log(proceed: Callable, tracking: Any, *, data: dict[str, Any], step: Any) ->
                 "super()._compute_advantage, or set algorithm.adv_estimator=grpo"
             )
     state = current.get()
+    if state and "estimator" in vars(state):
+        state.estimator.keep_with_checkpoint()  # verl saves a step before it logs it
     if state and state.watch:
         state.watch.logged(data)
     return result

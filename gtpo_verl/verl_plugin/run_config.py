@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from gtpo_verl.algorithm.config import GTPOConfig
+from gtpo_verl.run_files.initial_entropy import InitialEntropy
 
 ALIAS = "gtpo_trajectory"
 NAMES = ("gtpo", ALIAS)
@@ -87,7 +88,8 @@ class RunConfig(NamedTuple):
     Args:
         mode (Mode): of the run.
         gtpo (VerlGTPOConfig): GTPO's settings; the defaults where the run asks for nothing.
-        resumed_from (str | None): the folder of the checkpoints from which verl will resume; None of a new run.
+        resumed_from (str | None): the folder whose record of ⟨H⟩_ini is of the run that verl will resume, the
+            checkpoint itself or, where that has none, the folder around it; None of a new run.
     """
 
     mode: Mode
@@ -113,7 +115,10 @@ def _resumed_from(trainer: DictConfig) -> str | None:
     from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 
     if trainer.resume_mode == "resume_path" and trainer.resume_from_path:
-        return os.path.dirname(str(trainer.resume_from_path).rstrip("/"))
-    with redirect_stdout(io.StringIO()):  # verl says it again when it loads the checkpoint
-        found = trainer.resume_mode == "auto" and find_latest_ckpt_path(trainer.default_local_dir)
-    return trainer.default_local_dir if found else None
+        checkpoint = str(trainer.resume_from_path).rstrip("/")
+    else:
+        with redirect_stdout(io.StringIO()):  # verl says it again when it loads the checkpoint
+            checkpoint = (trainer.resume_mode == "auto" and find_latest_ckpt_path(trainer.default_local_dir)) or ""
+    if not checkpoint:
+        return None
+    return checkpoint if InitialEntropy.path(checkpoint).exists() else os.path.dirname(checkpoint)

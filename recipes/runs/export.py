@@ -15,6 +15,7 @@ from typing import Any
 
 from gtpo_verl.run_files.records import read_record
 from recipes.claim import claim
+from recipes.runs.run_folder import unquoted
 
 RECORD = "export.json"
 
@@ -140,4 +141,5 @@ def _name_of_base(checkpoint: Path) -> str | None:
     """The model that the run was started with, as `python3 -m recipes run` notes it in the run's folder."""
     record = checkpoint.resolve().parents[1] / "settings.json"
     settings = read_record(record) if record.is_file() else {}
-    return settings.get("actor_rollout_ref.model.path") or settings.get("model.path")
+    base = settings.get("actor_rollout_ref.model.path") or settings.get("model.path")
+    return base and unquoted(base)

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -175,7 +176,7 @@ def start_trainer(command: list[str], out: Path, log: Path, keep_open: Sequence[
                 "the runtime_env of this Ray job sets VERL_FILE_LOGGER_PATH, which this command reads: remove it"
             )
         given = {name: value for name, value in variables.items() if name not in of_job}
-        command = [*command, *(f"{prefix}{name}='{value}'" for name, value in given.items())]
+        command = [*command, *(f"{prefix}{name}={run_folder.quoted(value)}" for name, value in given.items())]
     environment = {**os.environ, "HYDRA_FULL_ERROR": "1", **variables}
     with log.open("a") as stream:
         return subprocess.Popen(
@@ -186,6 +187,30 @@ def start_trainer(command: list[str], out: Path, log: Path, keep_open: Sequence[
             start_new_session=True,
             pass_fds=keep_open,
         )
+
+
+def refuse_stale_ray(command: list[str]) -> None:
+    """Raise where the run would join the Ray that was last started by hand here, and that one is gone.
+
+    Raises:
+        ValueError: nothing listens at the address in Ray's file.
+    """
+    starts_its_own = not {"gtpo_cpu", "+machine=cpu"}.isdisjoint(command)
+    given = run_folder.overrides(command).get("ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS")
+    if given or starts_its_own or "verl.trainer.main_ppo" not in command:
+        return
+    from ray._private.utils import get_ray_address_file, read_ray_address
+
+    if not (address := read_ray_address()):
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{get_ray_address_file(None)} names a Ray at {address}, which does not answer ({error}): remove the file, "
+            "start that Ray again, or add ++ray_kwargs.ray_init.address=local"
+        ) from error
 
 
 def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO, starts: int = 3) -> int:
@@ -218,10 +243,9 @@ def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO, st
             print("Ray was too slow to start, as happens on a busy machine: trying again", flush=True)
             return train(command, out, stall_s, lock, starts - 1)
         print(f"\n--- from {log}\n{failure_lines(said)}\n---", file=sys.stderr)
-        print(
-            f"the run failed: {reason or f'verl ended with status {status}'}; its log is {log}{disk_note(out)}",
-            file=sys.stderr,
-        )
+        reason, notes = reason or f"verl ended with status {status}", disk_note(out)
+        notes += run_folder.unreadable_note(command, out, said)
+        print(f"the run failed: {reason}; its log is {log}{notes}", file=sys.stderr)
         return status if status > 0 else 1
     if not steps:
         print(
@@ -285,12 +309,14 @@ def run(args: argparse.Namespace) -> int:
     """Hold the folder, note the command, train; returns the exit status.
 
     Raises:
-        ValueError: a run is active in the folder, or the folder has a checkpoint of other settings or a damaged record.
+        ValueError: a run is active in the folder, the folder has a checkpoint of other settings, a damaged one or a
+            damaged record, or the Ray to join is gone.
     """
     if args.stall is not None and not args.stall > 0:
         raise ValueError(f"--stall {args.stall}: must be seconds, above 0")
     args.out.mkdir(parents=True, exist_ok=True)
     with run_folder.lock(args.out) as lock:
+        refuse_stale_ray(args.command)
         run_folder.hold_settings(args.command, args.out, args.extend)
         run_folder.write_command(args.command, args.out, ["--stall", str(args.stall)] if args.stall else [])
         for number in (signal.SIGTERM, signal.SIGHUP):

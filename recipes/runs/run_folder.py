@@ -16,6 +16,7 @@ import shutil
 import sys
 import time
 import uuid
+import zipfile
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -70,9 +71,22 @@ _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$")
 
 
 def overrides(command: list[str]) -> dict[str, str]:
-    """The Hydra overrides in a command: the last value of each key."""
+    """The Hydra overrides in a command: the last value of each key, as it is written."""
     words = (word.partition("=") for word in command)
     return {key.lstrip("+~"): value for key, equals, value in words if equals and not key.startswith("-")}
+
+
+def quoted(value: str) -> str:
+    """A text as a value of a Hydra override, whatever its characters."""
+    doubled = re.sub(r"(\\+)(?='|$)", r"\1\1", value)
+    return "'" + doubled.replace("'", r"\'") + "'"
+
+
+def unquoted(value: str) -> str:
+    """What Hydra reads of a value, if that is one text in single quotes; any other as it is."""
+    if not re.fullmatch(r"'([^'\\]|\\.)*'", value, re.DOTALL):
+        return value
+    return re.sub(r"(\\*)\1(\\'|$)", lambda found: found[1] + found[2][1:], value[1:-1])
 
 
 def settings(command: list[str]) -> dict[str, str]:
@@ -141,21 +155,53 @@ def has_checkpoint(command: list[str], out: Path) -> bool:
     True under `trainer.resume_mode=disable` too: until the new run saves, a later start would resume the old one's.
 
     Raises:
-        ValueError: that checkpoint is missing; verl would silently start from the beginning.
+        ValueError: that checkpoint is missing, and verl would silently start from the beginning; or one of its files
+            was cut off, which verl's error would not name.
     """
-    given = overrides(command)
-    folder = Path(given.get("trainer.default_local_dir", out / "checkpoints"))
-    tracker = folder / "latest_checkpointed_iteration.txt"
+    tracker = _tracker(command, out)
     if not tracker.exists():
         return False
-    step = tracker.read_text().strip()
-    if given.get("trainer.resume_mode", "auto") == "auto" and not (folder / f"global_step_{step}").is_dir():
-        there = ", ".join(path.name for path in sorted(folder.glob("global_step_*"))) or "none"
-        raise ValueError(
-            f"{tracker} names step {step!r}, whose checkpoint is missing (there is: {there}): write the number of an "
-            "existing one into it, or remove it to start from the beginning"
-        )
+    if overrides(command).get("trainer.resume_mode", "auto") == "auto":
+        step = tracker.read_text().strip()
+        checkpoint = tracker.with_name(f"global_step_{step}")
+        if not checkpoint.is_dir():
+            raise ValueError(
+                f"{tracker} names step {step!r}, whose checkpoint is missing {_other_checkpoints(tracker)}"
+            )
+        if cut := _cut_off(checkpoint):
+            raise ValueError(f"{cut} is cut off {_other_checkpoints(tracker)}")
     return True
+
+
+def unreadable_note(command: list[str], out: Path, said: str) -> str:
+    """The checkpoint that torch could not read, which its error does not name; empty where it said nothing of it."""
+    tracker = _tracker(command, out)
+    if "PytorchStreamReader failed" not in said or not tracker.exists():
+        return ""
+    checkpoint = tracker.with_name(f"global_step_{tracker.read_text().strip()}")
+    return f"; a file of {checkpoint} is damaged {_other_checkpoints(tracker)}"
+
+
+def _other_checkpoints(tracker: Path) -> str:
+    """The whole checkpoints beside the one that verl would resume, and what to do."""
+    named = tracker.with_name(f"global_step_{tracker.read_text().strip()}")
+    others = sorted(set(tracker.parent.glob("global_step_*")) - {named}, key=lambda path: path.stat().st_mtime)
+    whole = ", ".join(path.name for path in others if not _cut_off(path)) or "none"
+    return (
+        f"(whole checkpoints besides: {whole}): write the number of a whole one into {tracker}, or remove that file to "
+        "start from the beginning"
+    )
+
+
+def _tracker(command: list[str], out: Path) -> Path:
+    """verl's file with the number of the last checkpoint."""
+    folder = overrides(command).get("trainer.default_local_dir", str(out / "checkpoints"))
+    return Path(unquoted(folder), "latest_checkpointed_iteration.txt")
+
+
+def _cut_off(checkpoint: Path) -> Path | None:
+    """A file of torch.save that lacks its end, where a zip archive has its table of contents."""
+    return next((path for path in sorted(checkpoint.rglob("*.pt")) if not zipfile.is_zipfile(path)), None)
 
 
 def write_command(command: list[str], out: Path, options: list[str]) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from gtpo_verl.tools.check.resources import DRIVER_REMEDY
 from gtpo_verl.tools.diagnose.logs import read_metrics
 from recipes.runs.launch import end_process
+from recipes.runs.run_folder import unquoted
 
 SMALL_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 _LIMIT_S = 1800
@@ -177,7 +178,7 @@ def whole_run(out: Path, model: str) -> str:
     if not seconds:
         return ""
     settings = json.loads((out / "settings.json").read_text())
-    rows = pq.read_metadata(settings["data.train_files"]).num_rows
+    rows = pq.read_metadata(unquoted(settings["data.train_files"])).num_rows
     steps = rows // int(settings["data.train_batch_size"]) * int(settings["trainer.total_epochs"])
     rate = sum(seconds) / len(seconds)
     memory = max(_logged(out, "actor/perf/max_memory_reserved_gb"), default=0)

@@ -271,7 +271,7 @@ SICK = {
     "letter_counting/grpo-lr5e-05-seed4": [BESIDE],
     "letter_counting/grpo_coin-lr5e-05-seed1": [NO_ACCURACY, BESIDE, NO_FORMAT, NO_END],
 }
-"""What ails the study's runs of one prompt a step, as their curves show it. docs/reliability.md says what is missed."""
+"""What ails the study's runs of one prompt a step, as their curves show it. tests/README.md says what is missed."""
 RESULTS = ROOT / "studies/results"
 PLACES = [RESULTS, *map(zipfile.Path, RESULTS.glob("verl.zip"))]  # neither is there under scripts/mutation.sh
 STUDY = {

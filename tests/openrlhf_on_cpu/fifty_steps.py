@@ -1,4 +1,4 @@
-"""Fifty steps of GTPO and of GRPO in OpenRLHF on the CPU (docs/openrlhf.md).
+"""Fifty steps of GTPO and of GRPO in OpenRLHF on the CPU (tests/openrlhf_on_cpu/README.md).
 
     .venv-openrlhf/bin/python tests/openrlhf_on_cpu/fifty_steps.py OUT
 

@@ -1,25 +1,37 @@
-"""The recipes run here against a python3 that only notes its arguments; `recipes.txt` has what they are to be."""
+"""The recipes run here against a python3 that only notes its arguments; `recipes.txt` has what they are to be.
+
+python tests/recipes/test_recipes_on_cpu.py --update     writes recipes.txt anew, for the commands that it names
+"""
 
 import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
+from glob import has_magic
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
+from gtpo_verl.reward.score import compute_score
 from gtpo_verl.verl_plugin import preflight
 from gtpo_verl.verl_plugin.run_config import VerlGTPOConfig
 from recipes.paper.evaluation import parse_dump_argument
+from recipes.runs import run_folder
 from recipes.runs.run_folder import overrides
 
 ROOT = Path(__file__).resolve().parents[2]
+
+BASH, CPU_RECIPE = shutil.which("bash"), "recipes/run_gtpo_cpu.sh"
 
 FAKE_PYTHON = f"""#!{sys.executable} -IS
 import json, os, pathlib, sys
@@ -40,6 +52,10 @@ if "export" in sys.argv:
 
 @pytest.fixture
 def call(tmp_path):
+    return caller(tmp_path)
+
+
+def caller(tmp_path):
     """Run a recipe with these variables and arguments; the arguments of every python3 it started."""
     bin_dir = tmp_path / "bin"
     bin_dir.mkdir()
@@ -98,8 +114,8 @@ def given_settings(arguments: list[str], out: Path) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-@pytest.mark.parametrize("command", GOLDEN)
-def test_a_recipe_gives_the_settings_on_record_and_they_fit_verl(call, tmp_path, command):
+def given_arguments(call, command: str) -> tuple[str, list[str]]:
+    """The script that a command runs, and what it gives to verl or OpenRLHF."""
     words = shlex.split(command)
     variables = dict(word.split("=", 1) for word in words if "=" in word)
     script, *args = [word for word in words if "=" not in word]
@@ -108,6 +124,28 @@ def test_a_recipe_gives_the_settings_on_record_and_they_fit_verl(call, tmp_path,
         for x in call(script.removesuffix(".sh"), *args, **variables)[1:]
         if {"check", "evaluate"}.isdisjoint(x) and ("--config-name" in x or "openrlhf" in x)
     ]
+    return script, arguments
+
+
+def update(folder: Path) -> None:
+    """Write `recipes.txt` anew: its comment, its commands, and their settings as they are now."""
+    path, call = Path(__file__).parent / "recipes.txt", caller(folder)
+    lines = path.read_text().splitlines()
+    written, now = [line for line in lines if line.startswith("#")], dict[str, dict[str, str]]()
+    for line in lines:
+        if not line.startswith("== "):
+            continue
+        command, _, other = line.removeprefix("== ").partition(" < ")
+        now[command] = settings = given_settings(given_arguments(call, command)[1], folder / "out")
+        base = now.get(other, {})
+        written += ["", line, *(f"{key}={value}" for key, value in settings.items() if base.get(key) != value)]
+        written += [f"-{key}" for key in base if key not in settings]
+    path.write_text("\n".join(written) + "\n")
+
+
+@pytest.mark.parametrize("command", GOLDEN)
+def test_a_recipe_gives_the_settings_on_record_and_they_fit_verl(call, tmp_path, command):
+    script, arguments = given_arguments(call, command)
     assert given_settings(arguments, tmp_path / "out") == GOLDEN[command]
     if "--config-name" not in arguments:
         return
@@ -143,6 +181,28 @@ def test_every_recipe_and_ablation_is_on_record_and_every_ablation_in_the_table_
     assert set(ablations()) <= named
 
 
+FAKE_BASH = """#!/bin/sh
+printf '%s\\n' "$MODEL" "$ALGO" "$KL_LOSS_COEF" "$@" >"$CALLS"
+"""
+
+
+def test_every_ablation_runs_without_a_gpu_too(tmp_path):
+    (tmp_path / "bash").write_text(FAKE_BASH)
+    (tmp_path / "bash").chmod(0o755)
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(tmp_path / "calls"), "MODEL": "cpu"}
+    with initialize_config_dir(str(ROOT / "recipes/config"), version_base=None):
+        for name in ablations():
+            subprocess.run([BASH, str(ROOT / "recipes/ablations.sh"), name, "trainer.save_freq=7"], env=env, check=True)
+            model, algo, kl_loss_coef, script, *words = (tmp_path / "calls").read_text().splitlines()
+            assert (model, algo, script) == ("tiny", "grpo" if name[:2] in ("kl", "be") else "gtpo", CPU_RECIPE)
+            assert (kl_loss_coef != "0") == (name in ("kl_1e-6", "kl_0.04"))
+            config = compose("gtpo_cpu", overrides=["task_dir=/nowhere", f"algorithm.adv_estimator={algo}", *words])
+            preflight.validated(config)
+            assert config.trainer.save_freq == 7
+            asked = OverridesParser.create().parse_overrides([word for word in words if "algorithm.gtpo." in word])
+            assert all(OmegaConf.select(config, word.key_or_group) == word.value() for word in asked)
+
+
 def test_the_settings_that_all_recipes_share_are_the_papers():
     with initialize_config_dir(str(ROOT / "recipes/config"), version_base=None):
         config, sft = compose("gtpo"), omega_conf_to_dataclass(compose("sft").optim)
@@ -155,7 +215,9 @@ def test_the_settings_that_all_recipes_share_are_the_papers():
     assert (sft.lr_scheduler_type, list(sft.betas)) == ("cosine", [0.9, 0.95])
     assert (rollout.temperature, rollout.top_p, rollout.top_k) == (1.0, 1.0, -1)
     assert {config.seed, config.data.seed, actor.data_loader_seed, rollout.seed} == {3407}
-    assert config.reward.custom_reward_function.path == "pkg://gtpo_verl.reward"
+    reward = config.reward.custom_reward_function
+    assert reward.path == "pkg://gtpo_verl.reward"
+    assert getattr(import_module(reward.path.removeprefix("pkg://")), reward.name) is compute_score
     assert VerlGTPOConfig(**config.algorithm.gtpo) == VerlGTPOConfig()
 
 
@@ -190,6 +252,41 @@ OF_A_CLUSTER = {"RAY_ADDRESS": "head:6379", "FAKE_MACHINE": "1 flash_attention_2
 
 def test_the_gpus_of_a_ray_cluster_are_those_that_are_given(call):
     assert overrides(call("run_gtpo_qwen", **OF_A_CLUSTER, NGPUS_PER_NODE="2")[-1])["trainer.n_gpus_per_node"] == "2"
+
+
+def test_folders_may_have_any_name(call, tmp_path):
+    folder = tmp_path / 'josé\'s [1] {x}, a=b#("*")'
+    for name in ("data", "model"):
+        (folder / name).mkdir(parents=True)
+    for name in ("train.parquet", "test.parquet"):
+        (folder / "data" / name).touch()
+    named = {"OUT": str(folder / "out"), "DATA_DIR": str(folder / "data"), "MODEL_PATH": str(folder / "model")}
+    check, *_, measured, trained = call(
+        "run_gtpo_qwen", **named, ROLLOUT_DUMP="rollouts #1", STRICT_INITIAL_ENTROPY="1"
+    )
+    for arguments in (check[4:], trained):
+        config = compose_call(arguments)
+        assert config.trainer.default_local_dir == f"{folder}/out/checkpoints"
+        assert config.trainer.rollout_data_dir == "rollouts #1"
+        for path, own in (
+            (config.data.train_files, "data/train.parquet"),
+            (config.actor_rollout_ref.model.path, "model"),
+        ):
+            assert not has_magic(path) and Path(path).resolve() == folder / own  # which datasets and vLLM look for
+    assert measured[measured.index("--model") + 1] == compose_call(trained).actor_rollout_ref.model.path
+    assert trained[4] == f"{folder}/out"
+    assert run_folder.unquoted(overrides(trained)["trainer.default_local_dir"]) == f"{folder}/out/checkpoints"
+
+
+@pytest.mark.parametrize("name", ["run_gtpo_qwen", "run_sft", "evaluate"])
+def test_a_python_without_verl_is_named(tmp_path, name):
+    (tmp_path / "python3").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "python3").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "OUT": str(tmp_path / "out")}
+    for smoke in ("0", "1"):
+        command = ["bash", str(ROOT / f"recipes/{name}.sh"), "some/model"]
+        done = subprocess.run(command, env=env | {"SMOKE": smoke}, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 2 and f"{tmp_path}/python3 has no verl" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -279,3 +376,8 @@ def test_a_checkpoint_of_verl_is_exported_and_its_adapter_sampled_on_its_base(ca
     assert exported == ["-m", "recipes", "export", str(tmp_path / "global_step_5"), str(out)]
     model = compose_call(sampled).actor_rollout_ref.model
     assert (model.path, Path(model.lora_adapter_path), model.lora_rank) == ("the/base", out, 16)
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["--update"]:
+    with tempfile.TemporaryDirectory() as folder:
+        update(Path(folder).resolve())

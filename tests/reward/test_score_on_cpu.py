@@ -261,7 +261,7 @@ class Scorer:
         math_verify_process.TIMEOUT_SECONDS = seconds
         result = score.compute_score("test", f"<answer>{answer}</answer>", "7")
         return result["acc"], result["timeout"]
-ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
 scorer = Scorer.remote()
 results = ray.get([scorer.score.remote(answer) for answer in ("3+4", "3+5") * 4], timeout=600)
 assert results == [(1.0, 0.0), (0.0, 0.0)] * 4, results

@@ -41,6 +41,7 @@ def install_in(monkeypatch, no_load_errors):
 NOT_TESTED = ["0.9.1.dev", "0.9.1+fork", "0.10.0.dev", "1.0", "main"]
 
 
+@pytest.mark.process
 def test_importing_verl_takes_no_name_but_our_own_and_imports_no_trainer():
     code = """
 import sys, verl
@@ -56,6 +57,7 @@ print(estimators[0].__module__, losses[0].__module__)
     assert last_line(code) == "gtpo_verl.verl_plugin.state gtpo_verl.verl_plugin.loss"
 
 
+@pytest.mark.process
 def test_another_package_may_take_the_name_before_or_after_the_plugin_loads():
     code = """
 import verl

@@ -1,9 +1,12 @@
 """What holds in both trainers of verl, V1 and legacy, from the rows to the loss and the log."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from rollout_batch import expected, padded, real_mean_entropy
 from verl.utils.metric import reduce_metrics
+from verl.utils.tracking import Tracking
 
 from gtpo_verl import GTPOConfig
 from gtpo_verl.run_files.initial_entropy import InitialEntropy
@@ -173,3 +176,26 @@ def test_prompts_that_differ_within_a_group_share_no_positions(stage, rows):
     plain = expected(rows, config=GTPOConfig(conflict_span="none"), initial_entropy=0.3)
     torch.testing.assert_close(advantages[[2, 5]], plain[[2, 5]])
     assert (advantages[[2, 5]] != alike[[2, 5]]).any() and metrics["gtpo/group/size_min"] == 2
+
+
+def save_checkpoint(gtpo, step):
+    """As verl does, which then logs the step."""
+    folder = Path(gtpo.config.trainer.default_local_dir)
+    (folder / f"global_step_{step}").mkdir(parents=True, exist_ok=True)
+    (folder / "latest_checkpointed_iteration.txt").write_text(str(step))
+    Tracking("gtpo", "run", ["console"]).log({"training/global_step": step}, step)
+
+
+def test_runs_that_share_a_folder_of_checkpoints_resume_each_with_its_own_initial_entropy(stage, rows):
+    """As all runs of a project do that do not set default_local_dir."""
+    first = stage()
+    measured = first.step()[0]["gtpo/entropy/initial"]
+    save_checkpoint(first, 1)
+    rows["entropy"] = [entropy + 0.1 for entropy in rows["entropy"]]
+    other = stage("trainer.resume_mode=disable")  # it writes its record, and no checkpoint
+    assert other.step()[0]["gtpo/entropy/initial"] == pytest.approx(measured + 0.1)
+    Tracking("gtpo", "run", ["console"]).log({"training/global_step": 1}, 1)
+    save_checkpoint(other, 3)
+    assert stage(global_steps=4).step()[0]["gtpo/entropy/initial"] == pytest.approx(measured + 0.1)
+    Path(first.config.trainer.default_local_dir, "latest_checkpointed_iteration.txt").write_text("1")
+    assert stage(global_steps=2).step()[0]["gtpo/entropy/initial"] == measured

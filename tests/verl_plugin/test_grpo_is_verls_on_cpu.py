@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 
 # The functions that the plugin hooks, as a GRPO run of each trainer calls them.

@@ -6,8 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import verl
 from verl.trainer.ppo import ray_trainer
+
+pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[2]
 

@@ -82,6 +82,7 @@ def ask(process, what="?"):
     return process.stdout.readline().strip()
 
 
+@pytest.mark.process
 def test_a_second_run_in_a_ray_cluster_is_refused_and_told_of_the_first(start):
     first = start("first")
     address = first.stdout.readline().strip()
@@ -92,6 +93,7 @@ def test_a_second_run_in_a_ray_cluster_is_refused_and_told_of_the_first(start):
     assert ask(first) == "first"
 
 
+@pytest.mark.process
 def test_another_job_may_attach_to_the_queue_of_a_run(start):
     first = start("first")
     address = first.stdout.readline().strip()
@@ -114,6 +116,7 @@ def test_a_ray_that_cannot_name_the_driver_of_the_other_run_is_no_error(monkeypa
     assert one_run_per_cluster._driver("01000000") == ""
 
 
+@pytest.mark.process
 def test_without_the_plugin_each_run_trains_on_the_rollouts_of_both(start):
     """The day this fails, verl keeps runs apart by itself."""
     first = start("first", VERL_USE_EXTERNAL_PLUGINS="none")

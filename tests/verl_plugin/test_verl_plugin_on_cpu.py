@@ -1,6 +1,9 @@
 import logging
 
+import pytest
 from own_process import NOT_LOADED, run_python
+
+pytestmark = pytest.mark.process
 
 
 def test_the_log_is_shown_once_also_where_the_root_logger_shows_errors_only():

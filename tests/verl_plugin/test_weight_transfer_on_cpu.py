@@ -75,15 +75,18 @@ def exchange():
     shutil.rmtree(folder)
 
 
+@pytest.mark.process
 def test_each_rollout_gets_the_weights_of_its_own_run(exchange):
     assert exchange("101", "102", receivers=2) == [0.0, 1.0]
 
 
+@pytest.mark.process
 def test_without_the_plugin_a_rollout_gets_the_other_runs_weights(exchange):
     """The day this fails, verl keeps runs apart by itself."""
     assert exchange("101", "102", receivers=1, VERL_USE_EXTERNAL_PLUGINS="none") == [1.0]
 
 
+@pytest.mark.process
 def test_outside_ray_weights_go_through_the_socket_that_verl_names(exchange):
     assert exchange(None, receivers=1) == [0.0]
 
@@ -117,7 +120,7 @@ class Worker:
         from gtpo_verl.verl_plugin.weight_transfer import _of_this_node
         return _of_this_node()
 
-ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100_000_000, log_to_driver=False)
+ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=100_000_000, log_to_driver=False)
 trainer, server = Worker.remote(), Worker.remote()
 names = ray.get([trainer.name.remote(False), server.name.remote(True)])
 print(ray.get_runtime_context().get_job_id(), *names, flush=True)
@@ -125,6 +128,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.process
 def test_the_processes_of_a_ray_node_agree_on_a_name_and_two_rays_do_not():
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

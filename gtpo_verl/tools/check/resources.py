@@ -172,12 +172,12 @@ def _cluster(get: Callable, nodes: int, gpus: int) -> Iterator[Finding]:
         status = get_cluster_status(head)
     except Exception as error:  # of several classes, none of them Ray's own base class
         says = f"not reached at {address}: {textwrap.shorten(str(error), 120)}"
-        yield Finding("Ray cluster", says, f"start Ray on every node first ({DOCS}/clusters.md); {_TOKEN}")
+        yield Finding("Ray cluster", says, f"start Ray on every node first ({DOCS}/gpu.md); {_TOKEN}")
         return
     members = [node.total_resources() for node in (*status.active_nodes, *status.idle_nodes)]
     large_enough = sum(member.get("GPU", 0) >= gpus for member in members)
     says = f"{large_enough} of {len(members)} nodes at {address} have {gpus} GPUs, {nodes} asked for"
-    remedy = f"start Ray on every node ({DOCS}/clusters.md), or lower trainer.nnodes; {_TOKEN}"
+    remedy = f"start Ray on every node ({DOCS}/gpu.md), or lower trainer.nnodes; {_TOKEN}"
     yield Finding("Ray cluster", says, remedy if large_enough < nodes else "")
     cpus, needed = sum(member.get("CPU", 0) for member in members), _cpus_needed(get, nodes * gpus)
     remedy = "start Ray with a larger --num-cpus, a number that it only uses for scheduling"

@@ -1,5 +1,6 @@
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -243,6 +244,34 @@ def test_rays_workers_get_the_loggers_variables_but_those_of_their_ray_job(tmp_p
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"runtime_env": job}))
     with pytest.raises(ValueError, match="sets VERL_FILE_LOGGER_PATH"):
         launch.start_trainer(*start)
+
+
+def test_a_checkpoint_that_torch_cannot_read_is_named_with_the_others(run, capsys):
+    for step in (10, 20):
+        (run.out / f"checkpoints/global_step_{step}").mkdir(parents=True)
+    (run.out / "checkpoints/latest_checkpointed_iteration.txt").write_text("20")
+    assert run("sys.exit('RuntimeError: PytorchStreamReader failed reading zip archive')") == 1
+    said = capsys.readouterr().err
+    assert f"a file of {run.out}/checkpoints/global_step_20 is damaged" in said and "besides: global_step_10)" in said
+
+
+def test_a_ray_that_is_gone_is_named_before_it_is_joined(tmp_path, monkeypatch):
+    """As a `ray start` that was killed leaves its address behind."""
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    command = ["python3", "-m", "verl.trainer.main_ppo", "--config-name", "gtpo"]
+    launch.refuse_stale_ray(command)
+    address = tmp_path / "ray/ray_current_cluster"
+    address.parent.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as running:
+        address.write_text(f"127.0.0.1:{running.getsockname()[1]}")
+        launch.refuse_stale_ray(command)
+    with pytest.raises(ValueError, match=str(address)):
+        launch.refuse_stale_ray(command)
+    for own in ("++ray_kwargs.ray_init.address=local", "+machine=cpu", "gtpo_cpu"):
+        launch.refuse_stale_ray([*command, own])
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    launch.refuse_stale_ray(command)
 
 
 @pytest.mark.parametrize(("steps", "rows"), [(5, ["| 1 to 5 |"]), (6, ["| 1 to 5 |", "| 2 to 6 |"])])

@@ -2,6 +2,8 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from recipes.runs import run_folder
 from recipes.runs.run_folder import hold_settings, overrides, write_command
@@ -89,11 +91,32 @@ def test_the_checkpoints_are_sought_where_verl_writes_them(tmp_path):
 def test_a_checkpoint_that_is_gone_is_named(tmp_path, save, tracker):
     save()
     (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text(tracker)
-    with pytest.raises(
-        ValueError, match=rf"names step '{tracker}', whose checkpoint is missing \(there is: global_step_20\)"
-    ):
+    with pytest.raises(ValueError, match=rf"names step '{tracker}'.*missing \(.*: global_step_20\)"):
         hold_settings(COMMAND, tmp_path)
     hold_settings([*COMMAND, "trainer.resume_mode=disable"], tmp_path)
+
+
+def test_a_checkpoint_that_was_cut_off_is_named_with_the_whole_one_before_it(tmp_path, save):
+    save()
+    for step in (5, 10, 20):
+        actor = tmp_path / f"checkpoints/global_step_{step}/actor"
+        actor.mkdir(parents=True)
+        torch.save({"weight": torch.ones(1000)}, actor / "model_world_size_1_rank_0.pt")
+    hold_settings(COMMAND, tmp_path)
+    for step in (5, 20):
+        path = tmp_path / f"checkpoints/global_step_{step}/actor/model_world_size_1_rank_0.pt"
+        path.write_bytes(path.read_bytes()[:1500])
+    with pytest.raises(ValueError) as error:
+        hold_settings(COMMAND, tmp_path)
+    assert f"{path} is cut off" in str(error.value) and "besides: global_step_10)" in str(error.value)
+    (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("10")  # the remedy
+    hold_settings(COMMAND, tmp_path)
+
+
+@pytest.mark.parametrize("value", ["/x/josé's [1] {x}, a=b#", "a\\", "a\\'b\\", '"', "~/x", "", " ", "$a"])
+def test_a_quoted_value_is_what_hydra_reads(value):
+    word = run_folder.quoted(value)
+    assert OverridesParser.create().parse_override(f"key={word}").value() == value == run_folder.unquoted(word)
 
 
 def test_a_run_begun_anew_beside_a_checkpoint_of_other_settings_is_refused(tmp_path, save):

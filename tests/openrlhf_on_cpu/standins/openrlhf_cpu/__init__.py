@@ -1,7 +1,8 @@
 """OpenRLHF's own trainer, actors and vLLM engines without an accelerator; nothing of its algorithm is replaced.
 
 `install` runs in the driver, in every worker of Ray (`worker_process_setup_hook`) and in every process of vLLM (entry
-point `vllm.general_plugins`). docs/openrlhf.md says of each stand-in why it changes no number of the algorithm.
+point `vllm.general_plugins`). tests/openrlhf_on_cpu/README.md says of each stand-in why it changes no number of
+the algorithm.
 """
 
 import os
