@@ -14,7 +14,8 @@ def _register(trainer_sync):
         def _compute_advantage(self, batch, metrics):
             where = {"keys": batch.keys, "partition_id": batch.partition_id}
             rewards = tq.kv_batch_get(**where, select_fields=["rm_scores"])["rm_scores"]
-            return tq.kv_batch_put(**where, fields=TensorDict({"advantages": rewards}, batch_size=len(batch.keys)))
+            fields = {"advantages": rewards, "returns": rewards}
+            return tq.kv_batch_put(**where, fields=TensorDict(fields, batch_size=len(batch.keys)))
 
         def _update_actor(self, batch, metrics):
             size = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
