@@ -81,7 +81,8 @@ def find_source(path: Path, tokenizer: str | None = None) -> Source:
         raise ValueError(f"{path} has {of}, which are text: name the run's tokenizer with --tokenizer")
     name, settings = tokenizer, GTPOConfig(completion_filter="never")
     _loaded(name)
-    print(f"reading {len(files)} files of text with the tokenizer {name}", file=sys.stderr)
+    if (size := sum(file.stat().st_size for file in files)) > 1 << 20:
+        print(f"reading {len(files)} files of text, {size >> 20} MB, with the tokenizer {name}", file=sys.stderr)
     header = {"rollouts": of, "advantage": a, "gtpo_applied": False, "filter_active": False, "gtpo": asdict(settings)}
     return Source(header, files, _TEXT_BYTES, lambda file: _read_text(file, read_rows(file), name, settings))
 

@@ -7,6 +7,7 @@ is the dump of a run, for a first look.
 
 import argparse
 import os
+import sys
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -20,6 +21,7 @@ from gtpo_verl.tools.diagnose.verdict import Run, completions_per_step, report_o
 from gtpo_verl.tools.rollouts.sources import find_source, thin_out
 from gtpo_verl.tools.view.page import render
 
+_LONG = 16 << 20  # bytes that take seconds
 DEMO = Path(str(files(__package__))) / "demo"
 
 
@@ -64,7 +66,9 @@ def run(args: argparse.Namespace) -> int:
     source = find_source(args.path, args.tokenizer)
     paths = thin_out(source.paths, source.size_limit)
     name = "gtpo-verl view --demo" if args.demo else os.fsencode(args.path).decode(errors="replace")
-    seen = Rollouts(source)
+    seen, size = Rollouts(source), sum(path.stat().st_size for path in paths)
+    if size > _LONG:
+        print(f"reading {len(paths)} steps, {size >> 20} MB", file=sys.stderr)
 
     def steps() -> Iterator[list[dict[str, Any]]]:
         for path in paths:
