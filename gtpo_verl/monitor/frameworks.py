@@ -99,7 +99,7 @@ FRAMEWORKS = {
         dict.fromkeys(_COMPLETIONS, _METRICS_OF_COMPLETIONS)
         | {"mismatch": "actor_rollout_ref.rollout.calculate_log_probs=True"},
         r"reward/(?!score|acc|format|strict|timeout)(\w+)/mean",
-        (r"val-core/.+/mean@\d+|val/test_score/.+", r"val-aux/.+/(acc|score|reward)/mean@\d+"),
+        (r"val-core/.+/mean@\d+|val/(.+/)?test_score(/.+)?", r"val-aux/.+/(acc|score|reward)/mean@\d+"),
     ),
     "TRL": Framework(_TRL, _TRL_REMEDIES),
     "ms-swift": Framework(
@@ -128,7 +128,7 @@ METRICS = frozenset().union(*_OF_METRICS.values())
 
 def is_metric(name: str) -> bool:
     """Return whether some framework logs a number of a run under this name."""
-    return name in METRICS or name.startswith(("rewards/", "reward/", "val-core/", "val-aux/", "val/test", "eval"))
+    return name in METRICS or name.startswith(("rewards/", "reward/", "val-core/", "val-aux/", "val/", "eval"))
 
 
 def framework_of(metrics: Iterable[str]) -> str:

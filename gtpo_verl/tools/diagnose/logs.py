@@ -300,6 +300,7 @@ def _columns(name: str, header: str) -> dict[int, str]:
         run, of_chart, metric = column.strip().rpartition(" - ")
         if not metric.endswith(("__MIN", "__MAX")):
             metric = re.sub(r"\s*/\s*", "/", metric).removeprefix("train/").replace("Training Loss", "loss")
+            metric = re.sub(r"^(val-core|val-aux)_(.+)_(\w+)_(mean@\d+)$", r"\1/\2/\3/\4", metric)
             is_step = metric.lower() in _STEP_COLUMNS
             columns[place] = metric.lower() if is_step else _UNDERSCORED.get(metric, metric)
             runs |= {run} if of_chart else set()
