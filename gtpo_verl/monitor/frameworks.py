@@ -18,15 +18,11 @@ PART = "part "
 class Framework(NamedTuple):
     """The names of one framework.
 
-    Args:
-        metrics: of each of our numbers (`signs.NUMBERS`; `lowest` and `highest` reward of a step; `lr`; `longest`,
-            tokens of the longest completion; `cut`, the share as long as the longest; `reward_std` of the groups;
-            `tokens` of a step, and `prompt`, the mean ones of a prompt): the metrics that give it, of which the first
-            that is logged counts; `1 - x` is one of them subtracted.
-        remedies: the override of each kind of remedy, with {lr} and {limit} for the new values.
-        to_log: what logs a number that is missing.
-        parts: matches the metrics that are a part of the reward, with its name as the group.
-        validation: the first that matches some metric names those whose mean is the validation's result.
+    `metrics` has, of each of our numbers (`signs.NUMBERS`; `lowest` and `highest` reward of a step; `lr`; `longest`,
+    tokens of the longest completion; `cut`, the share as long as it; `tokens` of a step, and `prompt`, the mean ones of
+    a prompt), the metrics that give it, of which the first that is logged counts; `1 - x` is one subtracted. `remedies`
+    are the override of each kind, with {lr} and {limit} for new values; `to_log` logs a number that is missing; `parts`
+    matches a part of the reward, with its name as the group; the first `validation` that matches names its results.
     """
 
     metrics: Mapping[str, tuple[str, ...]]

@@ -47,11 +47,8 @@ NOTE, FAULT, FAILED = range(3)
 
 
 class Trend:
-    """Mean of a number over the last `window` steps: `now`, in the `first` window, and the `best` and `lowest` so far.
-
-    Args:
-        window (int): steps.
-        is_share (bool): whether it is a share of completions.
+    """Mean of a number, perhaps a share of completions, over the last `window` steps: `now`, in the `first` window, and
+    the `best` and `lowest` so far.
 
     Attributes:
         floor, limit: what it falls to at worst, and cannot exceed.
@@ -146,18 +143,11 @@ class Trend:
 
 
 class Sign(NamedTuple):
-    """A sign of a fault, which shows while its `measure` exceeds `limit`.
+    """A sign of a fault, which shows while its `measure` in a `Watch` exceeds `limit`.
 
-    Args:
-        number (str): whose change it is.
-        measure: how far it has gone, in a `Watch`; 0 or NaN if it cannot show.
-        limit (float): beyond it the sign shows.
-        meaning (str): what has happened.
-        level: what it amounts to; None: a fault where the outcome is held back, else a note.
-        remedy (str): a kind of `Framework.remedies`.
-        advice (str): what else to do, as a sentence, with {since} for the step.
-        calibrated (bool): whether stored runs that failed show it.
-        from_start (bool): whether it is there from the first step, however late it shows.
+    `number` is whose change it is, `meaning` what has happened, and `level` what it amounts to, where None is a fault
+    if the outcome is held back, and else a note. `remedy` is a kind of `Framework.remedies`, `advice` what else to do,
+    with {since} for the step. Stored runs show it if it is `calibrated`; `from_start` means from the first step on.
     """
 
     number: str
@@ -209,23 +199,19 @@ def differ(watch: "Watch") -> bool | None:
     return (equal.settled and equal.lowest_step < 1) or (spread.settled and not spread.is_zero())
 
 
-def frozen(watch: "Watch") -> bool:
-    """Return whether the gradient is 0."""
-    return watch["grad_norm"].is_zero()
-
-
 def no_progress(watch: "Watch", name: str) -> bool:
     """Return whether a hundred steps or more left an outcome where it was, and a tenth more would have been seen.
 
     An outcome that is at its ceiling from the start has nowhere to go, and one that was better in between has lost it.
     """
     x = watch[name]
-    if x.count < max(3 * x.window, 100) or watch.decides() != name or differ(watch) is False or frozen(watch):
+    if x.count < max(3 * x.window, 100) or watch.decides() != name:
         return False
+    trained = differ(watch) is not False and not watch["grad_norm"].is_zero()
     first, last, error = x.thirds()
     moved = abs(last - first) > error or last - x.first > math.hypot(2 * x.noise, error / math.sqrt(2))
     nowhere = x.first >= 0.95 * x.limit or x.highest_step - x.first < 2 * x.deviation
-    return not moved and not nowhere and not x.drop and error < 0.1 * (first - x.floor)
+    return trained and not moved and not nowhere and not x.drop and error < 0.1 * (first - x.floor)
 
 
 def validation_falls(watch: "Watch") -> float:
@@ -296,8 +282,18 @@ SIGNS = (
     Sign("validation", validation_falls, 1, "the validation falls while training rises", FAULT, "", _BOTH, False),
     _always("terminated", lambda w: w["terminated"].best < 0.3, "nearly all completions are cut off", _CUT, "limit"),
     _always("zero_std_groups", lambda w: differ(w) is False, "no gradient: all groups have equal rewards", _EQUAL),
-    _always("grad_norm", lambda w: frozen(w) and differ(w), "the gradient is 0 although rewards differ", _FROZEN),
-    _always("grad_norm", lambda w: frozen(w) and differ(w) is None, "no gradient: its norm is 0", _IDLE + _FROZEN),
+    _always(
+        "grad_norm",
+        lambda w: w["grad_norm"].is_zero() and differ(w),
+        "the gradient is 0 although rewards differ",
+        _FROZEN,
+    ),
+    _always(
+        "grad_norm",
+        lambda w: w["grad_norm"].is_zero() and differ(w) is None,
+        "no gradient: its norm is 0",
+        _IDLE + _FROZEN,
+    ),
     _always("reward", lambda w: w["reward"].is_zero(), "hardly a completion ever got a reward", _LOOK, "look"),
     _always("accuracy", lambda w: w["accuracy"].best < 0.02, "hardly a completion was ever right", _LOOK, "look"),
     _always("kl", lambda w: w["kl"].lowest > 10, "KL is absurd from the start", _TOO_LARGE),
@@ -349,19 +345,11 @@ class Alarm(NamedTuple):
 
 
 class Watch:
-    """The signs in one run.
+    """The signs in one run, whose framework's overrides are the remedies, with `limit` tokens to a completion.
 
-    Args:
-        windows: steps over which each number is averaged, by its name; what is not in it is not watched. Parts of the
-            reward have the window of the reward.
-        framework (str): whose overrides are the remedies.
-        limit (float | None): tokens at which completions are cut off.
-        signs: what to look for.
-
-    Attributes:
-        trends: of each number that was logged. Floors are the lowest values that were seen, if these are below 0.
-        showing: the signs that show, and the step from which on, but for breaks shorter than a window.
-        lr (float): the highest learning rate; 0 if none was logged.
+    `windows` are the steps over which each number is averaged; what is not in it is not watched, but for the parts of
+    the reward. Of each number that was logged there is one of the `trends`, whose floor is its lowest value if below 0.
+    `showing` are the signs that show, and since which step; `lr` is the highest learning rate, 0 if none was logged.
     """
 
     def __init__(

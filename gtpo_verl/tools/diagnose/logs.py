@@ -49,15 +49,8 @@ _STEPS = 200_000
 
 
 class Log(NamedTuple):
-    """What a trainer logged.
-
-    Args:
-        name (str): of its file.
-        framework (str): one of `frameworks.FRAMEWORKS`.
-        steps (dict): its metrics at each step, by the framework's names; NaN where the framework wrote one.
-        config (dict): what verl's console says of the run: `limit`, `prompts` of a step, and `n` completions of each.
-        notes (list): what a reader of the report should know of the file.
-    """
+    """What a trainer logged: its metrics at each step, by the framework's names, NaN where that wrote one; what verl's
+    console says of the run (`limit`, `prompts` of a step, `n` completions of each); what a reader should know of it."""
 
     name: str
     framework: str
@@ -142,13 +135,9 @@ def _lines(file: TextIO, *marks: str) -> Iterator[str]:
     """Yield the lines; no longer ones than a log's, and none of a block, but the first, without any of the `marks`."""
     rest, read = "", 0
     while block := file.read(_BLOCK):
-        if read >= 20 * _BLOCK and sys.stderr.isatty():
-            print(f"\rread {read >> 20} MB ", end="", file=sys.stderr, flush=True)
         *lines, rest = (rest + block).split("\n")
-        if not read or not marks or any(mark in block for mark in marks):
-            yield from (f"{line}\n" for line in lines)
-        else:
-            yield from (f"{line}\n" for line in lines[:1])  # which may have begun in the block before
+        wanted = not read or not marks or any(mark in block for mark in marks)
+        yield from (f"{line}\n" for line in (lines if wanted else lines[:1]))  # which began in the block before
         read += len(block)
         rest = rest if len(rest) <= _LINE else ""
     if rest:

@@ -5,21 +5,9 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gtpo_verl.monitor import signs as rules
 from gtpo_verl.monitor.frameworks import FRAMEWORKS, PART, limit_of, translate
-from gtpo_verl.monitor.signs import (
-    BROKEN,
-    FAILED,
-    FAULT,
-    NOTE,
-    NUMBERS,
-    OUTCOMES,
-    STEPS,
-    VALIDATIONS,
-    Sign,
-    Watch,
-    label,
-    window,
-)
+from gtpo_verl.monitor.signs import NUMBERS, Sign, Watch, label
 from gtpo_verl.run_files.links import DOCS
 from gtpo_verl.tools.diagnose.logs import Log, Steps, read_log
 
@@ -31,14 +19,8 @@ _SHARES = ("terminated", "cut", "exact_format")
 
 
 class Run(NamedTuple):
-    """What was read of a run.
-
-    Args:
-        log (Log): with our numbers (`signs.NUMBERS`) at each step.
-        completions (int | None): of a step; None: unknown.
-        limit (float | None): tokens at which completions are cut off; None: unknown.
-        seen (Rollouts | None): its completions.
-    """
+    """What was read of a run: its log with our numbers (`signs.NUMBERS`) at each step; how many completions a step has
+    and the tokens at which they are cut off, None if unknown; and its completions."""
 
     log: Log
     completions: int | None
@@ -53,14 +35,8 @@ def read_run(
     limit: float | None = None,
     completions: int | None = None,
 ) -> Run:
-    """Read a run's files.
-
-    Args:
-        path: what the trainer logged, or a folder of rollouts alone.
-        rollouts: a token dump or verl's rollouts.
-        tokenizer: of the run, for verl's rollouts.
-        limit: tokens at which completions are cut off; None: what the log shows.
-        completions: of a step; None: what the log shows.
+    """Read a run's files: what the trainer logged, or a folder of rollouts alone; rollouts, and verl's need the run's
+    tokenizer. The `limit` of a completion in tokens, and `completions` of a step, are else what the log shows.
 
     Raises:
         ValueError: nothing can be made of these files; the message names the file and a remedy.
@@ -115,12 +91,9 @@ def completions_per_step(log: Log) -> int | None:
         return round(median(of_tokens))
     if log.config.keys() >= {"prompts", "n"}:
         return log.config["prompts"] * log.config["n"]
-    shares = {x[name] for x in steps[:_MOST] for name in _SHARES if 0 < x.get(name, 0) < 1}
+    shares = {x[name] for x in steps[:1000] for name in _SHARES if 0 < x.get(name, 0) < 1}
     fitting = (n for n in range(2, 2001) if all(abs(share * n - round(share * n)) < 1e-4 * n for share in shares))
     return next(fitting, None) if shares else None
-
-
-_MOST = 1000
 
 
 def window_of(run: Run, name: str) -> int:
@@ -131,18 +104,18 @@ def window_of(run: Run, name: str) -> int:
     what changed from the first third of the run to the last.
     """
     if name == "validation":
-        return VALIDATIONS
+        return rules.VALIDATIONS
     steps = [run.log.steps[step] for step in sorted(run.log.steps)]
-    of_completions = window(run.completions) if run.completions else math.inf
+    of_completions = rules.window(run.completions) if run.completions else math.inf
     values = [x[name] for x in steps if math.isfinite(x.get(name, math.nan))]
     if len(values) >= 2 * of_completions or len(values) < 3:
-        return int(min(of_completions, window(1)))
+        return int(min(of_completions, rules.window(1)))
     lowest = min(0, *values, *(x.get("lowest", 0) for x in steps)) if name == "reward" else 0
     third = len(values) // 3
     changed = abs(fmean(values[-third:]) - fmean(values[:third]))
     seen = max(0.1 * (max(values) - lowest if name == "reward" else 1), changed / 2)
     noise = stdev(after - before for before, after in zip(values, values[1:], strict=False)) / math.sqrt(2)
-    return int(max(STEPS, min(math.ceil((4 * noise / seen) ** 2) if seen else STEPS, of_completions)))
+    return int(max(rules.STEPS, min(math.ceil((4 * noise / seen) ** 2) if seen else rules.STEPS, of_completions)))
 
 
 def report_on(run: Run) -> dict[str, Any]:
@@ -150,8 +123,10 @@ def report_on(run: Run) -> dict[str, Any]:
     steps, framework = run.log.steps, run.log.framework
     names = [*NUMBERS, *sorted({name for numbers in steps.values() for name in numbers if name.startswith(PART)})]
     counts = {name: sum(name in numbers for numbers in steps.values()) for name in names}
-    sizes = {name: window_of(run, name) for name in OUTCOMES if counts[name]}
-    largest = max((size for name, size in sizes.items() if name != "validation"), default=window(run.completions or 1))
+    sizes = {name: window_of(run, name) for name in rules.OUTCOMES if counts[name]}
+    largest = max(
+        (size for name, size in sizes.items() if name != "validation"), default=rules.window(run.completions or 1)
+    )
     windows = {name: min(sizes.get(name, largest), count // 2) for name, count in counts.items() if count > 1}
     watch = Watch(windows, framework, run.limit)
     for step in sorted(steps):
@@ -185,7 +160,9 @@ def _sorted(watch: Watch) -> tuple[list[Sign], list[Sign]]:
     once: list[Sign] = []
     for sign in watch.shown():
         once += [sign] if sign.number not in [x.number for x in once] else []
-    faults, notes = ([sign for sign in once if (watch.level(sign) == NOTE) is is_note] for is_note in (False, True))
+    faults, notes = (
+        [sign for sign in once if (watch.level(sign) == rules.NOTE) is is_note] for is_note in (False, True)
+    )
     return sorted(faults, key=lambda x: (watch.since(x), -watch.level(x))), sorted(notes, key=watch.since)
 
 
@@ -194,12 +171,12 @@ def judge(watch: Watch, signs: list[Sign], entries: int) -> tuple[str, str]:
     name = watch.decides()
     outcome = watch[name]
     now = f"{label(name)} {outcome.now:.2f} at the end, {outcome.first:.2f} at first, best {outcome.best:.2f}"
-    failed = [sign for sign in signs if watch.level(sign) == FAILED]
-    if broken := [sign for sign in failed if sign in BROKEN]:
+    failed = [sign for sign in signs if watch.level(sign) == rules.FAILED]
+    if broken := [sign for sign in failed if sign in rules.BROKEN]:
         return "failed", f"not finite: {', '.join(label(sign.number) for sign in broken)}"
-    always = [sign for sign in signs if sign.from_start and sign.level == FAULT]
-    if entries < 2 * STEPS and not always and outcome.window != VALIDATIONS:
-        return "cannot tell", f"at least {2 * STEPS} steps are needed; signs below may be noise"
+    always = [sign for sign in signs if sign.from_start and sign.level == rules.FAULT]
+    if entries < 2 * rules.STEPS and not always and outcome.window != rules.VALIDATIONS:
+        return "cannot tell", f"at least {2 * rules.STEPS} steps are needed; signs below may be noise"
     if failed:
         ends = [(label(sign.number), watch[sign.number]) for sign in failed]
         return "failed", "; ".join(f"{name} {x.now:.2f} at the end, best {x.best:.2f}" for name, x in ends)
