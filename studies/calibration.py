@@ -3,10 +3,10 @@
     python -m studies.calibration        writes the table in docs/results/diagnose/calibration.md
 
 A run has failed if its outcome, its clean endings or its format are lost at its end (`signs.Watch.collapsed`), since
-the step from which on they are. Each task is held out in turn: a sign gets a limit from the runs of the other tasks, which
-19 of 20 of those that did not fail stay below, and is tried on the runs of this task; the columns add up all turns. The
-last columns are with the limit of the package, chosen on the runs of the tiny model. Runs that do not fill two windows
-are left out.
+the step from which on they are. Each task is held out in turn: a sign gets a limit from the runs of the other tasks,
+which 19 of 20 of those that did not fail stay below, and is tried on the runs of this task; the columns add up all
+turns. The last columns are with the limit of the package, chosen on the runs of the tiny model. Runs that do not fill
+two windows are left out.
 """
 
 import functools

@@ -41,7 +41,9 @@ _CONFIG = {  # as verl prints it at its start, or in the command above it
     "prompts": r"train_batch_size'?\s*[:=]\s*(\d{1,9})",
     "n": r"(?:'rollout':.{,4000}?'n':|rollout\.n=)\s*(\d{1,9})",
 }
-_QUOTED = re.compile(rf"""["'](?:rewards?/|val-|(?:{"|".join(map(re.escape, METRICS))})["'])""")  # a metric as a key
+_QUOTED = re.compile(
+    rf"""["'](?:rewards?/|val-|eval[_/]|(?:{"|".join(map(re.escape, METRICS))})["'])"""
+)  # a metric as a key
 _UNDERSCORED = {name.replace("/", "_"): name for name in sorted(METRICS)}
 _CONFIG_TEXT, _BLOCK, _LINE, _PRINTED, _FILE, _NO_METRIC = 1 << 18, 1 << 20, 1 << 22, 1 << 16, 1 << 26, 1 << 28
 """Characters, at most: of a config, read at once, of a line, of a printed dict, of a JSON file, before any metric."""
@@ -163,7 +165,9 @@ def _read_lines(name: str, lines: Iterable[str], keep: Keep) -> Log:
             continue
         step, metrics = entry
         unfinished = False
-        if step is None:
+        if step is None and printed and any(name.startswith("eval") for name in metrics):
+            printed[-1][1].update(metrics)  # of the step before
+        elif step is None:
             progress = [name for name in _PROGRESS if name in metrics and printed and name in printed[-1][1]]
             if progress and metrics[progress[0]] < printed[-1][1][progress[0]]:
                 printed, starts = [], starts + 1

@@ -139,6 +139,14 @@ def test_what_trl_logs_at_the_end_is_no_step(tmp_path):
     same(read_log(run_logs.write_state(tmp_path / "trainer_state.json", [*OF_TRL, end])), "TRL")
 
 
+def test_a_printed_evaluation_is_of_the_step_before(tmp_path):
+    records = [*OF_TRL[:6], {"eval_reward": 0.5, "epoch": 0.1}, *OF_TRL[6:]]
+    path = run_logs.write_printed(tmp_path / "nohup.out", records, bar=False)
+    log = read_log(path)
+    assert [step for step, metrics in log.steps.items() if metrics.pop("eval_reward", 0)] == [6]
+    same(log, "TRL")
+
+
 @pytest.mark.parametrize(("prefix", "framework", "records"), [("", "verl", RECORDS), ("train/", "TRL", OF_TRL)])
 def test_tensorboard_is_of_whom_its_names_are(tmp_path, prefix, framework, records):
     with SummaryWriter(str(tmp_path / "runs/May01")) as writer:
