@@ -140,7 +140,7 @@ def test_what_trl_logs_at_the_end_is_no_step(tmp_path):
 
 
 def test_a_printed_evaluation_is_of_the_step_before(tmp_path):
-    records = [*OF_TRL[:6], {"eval_reward": 0.5, "epoch": 0.1}, *OF_TRL[6:]]
+    records = [*OF_TRL[:6], {"eval_reward": 0.5}, *OF_TRL[6:]]
     path = run_logs.write_printed(tmp_path / "nohup.out", records, bar=False)
     log = read_log(path)
     assert [step for step, metrics in log.steps.items() if metrics.pop("eval_reward", 0)] == [6]

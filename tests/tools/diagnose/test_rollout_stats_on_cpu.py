@@ -14,7 +14,7 @@ def test_the_demos_rollouts_show_repetition_and_three_completions():
     assert report["verdict"] == "cannot tell"  # 11 steps of one prompt
     assert "completions stopped terminating cleanly" in said
     assert said.count("   step 400: '<reasoning>") == 3
-    assert "Good and bad completions share " in said and "in 100% of groups." in " ".join(said.split())
+    assert "Good and bad completions share " in said and "in 73% of groups." in " ".join(said.split())
     assert "completions repeat themselves (uncalibrated)" in said
     assert max(map(len, said.splitlines())) <= 80 and len(said.splitlines()) <= 40
 
