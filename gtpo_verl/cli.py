@@ -23,7 +23,7 @@ Commands = Mapping[str, tuple[str, str]]
 
 COMMANDS: Commands = {
     "check": ("gtpo_verl.tools.check", "say whether a verl command can run, and if not, why"),
-    "diagnose": ("gtpo_verl.tools.diagnose", "say what is wrong with a run, and whether GTPO would change it"),
+    "diagnose": ("gtpo_verl.tools.diagnose", "say what is wrong with a run, since when, and what to try"),
     "view": ("gtpo_verl.tools.view", "write one HTML file that shows what GTPO does to each token of a run"),
     "initial-entropy": (
         "gtpo_verl.tools.measure_initial_entropy",

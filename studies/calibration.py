@@ -1,52 +1,51 @@
 """How early each sign of `gtpo_verl.tools.diagnose` speaks, and how often it is wrong, on the runs stored here.
 
-    python -m studies.calibration        writes the table in docs/diagnose.md
+    python -m studies.calibration        writes the table in docs/results/diagnose/calibration.md
 
-A run has failed if an outcome is lost at its end (`signs.Watch.lost`), since the step from which on it is. Each task is
-held out in turn: a sign gets a limit from the runs of the other tasks, which 19 of 20 of those that did not fail stay
-below, and is tried on the runs of this task; the columns add up all turns. The last columns are with the limit of the
-package, chosen on the runs of the tiny model. Runs that do not fill two windows are left out.
+A run has failed if its outcome, its clean endings or its format are lost at its end (`signs.Watch.collapsed`), since
+the step from which on they are. Each task is held out in turn: a sign gets a limit from the runs of the other tasks,
+which 19 of 20 of those that did not fail stay below, and is tried on the runs of this task; the columns add up all
+turns. The last columns are with the limit of the package, chosen on the runs of the tiny model. Runs that do not fill
+two windows are left out.
 """
 
 import functools
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from gtpo_verl.monitor.frameworks import translate
-from gtpo_verl.monitor.signs import NUMBERS, SIGNS, Sign, Trend, Watch, window
+from gtpo_verl.monitor.signs import NUMBERS, SIGNS, Sign, Watch, sign_of, window
 from gtpo_verl.tools.diagnose.logs import read_metrics
 from studies import verl_runs
 from studies.plan import ROOT, complete, one_prompt, planned, read_log
 
 MODEL, REAL_MODEL = "0.4 M parameters", "SmolLM2-135M"
 MANY_PROMPTS = f"{MODEL}, 8 prompts a step"
-PAGE, TABLE_OF_PAGE = ROOT / "docs/diagnose.md", re.compile(r"^\| sign \| limit (?:.+\n)+", re.MULTILINE)
+PAGE, TABLE_OF_PAGE = (
+    ROOT / "docs/results/diagnose/calibration.md",
+    re.compile(r"^\| sign \| limit (?:.+\n)+", re.MULTILINE),
+)
 _SOUND = 0.95
 _LIMIT = 64  # tokens of a completion under verl
-_FAST = {"ended": "eos", "accuracy": "acc", "equal": "no_spread"} | {
-    name: name for name in ("strict", "format", "entropy", "length", "grad_norm", "dropped")
+_FAST = {"terminated": "eos", "accuracy": "acc", "zero_std_groups": "no_spread", "exact_format": "strict"} | {
+    name: name for name in ("format", "entropy", "length", "grad_norm", "dropped")
 }
 _UNDER_VERL = {"grad_norm": "actor/grad_norm", "dropped": "gtpo/filter/dropped_frac"}
 
 Steps = dict[int, dict[str, float]]
 
 
-def candidate(number: str, measure: Callable[[Trend], float], meaning: str) -> Sign:
-    """A sign that the package does not have."""
-    return Sign((number,), measure, math.inf, meaning)
-
-
 ALL_SIGNS = (
     *SIGNS,
-    candidate("grad_norm", lambda norm: norm.now / norm.first, "gradient norm rises"),
-    candidate("grad_norm", lambda norm: norm.first / max(norm.now, 1e-3), "gradient norm falls"),
-    candidate("dropped", lambda dropped: dropped.now, "GTPO filters completions out"),
+    sign_of("grad_norm", lambda norm: norm.now / norm.first, math.inf, "gradient norm rises"),
+    sign_of("grad_norm", lambda norm: norm.first / max(norm.now, 1e-3), math.inf, "gradient norm falls"),
+    sign_of("dropped", lambda dropped: dropped.now, math.inf, "GTPO filters completions out"),
 )
 
 
@@ -72,13 +71,13 @@ def observe(path: Path, task: str, model: str, completions: int, limit: int, ste
     if len(steps) < 2 * size:
         return None
     logged = set[str]().union(*steps.values())
-    signs = tuple(sign for sign in ALL_SIGNS if logged >= set(sign.numbers))
+    signs = tuple(sign for sign in ALL_SIGNS if sign.number in logged)
     watch = Watch(dict.fromkeys(logged & {*NUMBERS, *_UNDER_VERL}, size), "verl", limit, signs)
     values: dict[Sign, list[float]] = {sign: [] for sign in signs}
     failed = None
     for step, numbers in steps.items():
         watch.observe(step, numbers)
-        failed = (failed or step) if watch.lost(watch.trends) else None
+        failed = (failed or step) if watch.collapsed() else None
         for sign in signs:
             values[sign].append(watch.value(sign))
     name = str(path.relative_to(ROOT)).partition(".json")[0]

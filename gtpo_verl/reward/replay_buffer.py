@@ -17,6 +17,7 @@ from contextlib import suppress
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
@@ -60,12 +61,13 @@ class _RewardMetrics:
         values: dict[str, list[float]] = defaultdict(list)
         groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for row, fields, has_ended in zip(batch.keys, data["extra_fields"], ended.tolist(), strict=True):
-            scores = getattr(fields, "data", fields).get("reward_extra_info", {})
+            # A reward function may leave anything in its dict; what is no number is not averaged.
+            said = getattr(fields, "data", fields).get("reward_extra_info") or {}
+            scores = {key: number for key, value in said.items() if (number := _number(value)) is not None}
             groups[row.rsplit("_", 2)[0]].append(scores)  # {uid}_{session}_{output}
-            for key, value in scores.items():
-                if isinstance(value, int | float):
-                    # A text that is cut off cannot be strictly well formed, whatever it says so far.
-                    values[key].append(float(value) * (has_ended or key != "strict"))
+            for key, number in scores.items():
+                # A text that is cut off cannot be strictly well formed, whatever it says so far.
+                values[key].append(number if has_ended or key != "strict" else 0.0)
         metrics = {f"reward/{key}/mean": sum(numbers) / len(numbers) for key, numbers in values.items()}
         if all("score" in scores for group in groups.values() for scores in group):
             metrics["group/zero_std_frac"], none_right = group_shares(groups.values(), "score", "acc")
@@ -75,6 +77,13 @@ class _RewardMetrics:
         metrics["completion/repetition/mean"] = fmean(repetition(completion.numpy()) for completion in completions)
         metrics["completion/length/mean"] = lengths.float().mean().item()
         return metrics
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value) if isinstance(value, int | float | np.number) else None
+    except OverflowError:
+        return None
 
 
 class _SyncBuffer(_RewardMetrics, ReplayBuffer):

@@ -1,8 +1,9 @@
 """A watch over a run in training, under any advantage estimator of verl: `+trainer.collapse_watch=warn` or `stop`.
 
 It is `gtpo-verl diagnose` step by step: it reads what the trainer logs, and logs each sign of a fault once, with its
-numbers and what to try; `stop` ends the run at a sign whose limit is calibrated. What is not logged is not watched:
-verl itself logs entropy, score and length, `reward_metrics` adds `reward/*` and `completion/*`, and GTPO adds `gtpo/*`.
+numbers and what to try. `stop` ends a run whose outcome is lost or whose numbers are not finite; `stop_format` also one
+that lost its clean endings or its format, which no reward need see. What is not logged is not watched: verl itself logs
+entropy, score and length, `reward_metrics` adds `reward/*` and `completion/*`, and GTPO adds `gtpo/*`.
 """
 
 import logging
@@ -11,68 +12,65 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from gtpo_verl.monitor.frameworks import PART, translate
-from gtpo_verl.monitor.signs import NUMBERS, Watch, window
+from gtpo_verl.monitor.frameworks import translate
+from gtpo_verl.monitor.signs import FAILED, NUMBERS, VALIDATIONS, Watch, window
 from gtpo_verl.verl_plugin.run_config import select
 
 logger = logging.getLogger("gtpo_verl")
 
 KEY = "trainer.collapse_watch"
-CHOICES = ("none", "warn", "stop")
+CHOICES = ("none", "warn", "stop", "stop_format")
 
 
 class CollapseError(RuntimeError):
-    """A run with `trainer.collapse_watch=stop` collapsed; its checkpoint is written."""
+    """A run that `trainer.collapse_watch` was to stop collapsed; its checkpoint is written."""
 
 
 class TrainerWatch:
-    """The watch of one trainer of verl, fed with what it logs; `stop` ends a run that collapsed, after a checkpoint."""
+    """The watch of one trainer of verl, fed with what it logs; it may end a run that collapsed, after a checkpoint.
 
-    def __init__(self, trainer: Any, stop: bool):
-        self._trainer, self._stop = trainer, stop
+    Args:
+        trainer: verl's.
+        chosen (str): one of `CHOICES`.
+    """
+
+    def __init__(self, trainer: Any, chosen: str):
+        self._trainer, self._chosen = trainer, chosen
         data = trainer.config.data
         self._limit = data.max_response_length
-        steps = window(
-            data.train_batch_size * OmegaConf.select(trainer.config, "actor_rollout_ref.rollout.n", default=1)
-        )
-        self._windows = dict.fromkeys(NUMBERS, steps)
+        n = OmegaConf.select(trainer.config, "actor_rollout_ref.rollout.n", default=1)
+        windows = dict.fromkeys(NUMBERS, window(data.train_batch_size * n)) | {"validation": VALIDATIONS}
         agg_mode = OmegaConf.select(trainer.config, "actor_rollout_ref.actor.loss_agg_mode")
         if "sum" in str(agg_mode):
             logger.warning("%s: entropy is not watched, since verl sums it under loss_agg_mode=%s", KEY, agg_mode)
-            del self._windows["entropy"]
-        self._watch: Watch | None = None
-        self._collapse = ""
+            del windows["entropy"]
+        self._watch = Watch(windows, "verl", self._limit)
+        self._step, self._collapse = 0, ""
 
     @classmethod
     def of(cls, trainer: Any) -> "TrainerWatch | None":
-        """The watch that the trainer's config asks for."""
+        """Return the watch that the trainer's config asks for."""
         chosen = read_mode(trainer.config)
-        return None if chosen == "none" else cls(trainer, chosen == "stop")
+        return None if chosen == "none" else cls(trainer, chosen)
 
     def logged(self, metrics: Mapping[str, Any]) -> None:
-        """Take what the trainer logged.
+        """Take what the trainer logged; a validation alone is of the step before it.
 
         Raises:
             CollapseError: the run is to stop, and its checkpoint is written.
         """
-        if "training/global_step" not in metrics:  # a validation
-            return
-        step = metrics["training/global_step"]
-        if self._collapse:
-            raise CollapseError(f"{KEY}=stop, checkpoint of step {step} written: {self._collapse}")
-        numbers = translate(metrics, "verl", self._limit)
-        if self._watch is None:
-            steps = self._windows["reward"]
-            parts = {name: steps for name in numbers if name.startswith(PART)}
-            self._watch = Watch(self._windows | parts, "verl", self._limit)
-        alarms = self._watch.observe(step, numbers)
-        for said, _ in alarms:
-            logger.warning("watch for collapse, step %d: %s", step, said)
-        grave = [said for said, stops in alarms if stops]
-        if grave and self._stop:
+        trains = "training/global_step" in metrics
+        self._step = metrics.get("training/global_step", self._step)
+        if self._collapse and trains:
+            raise CollapseError(f"{KEY}={self._chosen}, checkpoint of step {self._step} written: {self._collapse}")
+        alarms = self._watch.observe(self._step, translate(metrics, "verl", self._limit))
+        for alarm in (alarm for alarm in alarms if not alarm.grave):  # one that is was told before
+            logger.warning("watch for collapse, step %d: %s", self._step, alarm.sentence)
+        ends = [x.sentence for x in alarms if x.grave and (x.sign.level == FAILED or self._chosen == "stop_format")]
+        if ends and self._chosen.startswith("stop"):
             # verl saves where it always does, at the end of the next step, whose log then ends the run.
             self._trainer.config.trainer.save_freq = 1
-            self._collapse = "; ".join(grave)
+            self._collapse = "; ".join(ends)
 
 
 def read_mode(config: DictConfig) -> str:

@@ -1,9 +1,11 @@
+import pytest
+
 from gtpo_verl.monitor.frameworks import FRAMEWORKS, framework_of, limit_of, remedy, translate
 from gtpo_verl.monitor.signs import NUMBERS, SIGNS
 
 
 def test_the_first_metric_that_is_logged_counts_and_a_share_of_the_opposite_is_turned():
-    assert translate({"completions/clipped_ratio": 0.25}, "TRL") == {"ended": 0.75}
+    assert translate({"completions/clipped_ratio": 0.25}, "TRL") == {"terminated": 0.75}
     assert translate(
         {"rewards/think_format_reward/mean": 0.5, "rewards/tag/mean": 0.25, "rewards/tag/std": 9}, "TRL"
     ) == {
@@ -16,10 +18,10 @@ def test_the_first_metric_that_is_logged_counts_and_a_share_of_the_opposite_is_t
 def test_what_is_to_be_tried_or_logged_is_in_verls_config(compose_config):
     verl = FRAMEWORKS["verl"]
     kinds = {sign.remedy for sign in SIGNS}
-    assert kinds - {"raise"} == verl.remedies.keys()
-    overrides = [remedy(kind, "verl", 1e-4, 64) for kind in sorted(kinds - {"raise"})]
+    assert kinds - {""} == verl.remedies.keys()
+    overrides = [remedy(kind, "verl", 1e-4, 64) for kind in sorted(kinds - {""})]
     overrides += sorted(set(verl.to_log.values()))
-    assert remedy("raise", "verl", 1e-4, 64) == "actor_rollout_ref.actor.optim.lr=0.0002"
+    assert remedy("lr", "verl", 0, 64) == remedy("limit", "verl", 1e-4, None) == remedy("filter", "TRL", 1e-4, 64) == ""
     assert remedy("look", "ms-swift", 1e-4, 64) == "--log_completions true"
     config = compose_config(*" ".join(overrides).split())
     assert config.actor_rollout_ref.actor.optim.lr == 5e-5 and config.data.max_response_length == 128
@@ -27,27 +29,44 @@ def test_what_is_to_be_tried_or_logged_is_in_verls_config(compose_config):
     assert config.algorithm.filter_groups.enable and config.algorithm.rollout_correction.rollout_is == "token"
 
 
+@pytest.mark.parametrize(
+    ("framework", "metrics", "validation"),
+    [
+        ("verl", {"val-core/a/acc/mean@8": 0.5, "val-core/b/acc/mean@8": 0.3, "val-core/a/acc/best@8/mean": 0.9}, 0.4),
+        ("verl", {"val-aux/a/reward/mean@1": 0.5, "val-aux/a/num_turns/mean@1": 9, "val-aux/num_turns/max": 9}, 0.5),
+        ("TRL", {"eval_reward": 1.5, "eval_loss": 0.1}, 1.5),
+        ("TRL", {"eval/reward": 1.5, "eval/rewards/accuracy_reward/mean": 0.25}, 0.25),
+    ],
+)
+def test_a_validation_is_the_mean_of_its_results(framework, metrics, validation):
+    assert translate(metrics, framework) == {"validation": validation}
+
+
+def test_what_is_no_number_is_left_out():
+    assert translate({"reward": None, "kl": "0.1", "rewards/tag/mean": [1], "loss": 1}, "TRL") == {"loss": 1.0}
+
+
 def test_verls_clip_ratio_says_how_many_are_cut_off_only_where_the_longest_reaches_the_limit():
     """In the V1 trainer it is the share that is as long as the longest (verl #7817)."""
     short = {"response_length/max": 33, "response_length/clip_ratio": 0.4}
     long = {"response_length/max": 64, "response_length/clip_ratio": 0.4}
-    assert translate(short, "verl", 64)["ended"] == 1 and translate(long, "verl", 64)["ended"] == 0.6
-    assert "ended" not in translate(long, "verl")
-    assert translate(short | {"response_length/clip_ratio": 0}, "verl")["ended"] == 1
-    assert translate(long | {"completion/eos_rate": 0.9}, "verl", 64)["ended"] == 0.9
+    assert translate(short, "verl", 64)["terminated"] == 1 and translate(long, "verl", 64)["terminated"] == 0.6
+    assert "terminated" not in translate(long, "verl")
+    assert translate(short | {"response_length/clip_ratio": 0}, "verl")["terminated"] == 1
+    assert translate(long | {"completion/eos_rate": 0.9}, "verl", 64)["terminated"] == 0.9
 
 
 def test_every_number_of_a_framework_is_one_of_ours():
-    helpers = {"lowest", "highest", "lr", "longest", "cut", "tokens", "prompt", "applied"}
+    helpers = {"lowest", "highest", "lr", "longest", "cut", "tokens", "prompt"}
     for framework in FRAMEWORKS.values():
         assert framework.metrics.keys() <= NUMBERS.keys() | helpers
         assert framework.to_log.keys() <= NUMBERS.keys()
-    assert {sign.numbers[0] for sign in SIGNS} == set(NUMBERS)
+    assert {sign.number for sign in SIGNS} == {*NUMBERS} - {"reward_std"}
 
 
 def test_the_limit_is_the_longest_if_several_steps_have_completions_cut_off_at_it():
-    cut = [{"longest": 64, "ended": 0.9}] * 3
-    assert limit_of([*cut, {"longest": 70, "ended": 1.0}]) == 64
+    cut = [{"longest": 64, "terminated": 0.9}] * 3
+    assert limit_of([*cut, {"longest": 70, "terminated": 1.0}]) == 64
     assert limit_of(cut[1:]) is None and limit_of([*cut, {"longest": 70, "cut": 0.1}]) is None
 
 

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from gtpo_verl.monitor.frameworks import translate
-from gtpo_verl.monitor.signs import NUMBERS, STEPS, Watch, window
+from gtpo_verl.monitor.signs import FAILED, FAULT, NOTE, NUMBERS, STEPS, VALIDATIONS, Watch, window
 
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = sorted((ROOT / "docs/results/cpu").glob("*.jsonl"))
 HEALTHY = {
     "aborted": 0.0,
-    "ended": 1.0,
+    "terminated": 1.0,
     "repetition": 0.02,
-    "equal": 0.3,
-    "unearned": 0.1,
-    "strict": 0.95,
+    "zero_std_groups": 0.3,
+    "no_correct_groups": 0.1,
+    "exact_format": 0.95,
     "format": 9.5,
     "accuracy": 0.7,
     "reward": 15.0,
@@ -26,67 +26,98 @@ HEALTHY = {
     "length": 30.0,
     "mismatch": 0.01,
     "kl": 0.01,
+    "grad_norm": 0.5,
     "lr": 1e-4,
 }
 START = {"accuracy": 0.3, "reward": 7.0}
+WORSE = {"accuracy": 0.55, "reward": 13.4}
 
 
 def run(**changed):
-    """A run that is healthy in its second window, then changed for two."""
+    """A run that is healthy in its second window, then changed for three."""
     start = [HEALTHY | START] * STEPS
-    return start + [HEALTHY if step < 2 * STEPS else HEALTHY | changed for step in range(STEPS, 4 * STEPS)]
+    return start + [HEALTHY if step < 2 * STEPS else HEALTHY | changed for step in range(STEPS, 5 * STEPS)]
 
 
 def watch(records, steps=STEPS, framework="verl", limit=64, names=NUMBERS):
     """The watch after these records, and each alarm with its step."""
-    watched = Watch(dict.fromkeys(names, steps), framework, limit)
+    windows = dict.fromkeys(names, steps) | ({"validation": VALIDATIONS} if "validation" in names else {})
+    watched = Watch(windows, framework, limit)
     return watched, [(step, alarm) for step, numbers in enumerate(records) for alarm in watched.observe(step, numbers)]
 
 
-def said(records, **settings):
-    return [sentence for _, (sentence, _) in watch(records, **settings)[1]]
+def levels(records, **settings):
+    """What shows at the end, and what it amounts to."""
+    watched, _ = watch(records, **settings)
+    return {sign.meaning: watched.level(sign) for sign in watched.showing}
+
+
+def stops(records, **settings):
+    """The steps at which something is grave, and which."""
+    return [(step, alarm.sign.number) for step, alarm in watch(records, **settings)[1] if alarm.grave]
 
 
 @pytest.mark.parametrize(
-    ("within", "beyond", "meaning", "calibrated"),
+    ("within", "beyond", "meaning"),
     [
-        ({"ended": 0.901}, {"ended": 0.899}, "some completions no longer end", True),
-        ({"repetition": 0.219}, {"repetition": 0.221}, "completions repeat themselves", False),
-        ({"equal": 0.949, "reward": 12}, {"equal": 0.951, "reward": 12}, "nearly all groups have equal rewards", True),
-        ({"equal": 1, "reward": 13.51}, {"equal": 1, "reward": 13.49}, "nearly all groups have equal rewards", True),
-        ({"equal": 1, "accuracy": 0.501}, {"equal": 1, "accuracy": 0.499}, "most answers are wrong", True),
-        ({"unearned": 0.5}, {"unearned": 0.501}, "most unequal groups have no right answer", False),
-        ({"strict": 0.851}, {"strict": 0.849}, "completions are no longer the format alone", True),
-        ({"format": 4.76}, {"format": 4.74}, "completions lose their format", True),
-        ({"accuracy": 0.351}, {"accuracy": 0.349}, "accuracy is lost", True),
-        ({"entropy": 0.69}, {"entropy": 0.70}, "drifts towards noise", False),
-        ({"length": 57.5}, {"length": 57.7}, "grow to the limit", True),
-        ({"length": 7.6}, {"length": 7.4}, "completions shrink", True),
-        ({"mismatch": 0.0299}, {"mismatch": 0.0301}, "rollout and trainer log-probs diverge", False),
-        ({"aborted": 0.099}, {"aborted": 0.101}, "completions are aborted", False),
-        ({"kl": 0.99}, {"kl": 1.01}, "KL explodes", False),
+        ({"terminated": 0.901}, {"terminated": 0.899}, "more completions are cut off"),
+        ({"repetition": 0.219}, {"repetition": 0.221}, "completions repeat themselves"),
+        ({"zero_std_groups": 0.949}, {"zero_std_groups": 0.951}, "nearly all groups have equal rewards"),
+        ({"no_correct_groups": 0.5}, {"no_correct_groups": 0.501}, "most groups have no correct answer"),
+        ({"exact_format": 0.851}, {"exact_format": 0.849}, "fewer completions have the exact format"),
+        ({"entropy": 0.69}, {"entropy": 0.70}, "the policy drifts towards noise"),
+        ({"length": 57.5}, {"length": 57.7}, "completions near the limit"),
+        ({"length": 7.6}, {"length": 7.4}, "completions shrink"),
+        ({"mismatch": 0.0299}, {"mismatch": 0.0301}, "rollout and trainer log-probs diverge"),
+        ({"aborted": 0.099}, {"aborted": 0.101}, "completions are aborted"),
+        ({"kl": 0.99}, {"kl": 1.01}, "KL explodes"),
     ],
 )
-def test_each_sign_is_named_once_with_its_numbers_and_a_remedy(within, beyond, meaning, calibrated):
-    assert said(run(**within)) == []
-    watched, ((step, (sentence, stops)),) = watch(run(**beyond))
-    assert step == 3 * STEPS - 1 and list(watched.showing.values()) == [step]
-    for name in beyond:
-        assert f"{NUMBERS[name][0]} " in sentence and f"(first {(HEALTHY | START)[name]:.3g}" in sentence
-    assert meaning in sentence and "Try: " in sentence
-    assert stops is calibrated is ("uncalibrated" not in sentence)
+def test_a_symptom_is_a_note_beside_an_outcome_at_its_best_and_a_fault_where_it_falls(within, beyond, meaning):
+    assert levels(run(**within)) == {}
+    assert levels(run(**beyond)) == {meaning: NOTE}
+    assert levels(run(**beyond, **WORSE))[meaning] == FAULT
+    for changed in (beyond, beyond | WORSE):
+        assert stops(run(**changed)) == []  # no run is ended by it
+    sentence = watch(run(**beyond))[1][0][1].sentence
+    (name,) = beyond
+    assert f"{NUMBERS[name][0]} " in sentence and f"(first {HEALTHY[name]:.3g}" in sentence
+    assert "(a note: accuracy is 0.7, best 0.7)" in sentence
 
 
-def test_most_completions_cut_off_from_the_start_is_a_sign_of_a_low_limit():
-    (sentence,) = said([HEALTHY | {"ended": 0.3}] * 2 * STEPS + [HEALTHY | {"ended": 0.1}] * 2 * STEPS)
-    assert said([HEALTHY | {"ended": 0.501}] * 2 * STEPS) == []
-    assert len(said([HEALTHY | {"ended": 0.499}] * 2 * STEPS)) == 1
-    assert sentence.startswith("most completions are cut off") and sentence.endswith(
-        "Try: data.max_response_length=128"
-    )
+def test_a_symptom_is_a_fault_too_where_the_outcome_does_not_rise_though_it_could():
+    flat = [HEALTHY | {"accuracy": 0.3, "reward": 7.0, "length": 30.0 if step < 20 else 60.0} for step in range(50)]
+    assert levels(flat) == {"completions near the limit": FAULT}
+    assert levels([x | {"accuracy": 0.97} for x in flat]) == {"completions near the limit": NOTE}
 
 
-BEGUN, LATER = {"entropy": 0.8, "length": 60.0, "accuracy": 0.1}, {"entropy": 1.5, "length": 63.0, "accuracy": 0.01}
+def test_a_remedy_is_that_of_its_own_sign():
+    ((_, alarm),) = watch(run(terminated=0.85))[1]
+    assert alarm.sentence.endswith("mask or penalise overlong ones. Try: data.max_response_length=128")
+    ((_, alarm),) = watch(run(terminated=0.85), limit=None)[1]
+    assert "Try" not in alarm.sentence
+
+
+@pytest.mark.parametrize(
+    ("changed", "number"),
+    [({"terminated": 0.49}, "terminated"), ({"exact_format": 0.4}, "exact_format"), ({"format": 4.5}, "format")],
+)
+def test_clean_endings_or_a_format_that_are_half_lost_are_a_fault_beside_any_reward(changed, number):
+    found = levels(run(**changed, accuracy=0.99, reward=20.0))
+    assert FAULT in found.values() and FAILED not in found.values()
+    _, alarms = watch(run(**changed))
+    assert [(a.sign.number, a.grave) for _, a in alarms if a.grave] == [(number, True)]  # which `stop` does not heed
+
+
+def test_what_was_cut_off_from_the_start_is_a_sign_of_a_low_limit():
+    assert levels([HEALTHY | {"terminated": 0.501}] * 2 * STEPS) == {}
+    found = levels([HEALTHY | START | {"terminated": 0.499}] * 2 * STEPS)
+    assert found == {"most completions are cut off": FAULT}
+    found = levels([HEALTHY | {"terminated": 0.25}] * 2 * STEPS)
+    assert found["nearly all completions are cut off"] == FAULT
+
+
+BEGUN, LATER = {"entropy": 0.8, "length": 60.0, "accuracy": 0.1}, {"entropy": 1.5, "length": 63.0, "accuracy": 0.05}
 
 
 @pytest.mark.parametrize(
@@ -96,38 +127,42 @@ BEGUN, LATER = {"entropy": 0.8, "length": 60.0, "accuracy": 0.1}, {"entropy": 1.
         pytest.param([{"entropy": 0.2}] * 50, id="numbers that are not logged"),
         pytest.param([HEALTHY | (BEGUN if n < 2 * STEPS else LATER) for n in range(4 * STEPS)], id="it began so"),
         pytest.param([{"mismatch": 0.001}] * STEPS + [{"mismatch": 0.02}] * STEPS, id="a tiny mismatch grows tenfold"),
-        pytest.param([*run()[:25], HEALTHY | {"accuracy": 0, "reward": 0, "ended": 0.1}, *run()[26:]], id="a bad step"),
+        pytest.param(
+            [*run()[:25], HEALTHY | {"accuracy": 0, "reward": 0, "terminated": 0.1}, *run()[26:]], id="a bad step"
+        ),
     ],
 )
 def test_a_run_that_has_not_collapsed_is_silent(records):
-    assert said(records) == []
-
-
-def test_one_number_alone_is_watched():
-    """Without a rate, a limit of a completion, or a reward above its floor."""
-    records = [{"ended": float(n < STEPS), "length": 10.0 + n, "reward": -1.0} for n in range(2 * STEPS)]
-    (sentence,) = said(records, limit=None, names=records[0])
-    assert sentence.endswith("Try: actor_rollout_ref.actor.optim.lr=<half of it>")
-    assert said(records, limit=None, names=["ended"])
+    assert watch(records)[1] == []
 
 
 def constant(steps=2 * STEPS, **numbers):
     return [HEALTHY | numbers] * steps
 
 
+FROZEN = {"grad_norm": 0.0}
+
+
 @pytest.mark.parametrize(
-    ("numbers", "meaning"),
+    ("numbers", "meaning", "advice"),
     [
-        ({"reward": 0.0}, "hardly a completion ever got a reward"),
-        ({"equal": 1.0}, "no gradient: all groups have equal rewards"),
-        ({"grad_norm": 0.0}, "no gradient: its norm is 0"),
+        ({"reward": 0.0}, "hardly a completion ever got a reward", "Look at the reward function"),
+        ({"zero_std_groups": 1.0}, "no gradient: all groups have equal rewards", "Groups need rewards that differ"),
+        (FROZEN | {"zero_std_groups": 1.0}, "no gradient: all groups have equal rewards", "Groups need rewards"),
+        (FROZEN, "the gradient is 0 although rewards differ", "not for the rewards: look for frozen"),
+        (FROZEN | {"zero_std_groups": math.nan}, "no gradient: its norm is 0", "Do the rewards of a group differ?"),
+        ({"accuracy": 0.01}, "hardly a completion was ever right", "Look at the reward function"),
+        ({"kl": 50.0}, "KL is absurd from the start", "Is the reference model"),
+        ({"grad_norm": 5e4}, "the gradient norm is absurd", "Is the reference model"),
     ],
 )
-def test_what_holds_throughout_is_named_after_two_windows_as_of_the_first_step(numbers, meaning):
-    assert said(constant(2 * STEPS - 1, **numbers)) == [] == said([*constant(STEPS), *constant(STEPS, **numbers)])
-    watched, ((step, (sentence, stops)),) = watch(constant(**numbers))
-    assert sentence.startswith(f"{meaning} (uncalibrated): ") and not stops
-    assert step == 2 * STEPS - 1 and [*map(watched.since, watched.showing)] == [0]
+def test_what_holds_in_every_step_is_a_fault_since_the_first_after_two_windows(numbers, meaning, advice):
+    found = [watch(constant(steps, **numbers)) for steps in (2 * STEPS - 1, 2 * STEPS)]
+    assert meaning not in [sign.meaning for sign in found[0][0].showing]
+    watched, alarms = found[1]
+    (sign,) = (sign for sign in watched.showing if sign.meaning == meaning)
+    assert watched.level(sign) == FAULT and watched.since(sign) == 0 and advice in watched.advice(sign)
+    assert meaning not in levels([*constant(STEPS), *constant(STEPS, **numbers)])
 
 
 def noisy(*means, steps=60, **numbers):
@@ -147,30 +182,29 @@ def noisy(*means, steps=60, **numbers):
         (noisy(0.2, 0.2, 0.2), False),  # too noisy for a tenth of it to show
         (noisy(1.0, 1.0, 1.0, highest=1.02), False),  # at its ceiling from the start
         (noisy(0.5, 0.5, 0.5, lowest=-2), True),
+        ([x | {"accuracy": x["reward"] / 2} for x in noisy(1.0, 1.0, 1.0)], True),
     ],
 )
 def test_no_progress_is_named_where_progress_would_have_been_seen(records, named):
-    alarms = [sentence for sentence in said(records, names=records[0]) if "is lost" not in sentence]
-    assert [x.startswith("no progress: the reward is no better") for x in alarms] == [True] * named
+    found = [meaning for meaning in levels(records) if "is lost" not in meaning]
+    outcome = "accuracy" if "accuracy" in records[0] else "the reward"
+    assert found == ([f"no progress in {outcome}"] if named else [])
 
 
-def test_no_progress_is_of_accuracy_where_it_is_logged():
-    records = [x | {"accuracy": x["reward"] / 2} for x in noisy(1.0, 1.0, 1.0)]
-    (sentence,) = said(records, names=records[0])
-    assert sentence.startswith("no progress: accuracy is no better")
+def test_entropy_near_0_is_a_fault_where_the_reward_stops_rising_though_it_could():
+    records = [x | {"highest": 20} for x in run(entropy=0.009)]
+    assert levels([x | {"reward": min(x["reward"] + 2, 17)} for x in records]) == {}
+    assert levels(records)["entropy fell to almost nothing"] == FAULT
+    rising = [x | {"accuracy": 0.3 + 0.01 * step} for step, x in enumerate(records)]
+    assert levels(rising)["entropy fell to almost nothing"] == NOTE
 
 
-def test_entropy_near_0_is_a_fault_while_there_is_reward_to_gain():
-    fallen = {"entropy": 0.009, "highest": 20}
-    assert said([x | {"highest": 20} for x in run(**fallen, reward=16.5)]) == []
-    (sentence,) = said([x | {"highest": 20} for x in run(**fallen)])
-    assert sentence.startswith("entropy fell to almost nothing") and sentence.endswith("clip_ratio_high=0.28")
-
-
-def test_a_part_of_the_reward_that_is_lost_while_the_sum_holds_is_named():
-    records = [{"reward": 1.0, "part tag": 0.5 if step < 20 else 0.0} for step in range(40)]
-    (sentence,) = said(records, framework="TRL", names=records[0])
-    assert sentence.startswith("tag, a part of the reward, fell below half of its best")
+def test_a_part_of_the_reward_is_named_if_it_is_lost_or_never_paid():
+    records = [{"reward": 1.0, "part tag": 0.5 if step < 20 else 0.0, "part never": 0.0} for step in range(40)]
+    assert levels(records, framework="TRL", names=["reward"]) == {
+        "tag, a part of the reward, fell below half of its best": FAULT,
+        "never, a part of the reward, never paid anything": NOTE,
+    }
 
 
 def test_the_window_has_ten_steps_and_640_completions():
@@ -178,31 +212,42 @@ def test_the_window_has_ten_steps_and_640_completions():
 
 
 def test_a_sign_that_is_gone_shows_no_longer():
-    watched, alarms = watch([*run(strict=0.5), *[HEALTHY] * 2 * STEPS])
+    watched, alarms = watch([*run(exact_format=0.6), *[HEALTHY] * 2 * STEPS])
     assert len(alarms) == 1 and not watched.showing
 
 
-def test_a_number_that_stays_not_finite_is_named_at_once_and_stops_the_run():
-    watched, ((first, (sentence, stops)), (later, again)) = watch(run(entropy=math.nan))
-    assert sentence.startswith("entropy, nats per token is not finite (uncalibrated): since step 20. Go back to a ")
-    assert (first, stops) == (2 * STEPS, False) and (later, again) == (2.5 * STEPS - 1, (sentence, True))
+@pytest.mark.parametrize("step", [30, 33, 37])
+def test_the_step_of_a_sign_is_that_of_the_change(step):
+    records = [HEALTHY | {"accuracy": 0.7 if n < step else 0.1} for n in range(60)]
+    watched, _ = watch(records)
+    assert {watched.since(sign) for sign in watched.showing} == {step}
+
+
+def test_a_number_that_stays_not_finite_fails_the_run_within_half_a_window():
+    watched, alarms = watch(run(grad_norm=math.nan))
+    assert [(step, alarm.grave) for step, alarm in alarms] == [(2 * STEPS, False), (2.5 * STEPS - 1, True)]
     assert [*map(watched.since, watched.showing)] == [2 * STEPS]
+    assert "Go back to the last checkpoint before step 20;" in alarms[0][1].sentence
+
+
+def test_what_is_not_finite_from_the_first_step_is_a_matter_of_the_configuration():
+    watched, alarms = watch([HEALTHY | {"grad_norm": math.nan}] * 20)
+    (sign,) = watched.showing
+    assert watched.level(sign) == FAILED and "there is no checkpoint to go back to" in watched.advice(sign)
+
+
+@pytest.mark.parametrize(("reward", "level"), [(lambda n: 7.0 + n, NOTE), (lambda n: 7.0, FAULT)])
+def test_nan_in_kl_alone_fails_no_run_whose_loss_is_finite(reward, level):
+    records = [{"kl": math.nan, "loss": 0.1, "grad_norm": 0.2, "reward": reward(n)} for n in range(40)]
+    assert levels(records)["KL is not finite"] == level
 
 
 def test_a_value_that_was_not_finite_once_enters_no_mean():
     records = run()
-    records[25] = HEALTHY | {"grad_norm": math.inf, "reward": math.nan}
+    records[25] = HEALTHY | {"grad_norm": math.inf, "reward": math.nan, "accuracy": 1e300}
     watched, alarms = watch(records)
-    assert [step for step, _ in alarms] == [25, 25]
-    assert not any(watched.value(sign) > sign.fails for sign in watched.showing)
-    assert watched.trends["grad_norm"].bad_steps == [25] and watched.trends["reward"].now == 15.0
-
-
-def test_a_reward_is_lost_where_no_accuracy_is_known():
-    means = [{"reward": x, "lowest": -1} for x in (-0.5, 0.6)]
-    records = [mean for mean in (*means, {"reward": -0.2}) for _ in range(STEPS)]
-    ((_, (sentence, stops)),) = watch(records, names=["reward"])[1]
-    assert sentence.startswith("the reward is lost") and stops
+    assert [(step, alarm.grave) for step, alarm in alarms] == [(25, False), (25, False)] and not watched.showing
+    assert watched["grad_norm"].bad_steps == [25] and watched["reward"].now == 15.0
 
 
 @pytest.mark.parametrize(
@@ -210,10 +255,6 @@ def test_a_reward_is_lost_where_no_accuracy_is_known():
     [
         ([{"accuracy": 0.7}, {"accuracy": 0.61}], []),
         ([{"accuracy": 0.7}, {"accuracy": 0.59}], ["accuracy"]),  # below its start
-        ([{"strict": 0.2, "accuracy": 0.7}, {"strict": 0.11, "accuracy": 0.7}], []),  # half, of few
-        ([{"strict": 0.05}, {"strict": 0.18}, {"strict": 0.085}], []),  # half of a small best
-        ([{"ended": 1.0}, {"ended": 0.85}], ["ended"]),
-        ([{"strict": 0.9}, {"strict": 0.3}], ["strict"]),
         ([{"accuracy": 0.1}, {"accuracy": 0.9}, {"accuracy": 0.44}], ["accuracy"]),  # below half of its best
         ([{"accuracy": 0.1}, {"accuracy": 0.9}, {"accuracy": 0.46}], []),
         ([{"reward": x, "lowest": -1} for x in (0.3, 0.6, -0.19)], ["reward"]),  # below its start
@@ -224,54 +265,66 @@ def test_a_reward_is_lost_where_no_accuracy_is_known():
         ([{"reward": 10.0}, {"reward": 9.1}], []),
         ([{"reward": 10.0}, {"reward": 8.9}], ["reward"]),  # by a tenth
         ([{"accuracy": 0.7, "reward": 10.0}, {"accuracy": 0.7, "reward": 1.0}], []),  # accuracy says more
+        ([{"accuracy": 0.0, "reward": 10.0}, {"accuracy": 0.0, "reward": 1.0}], ["reward"]),  # it had none to lose
+        ([{"terminated": 1.0}, {"terminated": 0.1}], []),  # no outcome
     ],
 )
 def test_an_outcome_is_lost_below_half_of_its_best_or_below_its_start(means, lost):
-    watched, _ = watch((mean for mean in means for _ in range(STEPS)), names=means[0])
-    assert watched.lost(watched.trends) == lost
+    watched, _ = watch(mean for mean in means for _ in range(2 * STEPS))
+    assert [sign.number for sign in watched.showing if watched.level(sign) == FAILED] == lost
 
 
-def test_the_remedy_is_an_override_of_the_runs_own_framework():
-    overrides = {"verl": "actor_rollout_ref.actor.optim.lr=5e-05", "TRL": "learning_rate=5e-05"}
-    overrides |= {"ms-swift": "--learning_rate 5e-05", "OpenRLHF": "--actor.adam.lr 5e-05"}
-    for framework, override in overrides.items():
-        (sentence,) = said(run(ended=0.5), framework=framework)
-        assert sentence.endswith(f"Try: {override}")
+def test_a_lost_outcome_ends_a_run_once_it_lasted_a_window():
+    falls = [HEALTHY | {"reward": 0.6 if n < 30 else 0.0} for n in range(60)]
+    no_accuracy = [{name: x for name, x in record.items() if name != "accuracy"} for record in falls]
+    ((step, number),) = stops(no_accuracy)
+    assert number == "reward" and 40 < step < 55
+    assert stops(no_accuracy[:40] + no_accuracy[:20]) == []  # it came back
+    assert stops([x | {"reward": x["reward"] - 0.08} for x in no_accuracy[:30]]) == []
+
+
+VALIDATED = [HEALTHY | {"reward": 0.2 + 0.005 * n, "accuracy": 0.2 + 0.005 * n} for n in range(100)]
+
+
+def validated(*results):
+    return [x | ({"validation": results[n // 10]} if n % 10 == 0 else {}) for n, x in enumerate(VALIDATED)]
+
+
+def test_a_validation_that_falls_while_training_rises_is_a_fault_and_a_lost_one_a_failure():
+    assert levels(validated(*[0.3] * 4, *[0.45] * 6)) == {}
+    assert levels(validated(0.3, 0.33, 0.36, 0.39, 0.42, 0.45, 0.45, 0.41, 0.38, 0.36)) == {
+        "the validation falls while training rises": FAULT
+    }
+    found = levels(validated(0.24, 0.28, 0.32, 0.36, 0.44, 0.36, 0.28, 0.2, 0.05, 0.05))
+    assert found["the validation is lost"] == FAILED
+    watched, _ = watch(validated(*[0.3] * 4, *[0.45] * 6))
+    assert watched.decides() == "validation" and watched.learned()
+
+
+def test_a_validation_that_holds_after_it_excuses_a_reward_that_fell():
+    lost = [{**x, "accuracy": 0.7 if n < 60 else 0.2} for n, x in enumerate(validated(*[0.3] * 4, *[0.45] * 6))]
+    assert levels(lost)["accuracy is lost"] == NOTE and stops(lost) == []
+
+
+@pytest.mark.parametrize(
+    ("framework", "override"),
+    [
+        ("verl", "actor_rollout_ref.actor.optim.lr=5e-05"),
+        ("TRL", "learning_rate=5e-05"),
+        ("ms-swift", "--learning_rate 5e-05"),
+        ("OpenRLHF", "--actor.adam.lr 5e-05"),
+    ],
+)
+def test_the_remedy_is_an_override_of_the_runs_own_framework(framework, override):
+    _, alarms = watch(run(terminated=0.4), framework=framework)
+    assert alarms[-1][1].sentence.endswith(f"Try: {override}")
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda path: path.stem)
 def test_no_false_alarm_on_healthy_runs(log):
-    assert said(translate(json.loads(line), "verl", 64) for line in log.read_text().splitlines()) == []
+    assert watch(translate(json.loads(line), "verl", 64) for line in log.read_text().splitlines())[1] == []
 
 
-BESIDE, NO_END, NO_FORMAT = (
-    "completions are no longer the format alone",
-    "some completions no longer end",
-    "completions lose their format",
-)
-NO_ACCURACY = "accuracy is lost"
-CUT, GROWN, ALIKE, CERTAIN = (
-    "most completions are cut off",
-    "completions grow to the limit",
-    "nearly all groups have equal rewards",
-    "entropy fell to almost nothing",
-)
-SICK = {
-    "arithmetic/grpo-lr0.0001-seed1": [BESIDE, NO_END],
-    "arithmetic/grpo-lr0.0003-seed1": [BESIDE, NO_END, NO_ACCURACY, GROWN],
-    "arithmetic/grpo-lr0.001-seed1": [CUT, NO_FORMAT, BESIDE, CERTAIN],
-    "arithmetic/gtpo-lr0.0003-seed1": [NO_ACCURACY],
-    "arithmetic/gtpo-lr0.001-seed1": [CUT, BESIDE, NO_FORMAT, ALIKE, ALIKE, CERTAIN],
-    "arithmetic-100-T1/grpo-lr0.0002-seed1": [BESIDE, NO_END, GROWN],
-    "letter_counting/double-lr0.0001-seed1": [BESIDE],
-    "letter_counting/entropy-lr0.0001-seed1": [BESIDE, NO_END],
-    "letter_counting/forward-lr0.0001-seed1": [BESIDE, NO_END, GROWN],
-    "letter_counting/grpo-lr5e-05-seed1": [BESIDE, NO_END, GROWN],
-    "letter_counting/grpo-lr5e-05-seed3": [BESIDE],
-    "letter_counting/grpo-lr5e-05-seed4": [BESIDE],
-    "letter_counting/grpo_coin-lr5e-05-seed1": [NO_ACCURACY, BESIDE, NO_FORMAT, NO_END],
-}
-"""What ails the study's runs of one prompt a step, as their curves show it. tests/README.md says what is missed."""
 RESULTS = ROOT / "studies/results"
 PLACES = [RESULTS, *map(zipfile.Path, RESULTS.glob("verl.zip"))]  # neither is there under scripts/mutation.sh
 STUDY = {
@@ -281,13 +334,26 @@ STUDY = {
     for folder in (place / "verl").iterdir()
     for log in folder.iterdir()
 }
+ENDED = {  # by `stop`, or else by `stop_format`, and the step
+    "arithmetic/grpo-lr0.0003-seed1": ("stop", 352),
+    "arithmetic/grpo-lr0.001-seed1": ("stop", 168),
+    "arithmetic/gtpo-lr0.0003-seed1": ("stop", 426),
+    "arithmetic/gtpo-lr0.001-seed1": ("stop", 181),
+    "letter_counting/grpo_coin-lr5e-05-seed1": ("stop", 406),
+    "arithmetic-100-T1/grpo-lr0.0002-seed1": ("stop_format", 202),
+    "letter_counting/entropy-lr0.0001-seed1": ("stop_format", 593),
+    "letter_counting/forward-lr0.0001-seed1": ("stop_format", 463),
+    "letter_counting/grpo-lr5e-05-seed1": ("stop_format", 398),
+}
+"""What ails the study's runs of one prompt a step, as their curves show it: docs/results/diagnose/watch.md."""
 
 
 @pytest.mark.parametrize("log", sorted(STUDY), ids=str)
-def test_the_signs_name_the_sick_runs_of_the_study_and_no_other(log):
+def test_the_watch_ends_the_sick_runs_of_the_study_and_no_other(log):
     records = [
         translate(json.loads(line), "verl", 64) for line in gzip.decompress(STUDY[log].read_bytes()).splitlines()
     ]
-    expected = SICK.get(log, [])
-    for sentence, meaning in zip(said(records, steps=window(8)), expected, strict=True):
-        assert sentence.startswith(meaning)
+    _, alarms = watch(records, steps=window(8))
+    grave = [(step + 1, alarm.sign.level == FAILED) for step, alarm in alarms if alarm.grave]
+    ends = min((("stop", step) for step, is_lost in grave if is_lost), default=None)
+    assert (ends or min((("stop_format", step) for step, _ in grave), default=None)) == ENDED.get(log)

@@ -102,6 +102,19 @@ def test_groups_that_teach_without_a_right_answer_are_counted(store):
     assert (metrics["group/zero_std_frac"], metrics["group/none_right_frac"]) == (pytest.approx(1 / 3), 0.5)
 
 
+@pytest.mark.parametrize("said", [None, "correct", [1.0], {"a": 1}, 10**400])
+def test_what_a_reward_function_says_that_is_no_number_ends_no_training(store, said):
+    store.add("a", [1.0, 2.0])
+    store.add("b", [1.0, 2.0])
+    for row in store.rows.values():
+        row["extra_fields"]["reward_extra_info"]["acc"] = said
+    _, metrics = make().sample(1, "train", 2)
+    assert metrics["reward/score/mean"] == 1.5 and not {"reward/acc/mean", "group/none_right_frac"} & metrics.keys()
+    for row in store.rows.values():
+        row["extra_fields"]["reward_extra_info"] = None
+    assert "reward/score/mean" not in make().sample(1, "train", 2)[1]
+
+
 def test_without_a_score_groups_are_not_called_equal(store):
     store.add("a", [1.0, 2.0])
     for row in store.rows.values():

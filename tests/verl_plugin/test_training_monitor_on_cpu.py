@@ -22,10 +22,13 @@ HEALTHY = {
 }
 
 
+LOST = {"critic__score__mean": 0.0}
+
+
 def run(**changed):
-    """A run that is healthy for two windows, then changed for two."""
+    """A run that is healthy for two windows, then changed for three."""
     after = HEALTHY | {name.replace("__", "/"): value for name, value in changed.items()}
-    return [{"training/global_step": step, **(HEALTHY if step < 2 * STEPS else after)} for step in range(4 * STEPS)]
+    return [{"training/global_step": step, **(HEALTHY if step < 2 * STEPS else after)} for step in range(5 * STEPS)]
 
 
 def trainer(choice, batch_size=8, loss_agg_mode="token-mean"):
@@ -51,16 +54,14 @@ def test_an_entropy_that_verl_sums_is_not_watched(caplog):
     assert "entropy is not watched, since verl sums it under loss_agg_mode=seq-mean-token-sum" in said
 
 
-def test_signs_that_show_in_one_step_are_all_said():
-    records = run()
-    records[25] |= {"reward/strict/mean": -9.0, "completion/eos_rate": -9.0}
+def test_a_lost_reward_ends_a_run_with_its_numbers_and_what_to_do():
     with pytest.raises(CollapseError) as raised:
-        [*watch(trainer("stop"), records)]
+        [*watch(trainer("stop"), run(**LOST))]
     assert str(raised.value) == (
-        "trainer.collapse_watch=stop, checkpoint of step 26 written: some completions no longer end: completions that "
-        "end 0 (first 1, best 1), means over 10 steps. Try: actor_rollout_ref.actor.optim.lr=5e-05; completions are no "
-        "longer the format alone, which the format reward does not see: format and nothing else -0.045 (first 0.95, "
-        "best 0.95), means over 10 steps. Try: actor_rollout_ref.actor.optim.lr=5e-05"
+        "trainer.collapse_watch=stop, checkpoint of step 38 written: the reward is lost: reward 0 (first 15, best 15), "
+        "means over 10 steps. Go back to the last checkpoint before step 20, and read completions of both sides of it: "
+        "did data, the reward function or a tool change? If not, the updates are too large. "
+        "Try: actor_rollout_ref.actor.optim.lr=5e-05"
     )
 
 
@@ -69,12 +70,57 @@ def test_it_averages_over_more_steps_where_these_have_few_completions(caplog):
     assert "best 1), means over 20 steps" in caplog.text
 
 
+def test_a_reward_that_falls_to_0_ends_a_run_that_logs_verls_own_metrics_alone():
+    """Which have no accuracy."""
+    records = [{"critic/score/mean": 0.6 if n < 60 else 0.0, "training/global_step": n} for n in range(100)]
+    with pytest.raises(CollapseError, match="the reward is lost"):
+        [*watch(trainer("stop"), records)]
+
+
+@pytest.mark.parametrize("metric", ["completion__eos_rate", "reward__strict__mean"])
+def test_lost_endings_or_format_end_a_run_only_if_that_was_asked_for(caplog, metric):
+    assert len([*watch(trainer("stop"), run(**{metric: 0.2}))]) == 5 * STEPS
+    assert "Go back to the last checkpoint before step 20." in caplog.text
+    with pytest.raises(CollapseError, match="collapse_watch=stop_format, checkpoint of step 4. written"):
+        [*watch(trainer("stop_format"), run(**{metric: 0.2}))]
+
+
+def test_a_run_whose_score_is_at_its_best_is_not_ended_by_its_lengths_endings_or_entropy(caplog):
+    """Two public runs, as kinds: long reasoning that reaches the limit, and an agent that needs fewer turns."""
+    longer = [
+        {
+            "training/global_step": step,
+            "critic/score/mean": -0.57 + 0.001 * step,
+            "critic/score/min": -1.0,
+            "critic/score/max": 1.0,
+            "response_length/mean": 15 + 0.15 * step,
+            "response_length/max": 64 if step > 60 else 50,
+            "response_length/clip_ratio": 0.0009 * step,
+            "actor/entropy": 0.25 + 0.003 * step,
+        }
+        for step in range(240)
+    ]
+    shorter = [
+        {
+            "training/global_step": step,
+            "critic/score/mean": min(0.52 + 0.004 * step, 0.98),
+            "critic/score/max": 1.0,
+            "response_length/mean": max(50 - 0.4 * step, 6),
+            "actor/entropy": max(0.08 - 0.0006 * step, 0.005),
+        }
+        for step in range(240)
+    ]
+    for records in (longer, shorter):
+        assert len([*watch(trainer("stop_format"), records)]) == 240
+    assert "more completions are cut off (a note: reward is " in caplog.text
+
+
 def test_stop_saves_at_the_next_step_and_then_ends_the_run():
     stopped, saved = trainer("stop"), []
-    with pytest.raises(CollapseError, match="collapse_watch=stop, checkpoint of step .*no longer end"):
-        for _ in watch(stopped, run(completion__eos_rate=0.5)):
+    with pytest.raises(CollapseError, match="collapse_watch=stop, checkpoint of step .*the reward is lost"):
+        for _ in watch(stopped, run(**LOST)):
             saved.append(stopped.config.trainer.save_freq == 1)
-    assert saved[-2:] == [False, True] and len(saved) < 3 * STEPS
+    assert saved[-2:] == [False, True] and len(saved) < 4 * STEPS
 
 
 def test_it_follows_what_a_trainer_of_verl_logs_under_grpo():
@@ -85,13 +131,13 @@ def test_it_follows_what_a_trainer_of_verl_logs_under_grpo():
 
         def fit(self):
             tracking = Tracking("project", "experiment", [])
-            for record in run(completion__eos_rate=0.5):
+            for record in run(**LOST):
                 tracking.log(data=record, step=record["training/global_step"])
 
     verl_plugin._hook_into(
         "RayPPOTrainer.fit", hooks.fit, SimpleNamespace(__name__="verl", RayPPOTrainer=RayPPOTrainer)
     )
-    with pytest.raises(CollapseError, match="no longer end"):
+    with pytest.raises(CollapseError, match="the reward is lost"):
         RayPPOTrainer().fit()
     Tracking("project", "experiment", []).log({"training/global_step": 1}, step=1)  # outside of a trainer
 
@@ -100,22 +146,20 @@ def test_warn_only_warns(caplog):
     watched, records = trainer("warn"), run(response_length__mean=63.0)
     assert [*watch(watched, [x for record in records for x in ({"val-core/acc": 0.1}, record)])]  # with validations
     (said,) = caplog.messages
-    assert said == (
-        "watch for collapse, step 28: completions grow to the limit: length, tokens 59.7 (first 30, best 59.7), "
-        "means over 10 steps. Try: data.max_response_length=128"
-    )
+    assert said.startswith("watch for collapse, step 28: completions near the limit: length, tokens 59.7 (first 30, ")
+    assert said.endswith("Try: data.max_response_length=128")
     assert watched.config.trainer.save_freq == -1
-
-
-def test_a_sign_whose_limit_is_not_calibrated_stops_no_run(caplog):
-    assert len([*watch(trainer("stop"), run(actor__entropy=0.9))]) == 4 * STEPS
-    assert "drifts towards noise (uncalibrated)" in caplog.text
 
 
 def test_completions_that_verl_cuts_off_are_seen_without_any_metric_of_ours(caplog):
     records = [{"response_length/max": 64 if step > 20 else 50, "training/global_step": step} for step in range(40)]
     assert [*watch(trainer("warn"), [record | {"response_length/clip_ratio": 0.5} for record in records])]
-    assert "some completions no longer end: completions that end 0.85 (first 1, best 1)" in caplog.text
+    assert "more completions are cut off: completions terminated 0.85 (first 1, best 1)" in caplog.text
+
+
+def test_what_a_validation_or_a_reward_function_logs_ends_no_run():
+    odd = {"val-core/a/acc/mean@1": None, "reward/pred/mean": "a text", "critic/score/mean": 10**400}
+    assert len([*watch(trainer("stop"), [odd, *(x | {"reward/tag/mean": [1]} for x in run())])]) == 5 * STEPS + 1
 
 
 @pytest.mark.parametrize("choice", [None, "none", False])
@@ -124,7 +168,7 @@ def test_nothing_is_watched_unless_it_is_asked_for(choice):
 
 
 def test_a_choice_that_is_none_is_an_error():
-    with pytest.raises(ValueError, match="trainer.collapse_watch=off: must be one of none, warn, stop"):
+    with pytest.raises(ValueError, match="trainer.collapse_watch=off: must be one of none, warn, stop, stop_format"):
         training_monitor.read_mode(trainer("off").config)
 
 

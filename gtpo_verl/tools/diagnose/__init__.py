@@ -1,8 +1,7 @@
-"""`gtpo-verl diagnose`: what is wrong with a run, and would GTPO (arXiv:2508.03772) change it, from its files.
+"""`gtpo-verl diagnose`: what is wrong with a run, from its files.
 
-It reads what a trainer logged (`logs`) and completions if there are any (`rollouts`), looks for the signs that
-the watch in training looks for (`monitor.signs`), judges (`report`), and shows it (`screen`, `plot`). `evidence` is
-what this project's stored runs say.
+It reads what a trainer logged (`logs`) and completions if there are any (`rollout_stats`), looks for the signs that
+the watch in training looks for (`monitor.signs`), judges (`verdict`), and shows it (`text_report`, `plot`).
 """
 
 import argparse
@@ -17,7 +16,7 @@ BAD_INPUT = 4  # argparse's own, 2, means failed here
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's options."""
-    parser.description = "Say what is wrong with a run, from files that it left, and whether GTPO would change it."
+    parser.description = "Say what is wrong with a run, from files that it left."
     parser.epilog = (
         "example: gtpo-verl diagnose train.log --plot train.png         verl's console, saved by tee, Slurm or wandb\n"
         "         gtpo-verl diagnose outputs                            TRL's output folder\n"

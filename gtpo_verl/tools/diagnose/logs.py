@@ -6,11 +6,14 @@ import gzip
 import io
 import json
 import math
+import os
 import re
 import sys
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -23,36 +26,33 @@ FORMS = (
 Steps = dict[int, dict[str, float]]
 Pairs = Iterable[tuple[Any, Any]]
 Keep = Callable[[str], bool]
-"""Whether a metric of this name is kept."""
+"""Return whether a metric of this name is kept."""
 
 _COLOUR = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
-_VERL = re.compile(r"\bstep:(\d+) - (.*)")
+_VERL = re.compile(r"\bstep:(\d{1,15}) - (.*)")
 _WRAPPED = re.compile(r"(?:np\.\w+|tensor)\(([^()]*)\)")
 _BARE = re.compile(r"(?<=[:\s])(-?(?:nan|inf))\b")
-_BAR = re.compile(r"\s*\d+%\|[^|]*\| *(\d+)/\d+ \[")
+_BAR = re.compile(r"\s*\d+%\|[^|]*\| *(\d{1,15})/\d+ \[")
 _PROGRESS = ("num_tokens", "epoch")
 _OF_TOTAL = "global_step/max_steps"
+_STEP_COLUMNS = ("training/global_step", "global_step", "step", "_step")
 _CONFIG = {  # as verl prints it at its start, or in the command above it
-    "limit": r"max_response_length'?\s*[:=]\s*(\d+)",
-    "prompts": r"train_batch_size'?\s*[:=]\s*(\d+)",
-    "n": r"(?:'rollout':.*?'n':|rollout\.n=)\s*(\d+)",
+    "limit": r"max_response_length'?\s*[:=]\s*(\d{1,9})",
+    "prompts": r"train_batch_size'?\s*[:=]\s*(\d{1,9})",
+    "n": r"(?:'rollout':.{,4000}?'n':|rollout\.n=)\s*(\d{1,9})",
 }
-_CONFIG_CHARACTERS = 1 << 18
-_QUOTED = re.compile(rf"""["'](?:rewards?/|(?:{"|".join(map(re.escape, METRICS))})["'])""")  # a metric as a key
+_QUOTED = re.compile(
+    rf"""["'](?:rewards?/|val-|eval[_/]|(?:{"|".join(map(re.escape, METRICS))})["'])"""
+)  # a metric as a key
 _UNDERSCORED = {name.replace("/", "_"): name for name in sorted(METRICS)}
-_LARGE = 20 << 20
+_CONFIG_TEXT, _BLOCK, _LINE, _PRINTED, _FILE, _NO_METRIC = 1 << 18, 1 << 20, 1 << 22, 1 << 16, 1 << 26, 1 << 28
+"""Characters, at most: of a config, read at once, of a line, of a printed dict, of a JSON file, before any metric."""
+_STEPS = 200_000
 
 
 class Log(NamedTuple):
-    """What a trainer logged.
-
-    Args:
-        name (str): of its file.
-        framework (str): one of `frameworks.FRAMEWORKS`.
-        steps (dict): its metrics at each step, by the framework's names; NaN where the framework wrote one.
-        config (dict): what verl's console says of the run: `limit`, `prompts` of a step, and `n` completions of each.
-        notes (list): what a reader of the report should know of the file.
-    """
+    """What a trainer logged: its metrics at each step, by the framework's names, NaN where that wrote one; what verl's
+    console says of the run (`limit`, `prompts` of a step, `n` completions of each); what a reader should know of it."""
 
     name: str
     framework: str
@@ -62,49 +62,59 @@ class Log(NamedTuple):
 
 
 def read_log(path: Path, keep: Keep = is_metric) -> Log:
-    """The log at a path, in a folder, or on the standard input, `-`.
+    """Return the log at a path, in a folder, or on the standard input, `-`. Its time and memory are bounded.
 
     Raises:
         ValueError: there is no log, or more than one; the message names the forms that are read.
     """
-    if str(path) != "-" and not path.exists():
-        raise ValueError(f"{path} does not exist: name a log, {FORMS}")
-    if str(path) != "-" and path.is_dir():
-        path = _find_log(path)
-    if "tfevents" in path.name:
-        return _log(path.name, _by_step(_read_events(path), keep))
+    if str(path) != "-":
+        if not path.exists():
+            raise ValueError(f"{_shown(path)} does not exist: name a log, {FORMS}")
+        path = _find_log(path) if path.is_dir() else path
+        if not path.is_file() and not path.is_dir():
+            raise ValueError(f"{_shown(path)} is no file; to read from a pipe, give - and the standard input")
+    name = _shown(path)
+    if path.is_dir() or "tfevents" in path.name:
+        return _log(name, _by_step(name, _read_events(path), keep))
     try:
-        with open_text(path) as lines:
-            first = next((line for line in lines if line.strip()), "")
-            if first.strip() == "{" or path.suffix == ".json":
-                return _log(str(path), _by_step(_read_history(str(path), first + lines.read()), keep))
-            if re.match(r'"?(_step|step|global_step)"?,', first, re.IGNORECASE):
-                return _log(str(path), _by_step(_read_csv(str(path), first, lines), keep))
-            return _read_lines(str(path), first, lines, keep)
-    except (csv.Error, EOFError, gzip.BadGzipFile, RecursionError, UnicodeError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): give {FORMS}") from error
+        with open_text(path) as file:
+            first = next((line for line in (file.readline(_LINE) for _ in range(_PRINTED)) if line.strip()), "")
+            if first.strip() == "{" or path.suffix in (".json", ".ipynb"):
+                return _log(name, _by_step(name, _read_history(path, first + file.read(_FILE)), keep))
+            if columns := _columns(name, first):
+                rows = csv.reader(_lines(file), delimiter="\t" if "\t" in first else ",")
+                return _log(name, _by_step(name, _read_rows(columns, rows), keep))
+            return _read_lines(name, chain([first], _lines(file, "step:", "{", "%|")), keep)
+    except (csv.Error, EOFError, OSError, RecursionError, UnicodeError, zlib.error) as error:
+        raise ValueError(f"{name} cannot be read ({error}): give {FORMS}") from error
 
 
 def read_metrics(path: Path) -> Steps:
-    """All metrics of each step of a log."""
+    """Return all metrics of each step of a log."""
     return read_log(path, lambda name: name != "step").steps
+
+
+def _shown(path: Path) -> str:
+    return os.fsencode(path).decode(errors="replace")
 
 
 def _find_log(folder: Path) -> Path:
     patterns = ("metrics.jsonl", "trainer_state.json", "checkpoint-*/trainer_state.json", "logging.jsonl", "output.log")
-    for pattern in (*patterns, "*.jsonl", "*.jsonl.gz", "*.log", "*.csv", "*tfevents*"):
-        found = sorted(folder.glob(pattern), key=lambda x: (int(re.sub(r"\D", "", x.parent.name) or 0), x.name))
+    for pattern in (*patterns, "*.jsonl", "*.jsonl.gz", "*.log", "*.csv", "**/*tfevents*"):
+        found = sorted(folder.glob(pattern), key=lambda x: (int(re.sub(r"\D", "", x.parent.name)[:9] or 0), x.name))
         if len(found) == 1 or (found and pattern.startswith("checkpoint")):
             return found[-1]  # the newest checkpoint has the whole history
+        if pattern.endswith("tfevents*") and len({file.parent for file in found}) == 1:
+            return found[0].parent  # of one run that was resumed
         if found:
-            names = ", ".join([*(file.name for file in found[:3]), *["…"] * (len(found) > 3)])
-            raise ValueError(f"{folder} has {len(found)} logs ({names}): name the file of one run")
-    raise ValueError(f"{folder} has no log: name one, {FORMS}")
+            names = ", ".join([*(_shown(file.relative_to(folder)) for file in found[:3]), *["…" for _ in found[3:4]]])
+            raise ValueError(f"{_shown(folder)} has {len(found)} logs ({names}): name the file of one run")
+    raise ValueError(f"{_shown(folder)} has no log: name one, {FORMS}")
 
 
 @contextmanager
 def open_text(path: Path) -> Iterator[TextIO]:
-    """A text file that may be compressed or, as PowerShell writes them, in UTF-16; `-` is the standard input."""
+    """Open a text file that may be compressed or, as PowerShell writes them, in UTF-16; `-` is the standard input."""
     opened: Any = sys.stdin.buffer if str(path) == "-" else path.open("rb")
     with opened as raw:
         start = raw.peek(2)[:2]
@@ -123,41 +133,65 @@ def _log(name: str, steps: Steps, config: Mapping[str, int] | None = None, notes
     return Log(name, "ms-swift" if swift else framework_of(names), steps, dict(config or {}), list(notes))
 
 
-def _read_lines(name: str, first: str, lines: TextIO, keep: Keep) -> Log:
-    """Of several runs in one file the last: a step that comes again begins what follows it anew."""
+def _lines(file: TextIO, *marks: str) -> Iterator[str]:
+    """Yield the lines; no longer ones than a log's, and none of a block, but the first, without any of the `marks`."""
+    rest, read = "", 0
+    while block := file.read(_BLOCK):
+        *lines, rest = (rest + block).split("\n")
+        wanted = not read or not marks or any(mark in block for mark in marks)
+        yield from (f"{line}\n" for line in (lines if wanted else lines[:1]))  # which began in the block before
+        read += len(block)
+        rest = rest if len(rest) <= _LINE else ""
+    if rest:
+        yield rest
+
+
+def _read_lines(name: str, lines: Iterable[str], keep: Keep) -> Log:
+    """Return, of several runs in one file, the last: a step that comes again begins what follows it anew."""
     steps: Steps = {}
-    before, last, starts, unfinished, bar = "", -1, 1, False, 0
+    before, last, starts, unfinished, bar, read = "", -1, 1, False, 0, 0
     printed: list[tuple[int, dict[str, float]]] = []
-    for line in _with_progress(first, lines):
+    for line in lines:
         unfinished = not line.endswith("\n")
         if "%|" in line and (found := _BAR.match(_COLOUR.sub("", line))):
             bar = int(found[1])
         entry = _entry(line, keep)
         if entry is None:
-            if not steps and len(before) < _CONFIG_CHARACTERS:
-                before += _COLOUR.sub("", line)
+            read += len(line)
+            if not steps and len(before) < _CONFIG_TEXT:
+                before += _COLOUR.sub("", line)[:_CONFIG_TEXT]
+            elif not steps and not printed and read > _NO_METRIC:
+                break
             continue
         step, metrics = entry
         unfinished = False
-        if step is None:
+        if step is None and printed and any(name.startswith("eval") for name in metrics):
+            printed[-1][1].update(metrics)  # of the step before
+        elif step is None:
             progress = [name for name in _PROGRESS if name in metrics and printed and name in printed[-1][1]]
             if progress and metrics[progress[0]] < printed[-1][1][progress[0]]:
                 printed, starts = [], starts + 1
             printed.append((bar, metrics))
-            continue
-        if step < last:
-            steps, starts = {known: values for known, values in steps.items() if known < step}, starts + 1
-        steps.setdefault(step, {}).update(metrics)
-        last = step
+        else:
+            if step < last:
+                steps, starts = {known: values for known, values in steps.items() if known < step}, starts + 1
+            steps.setdefault(step, {}).update(metrics)
+            last = step
+        _check_size(name, max(len(steps), len(printed), 100 * starts))
     steps = steps or _numbered(printed)
     config = {key: int(said[-1]) for key, x in _CONFIG.items() if (said := re.findall(x, before, re.DOTALL))}
-    notes = [f"the last of {starts} starts in this file"] * (starts > 1)
-    notes += ["its last line is not finished: is the run still going?"] * (unfinished and bool(steps))
+    notes = [f"the last of {starts} starts in this file"] if starts > 1 else []
+    notes += ["its last line is not finished: is the run still going?"] if unfinished and steps else []
     return _log(name, steps, config, notes)
 
 
+def _check_size(name: str, steps: int) -> None:
+    if steps > _STEPS:
+        raise ValueError(f"{name} has more than {_STEPS} steps, or starts of a run by the thousand: give a part of it")
+
+
 def _numbered(printed: list[tuple[int, dict[str, float]]]) -> Steps:
-    """Entries that do not say their step have that of the progress bar before them, or are spread over its last one."""
+    """Give entries without a step that of the progress bar before them, or spread them over its last one."""
     bars, count = [bar for bar, _ in printed], len(printed)
     if any(after <= before for before, after in zip(bars, bars[1:], strict=False)):  # written after all bars
         bars = [round(number * max(bars[-1] / count, 1)) for number in range(1, count + 1)]
@@ -166,21 +200,8 @@ def _numbered(printed: list[tuple[int, dict[str, float]]]) -> Steps:
     return {bar: metrics for bar, (_, metrics) in zip(bars, printed, strict=True)}
 
 
-def _with_progress(first: str, lines: TextIO) -> Iterator[str]:
-    """The lines; a terminal shows how many MB of a large file are read."""
-    yield first
-    read = 0
-    for number, line in enumerate(lines):
-        yield line
-        read += len(line)
-        if number % 10_000 == 0 and read > _LARGE and sys.stderr.isatty():
-            print(f"\rread {read >> 20} MB", end="", file=sys.stderr, flush=True)
-    if read > _LARGE and sys.stderr.isatty():
-        print("\r", end="", file=sys.stderr)
-
-
 def _entry(line: str, keep: Keep) -> tuple[int | None, dict[str, float]] | None:
-    """The step, if the line says it, and its metrics; None of a line that has none."""
+    """Return the step, if the line says it, and its metrics; None of a line that has none."""
     if "step:" in line and (found := _VERL.search(_COLOUR.sub("", line))):
         metrics = _numbers((item.rpartition(":")[::2] for item in found[2].split(" - ")), keep)
         return (int(found[1]), metrics) if any(map(is_metric, metrics)) else None
@@ -191,38 +212,44 @@ def _entry(line: str, keep: Keep) -> tuple[int | None, dict[str, float]] | None:
         logged = json.loads(line[start : end + 1])
     except (RecursionError, ValueError):
         logged = _printed(line[start : end + 1])
-    if not isinstance(logged, dict):
+    if not isinstance(logged, dict) or "train_runtime" in logged:  # what TRL prints at the end is of no step
         return None
-    step = logged.get("step")
+    step: Any = logged.get("step")
     data, null = (logged["data"], math.nan) if isinstance(logged.get("data"), dict) else (logged, None)
     metrics = _numbers(data.items(), lambda name: keep(name) or name in _PROGRESS, null)
     if isinstance(of_total := logged.get(_OF_TOTAL), str):
-        step, metrics[_OF_TOTAL] = int(of_total.partition("/")[0]), 0.0
+        step, metrics[_OF_TOTAL] = of_total.partition("/")[0], 0.0
     if step is None:
-        step = _number(data.get("training/global_step"))
-    if not any(map(is_metric, metrics)):
+        step = data.get("training/global_step")
+    if not any(map(is_metric, metrics)) or (step is not None and _step(step) is None):
         return None
-    return (None if step is None else int(step)), metrics
+    return _step(step), metrics
 
 
 def _printed(text: str) -> Any:
-    """A dict as Python prints it, or None."""
+    """Return a dict as Python prints it, or None."""
     try:
-        return ast.literal_eval(_BARE.sub(r"'\1'", _WRAPPED.sub(r"\1", text)))
+        return ast.literal_eval(_BARE.sub(r"'\1'", _WRAPPED.sub(r"\1", text[:_PRINTED])))
     except (MemoryError, RecursionError, SyntaxError, ValueError):
         return None
 
 
 def _number(value: Any, null: float | None = None) -> float | None:
-    if isinstance(value, str):
-        found = _WRAPPED.fullmatch(value.strip())
-        try:
-            return float(found[1] if found else value)
-        except ValueError:
-            return None
     if value is None:
         return null  # verl's file logger writes NaN so
-    return float(value) if isinstance(value, int | float) else None
+    found = _WRAPPED.fullmatch(value.strip()) if isinstance(value, str) else None
+    try:
+        number = float(found[1] if found else value) if isinstance(value, str | int | float) else None
+    except OverflowError:
+        number = math.inf
+    except ValueError:
+        number = None
+    return number if number is None or abs(number) < 1e100 or number != number else math.copysign(math.inf, number)
+
+
+def _step(value: Any) -> int | None:
+    number = _number(value)
+    return None if number is None or not 0 <= number < 1e15 else int(number)
 
 
 def _numbers(pairs: Pairs, keep: Keep, null: float | None = None) -> dict[str, float]:
@@ -230,39 +257,57 @@ def _numbers(pairs: Pairs, keep: Keep, null: float | None = None) -> dict[str, f
     return {name: number for name, number in numbers if number is not None}
 
 
-def _by_step(entries: Iterable[tuple[int, Pairs]], keep: Keep) -> Steps:
-    """All metrics of the steps that have one of a run."""
+def _by_step(name: str, entries: Iterable[tuple[Any, Pairs]], keep: Keep) -> Steps:
+    """Return all metrics of the steps that have one of a run."""
     steps: Steps = defaultdict(dict)
-    for step, pairs in entries:
-        steps[step] |= _numbers(pairs, keep)
+    for said, pairs in entries:
+        if (step := _step(said)) is not None:
+            steps[step] |= _numbers(pairs, keep)
+            _check_size(name, len(steps))
     return {step: metrics for step, metrics in steps.items() if any(map(is_metric, metrics))}
 
 
-def _read_history(name: str, text: str) -> list[tuple[int, Pairs]]:
-    """Of TRL's `trainer_state.json`."""
+def _read_history(path: Path, text: str) -> list[tuple[Any, Pairs]]:
+    """Return the entries of TRL's `trainer_state.json`."""
+    name, form = _shown(path), ""
+    if "_runtime" in text[:_PRINTED] and "log_history" not in text:
+        form = "it is W&B's summary, the last step alone: give output.log, or the history as CSV"
+    elif path.suffix == ".ipynb":
+        form = "it is a notebook: copy its table into a .csv file"
+    elif len(text) >= _FILE:
+        form = f"it is longer than {_FILE >> 20} MB"
+    if form:
+        raise ValueError(f"{name} has no history of steps; {form}")
     try:
-        return [(int(entry["step"]), entry.items()) for entry in json.loads(text)["log_history"]]
+        history = json.loads(text)["log_history"]
+        return [(entry["step"], entry.items()) for entry in history if "train_runtime" not in entry]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{name} has no log_history of steps ({error!r}): give {FORMS}") from error
 
 
-def _read_csv(name: str, header: str, lines: TextIO) -> Iterator[tuple[int, Pairs]]:
-    """W&B's history, a column for each metric, or the export of a chart, whose columns are `run - metric`."""
-    (names,) = csv.reader([header])
+def _columns(name: str, header: str) -> dict[int, str]:
+    """Return the metrics in the columns of W&B's history, or of the export of a chart, which are `run - metric`; or of
+    a table that was copied; none if this is no header of one with a column of steps."""
     columns, runs = {}, set()
-    for place, column in enumerate(names):
-        run, of_chart, metric = column.rpartition(" - ")
+    for place, column in enumerate(next(csv.reader([header], delimiter="\t" if "\t" in header else ","), [])):
+        run, of_chart, metric = column.strip().rpartition(" - ")
         if not metric.endswith(("__MIN", "__MAX")):
-            columns[place] = _UNDERSCORED.get(metric, metric.removeprefix("train/"))
+            metric = re.sub(r"\s*/\s*", "/", metric).removeprefix("train/").replace("Training Loss", "loss")
+            metric = re.sub(r"^(val-core|val-aux)_(.+)_(\w+)_(mean@\d+)$", r"\1/\2/\3/\4", metric)
+            is_step = metric.lower() in _STEP_COLUMNS
+            columns[place] = metric.lower() if is_step else _UNDERSCORED.get(metric, metric)
             runs |= {run} if of_chart else set()
+    if not any(column in _STEP_COLUMNS for column in columns.values()) or "{" in header:
+        return {}
     if len(runs) > 1:
         raise ValueError(f"{name} has the runs {', '.join(sorted(runs))}: export the chart of one")
-    for cells in filter(None, csv.reader(lines)):
+    return columns
+
+
+def _read_rows(columns: Mapping[int, str], rows: Iterable[list[str]]) -> Iterator[tuple[Any, Pairs]]:
+    for cells in rows:
         row = {columns[place]: cell for place, cell in enumerate(cells) if place in columns}
-        known = (_number(x) for x in (row.get("training/global_step"), row.get("global_step"), cells[0]))
-        step = next((number for number in known if number is not None), math.nan)
-        if math.isfinite(step):
-            yield int(step), row.items()
+        yield next((row[x] for x in _STEP_COLUMNS if _step(row.get(x)) is not None), None), row.items()
 
 
 def _read_events(path: Path) -> Iterator[tuple[int, Pairs]]:

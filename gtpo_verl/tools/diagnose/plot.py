@@ -5,11 +5,11 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from gtpo_verl.monitor.signs import label
+from gtpo_verl.monitor.signs import OUTCOMES, label
 from gtpo_verl.run_files.records import atomic_write
 from gtpo_verl.tools.diagnose.verdict import Run
 
-_PANELS = (("accuracy", "reward"), ("ended", "equal"), ("entropy",), ("length",))
+_PANELS = (OUTCOMES, ("terminated", "zero_std_groups"), ("entropy",), ("length",))
 
 
 def plot(run: Run, report: Mapping[str, Any], path: Path) -> None:
@@ -27,7 +27,8 @@ def plot(run: Run, report: Mapping[str, Any], path: Path) -> None:
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     figure.suptitle(f"{report['verdict'].upper()}: {report['why']}", fontsize=10, wrap=True)
     for axes, names in zip(figure.subplots(2, 2, sharex=True).flat, _PANELS, strict=True):
-        name = next((name for name in names if name in report["numbers"]), names[-1])
+        decides = [report["outcome"]] if names is OUTCOMES else []
+        name = next((name for name in (*decides, *names) if name in report["numbers"]), names[-1])
         known = [(step, run.log.steps[step][name]) for step in steps if name in run.log.steps[step]]
         axes.set_title(label(name) + ("" if known else ": not logged"), fontsize=10)
         axes.plot(*zip(*known, strict=True) if known else ([], []), color="#0072B2", linewidth=1)

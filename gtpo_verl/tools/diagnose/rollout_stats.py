@@ -1,4 +1,4 @@
-"""What the completions say about a run: ends, repetition, groups without spread, and how much is in conflict."""
+"""What the completions say about a run: ends, repetition, groups without spread, tokens that good and bad share."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ from statistics import fmean
 from typing import Any
 
 from gtpo_verl.monitor.repetition import group_shares, repetition
-from gtpo_verl.tools.rollouts.sources import Source, find_source, step_of, thin_out
+from gtpo_verl.tools.rollouts.sources import Source, find_source, thin_out
 
 _BYTES = 24 << 20  # what is tokenised in about a minute
-_SCORES = {"accuracy": "acc", "strict": "strict", "format": "format"}
+_SCORES = {"accuracy": "acc", "exact_format": "strict", "format": "format"}
 
 Completion = dict[str, Any]
 
@@ -26,24 +26,18 @@ class Rollouts:
         steps: our numbers (`signs.NUMBERS`) at each step; `forward`, `backward`, `either`, shares of tokens on the
             conflict masks; and `groups`, the share of groups that have one.
         completions: those of the last steps, each with its step, its text and our numbers of it.
-        unpunished: of each completion that does not end, in a group where others do and rewards differ, whether it
-            scores above the group's mean.
     """
 
     source: Source
     limit: float | None = None
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
     completions: list[Completion] = field(default_factory=list)
-    unpunished: list[bool] = field(default_factory=list)
 
-    @property
-    def applied(self) -> bool:
-        """Whether GTPO trained them."""
-        return bool(self.source.header["gtpo_applied"])
-
-    def text(self, completion: Completion) -> str:
-        """One of `completions` as text."""
-        return completion["text"]
+    def shares(self) -> dict[str, float]:
+        """Return the shares of tokens that good and bad completions of a group share from their starts (`forward`),
+        from their ends (`backward`) and either way, and of groups that have such tokens."""
+        of_each = [{*numbers} & {"forward", "backward", "either", "groups"} for numbers in self.steps.values()]
+        return {name: fmean(x[name] for x in self.steps.values()) for name in sorted(set.intersection(*of_each))}
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
         """Take the completions of one more step."""
@@ -53,20 +47,17 @@ class Rollouts:
         completions = [completion for group in groups.values() for completion in group]
         self.steps[rows[0]["step"]] = _means(completions) | _of_groups(list(groups.values()))
         self.completions[:] = [*self.completions, *completions][-4 * len(completions) :]
-        self.unpunished.extend(above for group in groups.values() for above in _unpunished(group))
 
 
-def read_rollouts(path: Path, tokenizer: str | None, limit: float | None, early: int) -> Rollouts:
-    """Read a token dump or verl's rollout files, evenly thinned out if they are large, less so up to the step `early`.
+def read_rollouts(path: Path, tokenizer: str | None, limit: float | None) -> Rollouts:
+    """Read a token dump or verl's rollout files, evenly thinned out if they are large.
 
     Raises:
         ValueError: there are none, or the tokenizer is of another model.
     """
     source = find_source(path, tokenizer)
-    first = [file for file in source.paths if step_of(file) <= early]
-    files = {*thin_out(first, _BYTES // 4), *thin_out(source.paths, _BYTES)}
     found = Rollouts(source, limit)
-    for file in (file for file in source.paths if file in files):
+    for file in thin_out(source.paths, _BYTES):
         found.add(source.read(file))
     return found
 
@@ -75,9 +66,9 @@ def _completion(row: dict[str, Any], limit: float | None) -> Completion:
     ids = [token for token, own in zip(row["token_ids"], row["response_mask"], strict=True) if own]
     numbers = {ours: row.get("scores", {}).get(theirs) for ours, theirs in _SCORES.items()}
     if "ended" in row:
-        numbers["ended"] = float(row["ended"])
+        numbers["terminated"] = float(row["ended"])
     elif limit:
-        numbers["ended"] = float(len(ids) < 0.98 * limit)  # a text may be cut into other tokens than were sampled
+        numbers["terminated"] = float(len(ids) < 0.98 * limit)  # a text may be cut into other tokens than were sampled
     numbers |= {"reward": row["reward"], "length": len(ids), "repetition": repetition(ids)}
     numbers |= {"entropy": row.get("trajectory_entropy"), "step": row["step"], "text": "".join(row["token_strings"])}
     numbers |= {"forward": row.get("prefix_len"), "backward": row.get("suffix_len")}
@@ -96,12 +87,6 @@ def _means(completions: list[Completion]) -> dict[str, float]:
 
 def _of_groups(groups: list[list[Completion]]) -> dict[str, float]:
     """Shares of groups: with conflict, with equal rewards, and of those with unequal rewards those with none right."""
-    equal, unearned = group_shares(groups, "reward", "accuracy")
-    shares = {"groups": fmean(any(x["either"] for x in group) for group in groups), "equal": equal}
-    return shares if unearned is None else shares | {"unearned": unearned}
-
-
-def _unpunished(group: list[Completion]) -> list[bool]:
-    mean = fmean(x["reward"] for x in group)
-    mixed = len({x["reward"] for x in group}) > 1 and len({x.get("ended") for x in group}) > 1
-    return [x["reward"] > mean for x in group if mixed and not x["ended"]]
+    equal, no_correct = group_shares(groups, "reward", "accuracy")
+    shares = {"groups": fmean(any(x["either"] for x in group) for group in groups), "zero_std_groups": equal}
+    return shares if no_correct is None else shares | {"no_correct_groups": no_correct}

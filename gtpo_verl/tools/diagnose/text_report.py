@@ -9,6 +9,11 @@ from gtpo_verl.monitor.signs import label
 
 _WIDTH = 80
 _SIGNS = 4
+_SHARED = (
+    "Good and bad completions share {forward:.0%} of their tokens from the start, {backward:.0%} from the end, "
+    "{either:.0%} either way, in {groups:.0%} of groups."
+)
+_MASKED = "{either:.0%} of tokens are on the run's own mask, in {groups:.0%} of groups."
 
 
 def screen(report: Mapping[str, Any], plotted: Path | None = None) -> str:
@@ -20,12 +25,11 @@ def screen(report: Mapping[str, Any], plotted: Path | None = None) -> str:
     seen += [f"{report['completions']} completions a step"] if report["completions"] else []
     seen += [f"cut off at {report['limit']:.0f} tokens"] if report["limit"] else []
     lines += [*_wrap(", ".join(seen)), *(line for note in report["notes"] for line in _wrap(note)), "", *_table(report)]
+    lines += ["" for _ in report["beside"][:1]]
+    lines += [line for note in report["beside"] for line in _wrap(f"note, {note}", "   ")]
 
     signs = report["signs"]
-    lines += [""] * bool(signs)
-    if report["sound_until"] is not None:
-        until = f"Sound until about step {report['sound_until']}"
-        lines += _wrap(f"{until}: go back to the last checkpoint before it.")
+    lines += ["" for _ in signs[:1]]
     for number, sign in enumerate(signs[:_SIGNS], start=1):
         note = "" if sign["calibrated"] else " (uncalibrated)"
         lines += _wrap(f"{number}. since step {sign['since']}: {sign['meaning']}{note}", "   ")
@@ -33,22 +37,16 @@ def screen(report: Mapping[str, Any], plotted: Path | None = None) -> str:
     shown: list[dict[str, Any]] = next((sign["completions"] for sign in signs if sign["completions"]), [])
     lines += [_cut(f"   step {x['step']}: {x['text']!r}") for x in shown]
     if signs:
-        tried = f": {signs[0]['tried']}" if signs[0]["tried"] else ""
-        lines += _wrap(f"{signs[0]['advice']} Try {signs[0]['try']}{tried}".strip())
+        lines += _wrap(f"{signs[0]['advice']} {'Try ' if signs[0]['try'] else ''}{signs[0]['try']}".strip())
 
-    gtpo = report["gtpo"]
-    lines += ["", *_wrap(f"Would GTPO change it? {gtpo['answer'].capitalize()}: {gtpo['why']}.")]
-    if "forward" in gtpo:
-        masks = "forward mask {forward:.0%}, backward mask {backward:.0%}, either {either:.0%}".format(**gtpo)
-        lines += _wrap(f"Tokens in conflict at the start: {masks}; groups with a conflict: {gtpo['groups']:.0%}.")
+    if shares := report["shared_tokens"]:
+        lines += ["", *_wrap((_SHARED if "forward" in shares else _MASKED).format(**shares))]
     missing: dict[str, list[str]] = {}
     for name, override in report["not_logged"].items():
         if override:
             missing.setdefault(override, []).append(label(name))
     for override, names in missing.items():
         lines += _wrap(f"Not logged: {'; '.join(names)}. To log: {override}")
-    runs = "{runs} runs of small models, none on a GPU; {failed} of them failed".format(**report["calibration"])
-    lines += _wrap(f"Signs calibrated on {runs}.")
     lines += [f"plot: {plotted}"] if plotted else ["To see it: --plot FILE.png"]
     return "\n".join(lines)
 

@@ -92,7 +92,7 @@ def findings(seen: Rollouts) -> dict[str, Any]:
     """The numbers of each step, by what they are called, and the signs that `diagnose` finds with their first steps."""
     log, signs = Log("", "verl", seen.steps, {}, []), []
     if len(seen.steps) >= STEPS:  # of fewer, signs are chance
-        report = report_on(Run(log, completions_per_step(log), seen.limit, seen, seen.applied))
+        report = report_on(Run(log, completions_per_step(log), seen.limit, seen))
         signs = [[sign["since"], sign["meaning"]] for sign in report["signs"]]
     numbers = {
         step: {label(name): value for name, value in of_step.items() if name in NUMBERS}

@@ -34,28 +34,21 @@ def command(capsys, *arguments):
 @pytest.mark.parametrize(
     ("log", "status", "verdict", "signs"),
     [
-        (HEALTHY, 0, "HEALTHY: no sign of a fault.", []),
-        (
-            NO_END,
-            2,
-            "FAILED since step 284: completions that end 0.81 at the end, best 1.00",
-            ["completions are", "some"],
-        ),
-        (NO_ACCURACY, 2, "FAILED since step 300: accuracy 0.07 at the end, best 0.32.", ["accuracy is lost"]),
-        (TRL, 2, "FAILED since step 1: completions that end 0.04 at the end, best 0.22.", ["most completions"]),
+        (HEALTHY, 0, "HEALTHY: accuracy 0.95 at the end, 0.84 at first, best 0.96.", []),
+        (NO_END, 1, "DEGRADED since step 279: completions contain text outside", ["completions contain text"]),
+        (NO_ACCURACY, 2, "FAILED since step 221: accuracy 0.07 at the end, best 0.32.", ["accuracy is lost"]),
+        (TRL, 1, "DEGRADED since step 1: nearly all completions are cut off; reward 15.06", ["nearly all"]),
     ],
     ids=lambda value: value.name if isinstance(value, Path) else None,
 )
 def test_what_is_wrong_with_a_run_that_trained(capsys, log, status, verdict, signs):
     found, said, _ = command(capsys, log)
-    assert found == status and " ".join(said.split()).startswith(verdict)
+    assert " ".join(said.split()).startswith(verdict) and found == status
     named = re.findall(r"^(\d)\. since step \d+: (.*)", said, re.MULTILINE)
     assert [int(number) for number, _ in named] == [*range(1, len(signs) + 1)]
     assert all(meaning.startswith(sign) for (_, meaning), sign in zip(named, signs, strict=True))
     assert len(said.splitlines()) <= 40 and max(map(len, said.splitlines())) <= 80
-    remedy = "where wrong answers are rewarded for their form, set min_correct_reward"
-    own = f"Would GTPO change it? No: it is GTPO's own run; {remedy}." in " ".join(said.split())
-    assert own is log.name.startswith("gtpo")
+    assert "GTPO" not in said
 
 
 def test_the_documentation_shows_what_the_command_prints(monkeypatch):
@@ -67,8 +60,8 @@ def test_the_documentation_shows_what_the_command_prints(monkeypatch):
 def test_json_has_what_the_screen_says(capsys):
     status, said, _ = command(capsys, NO_END, "--json")
     report = json.loads(said)
-    assert status == 2 and screen(report) == screen(report_on(read_run(NO_END)))
-    assert report["numbers"]["ended"] == {"start": 1.0, "best": 1.0, "now": pytest.approx(0.8125), "since": 329}
+    assert status == 1 and screen(report) == screen(report_on(read_run(NO_END)))
+    assert report["numbers"]["exact_format"]["since"] == 279 == report["since"] and report["outcome"] == "accuracy"
 
 
 def test_a_compressed_log_reads_as_the_same_uncompressed(tmp_path, capsys):
@@ -80,12 +73,18 @@ def test_a_compressed_log_reads_as_the_same_uncompressed(tmp_path, capsys):
 def test_the_plot_is_named(tmp_path, capsys):
     path = tmp_path / "plots/run.png"
     status, said, _ = command(capsys, TRL, "--plot", path)
-    assert status == 2 and said.endswith(f"plot: {path}\n") and path.read_bytes().startswith(b"\x89PNG")
+    assert status == 1 and said.endswith(f"plot: {path}\n") and path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_bad_input_is_one_line_with_the_file_and_a_remedy(tmp_path, capsys):
     empty = tmp_path / "empty.jsonl"
     empty.touch()
+    supervised = tmp_path / "sft.jsonl"
+    supervised.write_text(
+        "".join(f'{{"loss": 1.5, "token_acc": 0.9, "global_step/max_steps": "{n}/9"}}\n' for n in range(9))
+    )
+    (tmp_path / "wandb-summary.json").write_text('{"_runtime": 9, "_step": 3, "critic/score/mean": 0.5}')
+    (tmp_path / "train.ipynb").write_text('{"cells": [{"outputs": [{"data": {"text/html": ["<table>"]}}]}]}')
     others = run_logs.write_jsonl(tmp_path / "loss.jsonl", [{"training/global_step": 1, "perf/mfu": 0.1}] * 3)
     records = [*run_logs.verl(steps=40, length=lambda step: 50.0)]
     one = run_logs.write_jsonl(tmp_path / "one.jsonl", records[:1])
@@ -96,6 +95,9 @@ def test_bad_input_is_one_line_with_the_file_and_a_remedy(tmp_path, capsys):
     cases = [
         ([tmp_path / "absent.jsonl"], "absent.jsonl does not exist: name a log, verl's console log"),
         ([empty], "empty.jsonl has no metrics of a run: give verl's console log"),
+        ([supervised], "sft.jsonl has no reward: it is of supervised training"),
+        ([tmp_path / "wandb-summary.json"], "it is W&B's summary, the last step alone"),
+        ([tmp_path / "train.ipynb"], "it is a notebook: copy its table into a .csv file"),
         ([others], "loss.jsonl has no metrics of a run"),
         ([one], "one.jsonl has one step, and nothing to compare it with"),
         ([folder], "name the run's tokenizer with --tokenizer"),
@@ -122,7 +124,7 @@ def test_a_wrong_option_is_bad_input_too(capsys, arguments):
 def test_it_needs_neither_torch_nor_verl():
     code = (
         "import sys; from gtpo_verl import cli\n"
-        f"assert cli.main(['diagnose', {str(TRL)!r}]) == 2\n"
+        f"assert cli.main(['diagnose', {str(TRL)!r}]) == 1\n"
         "print(sorted({'torch', 'verl', 'numpy', 'transformers', 'matplotlib'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

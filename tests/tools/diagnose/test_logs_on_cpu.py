@@ -2,12 +2,15 @@ import gzip
 import io
 import json
 import math
+import os
 
 import pytest
 import run_logs
 from torch.utils.tensorboard import SummaryWriter
 
-from gtpo_verl.tools.diagnose.logs import FORMS, read_log, read_metrics
+from gtpo_verl.tools.diagnose import logs
+from gtpo_verl.tools.diagnose.logs import _BLOCK, FORMS, read_log, read_metrics
+from gtpo_verl.tools.diagnose.verdict import read_run, report_on
 
 RECORDS = [*run_logs.verl(steps=12)]
 EXPECTED = {record["training/global_step"]: record for record in RECORDS}
@@ -116,9 +119,37 @@ def test_wandbs_chart_is_read(tmp_path):
     assert log.steps == {s: {"critic/score/mean": x["critic/score/mean"]} for s, x in EXPECTED.items()}
 
 
+@pytest.mark.parametrize(("separator", "step"), [(",", "_step"), (",", "train/global_step"), ("\t", "Step")])
+def test_a_table_is_read_wherever_its_column_of_steps_stands(tmp_path, separator, step):
+    """W&B's API writes an index before the names; a notebook's table has blanks around the slash."""
+    names = ["", "completions / mean_length", "train/reward", "Training Loss", step]
+    rows = [[n, x["completions/mean_length"], x["reward"], x["loss"], n + 1] for n, x in enumerate(OF_TRL)]
+    path = tmp_path / "history.csv"
+    path.write_text("\n".join(separator.join(map(str, row)) for row in (names, *rows)))
+    log = read_log(path)
+    assert log.framework == "TRL" and [*log.steps] == [*range(1, 13)]
+    assert log.steps[3] == pytest.approx(
+        {name: OF_TRL[2][name] for name in ("completions/mean_length", "reward", "loss")}
+    )
+
+
+def test_what_trl_logs_at_the_end_is_no_step(tmp_path):
+    end = OF_TRL[0] | {"train_runtime": 9.0, "train_loss": 0.0}
+    same(read_log(run_logs.write_printed(tmp_path / "nohup.out", [*OF_TRL, end], bar=False)), "TRL")
+    same(read_log(run_logs.write_state(tmp_path / "trainer_state.json", [*OF_TRL, end])), "TRL")
+
+
+def test_a_printed_evaluation_is_of_the_step_before(tmp_path):
+    records = [*OF_TRL[:6], {"eval_reward": 0.5}, *OF_TRL[6:]]
+    path = run_logs.write_printed(tmp_path / "nohup.out", records, bar=False)
+    log = read_log(path)
+    assert [step for step, metrics in log.steps.items() if metrics.pop("eval_reward", 0)] == [6]
+    same(log, "TRL")
+
+
 @pytest.mark.parametrize(("prefix", "framework", "records"), [("", "verl", RECORDS), ("train/", "TRL", OF_TRL)])
 def test_tensorboard_is_of_whom_its_names_are(tmp_path, prefix, framework, records):
-    with SummaryWriter(str(tmp_path)) as writer:
+    with SummaryWriter(str(tmp_path / "runs/May01")) as writer:
         for step, record in enumerate(records, start=1):
             for name, value in record.items():
                 writer.add_scalar(prefix + name, value, step)
@@ -128,6 +159,9 @@ def test_tensorboard_is_of_whom_its_names_are(tmp_path, prefix, framework, recor
 def test_all_metrics_are_read_for_figures(tmp_path):
     path = run_logs.write_jsonl(tmp_path / "run.jsonl", [x | {"perf/mfu": 0.4} for x in RECORDS])
     assert read_metrics(path)[1]["perf/mfu"] == 0.4 and "perf/mfu" not in read_log(path).steps[1]
+
+
+NO_METRIC = 1 << 22
 
 
 def bad_logs(folder):
@@ -152,7 +186,14 @@ def bad_logs(folder):
         (folder / name).write_bytes(content)
     unreadable = {name: "trainer_state.json" if name.endswith("json") else FORMS for name in files}
     (folder / "none").mkdir()
+    os.mkfifo(folder / "pipe")
+    (folder / "endless").symlink_to("/dev/zero")
+    (folder / "line.gz").write_bytes(gzip.compress(b"x" * 2 * NO_METRIC))
+    (folder / "lines.gz").write_bytes(gzip.compress(b"1234567\n" * NO_METRIC))
+    unreadable |= {"line.gz": FORMS, "lines.gz": FORMS}
     return unreadable | {
+        "pipe": "pipe is no file; to read from a pipe, give -",
+        "endless": "endless is no file",
         "absent.log": "absent.log does not exist: name a log",
         "none": "none has no log: name one",
         "two": "two has 2 logs (a.jsonl, b.jsonl): name the file of one run",
@@ -160,7 +201,8 @@ def bad_logs(folder):
     }
 
 
-def test_what_cannot_be_read_is_answered_with_what_can(tmp_path):
+def test_what_cannot_be_read_is_answered_with_what_can(tmp_path, monkeypatch):
+    monkeypatch.setattr(logs, "_NO_METRIC", NO_METRIC)
     for name, message in bad_logs(tmp_path).items():
         with pytest.raises(ValueError) as raised:
             read_log(tmp_path / name)
@@ -172,3 +214,60 @@ def test_a_log_of_json_lines_beside_others_is_read_line_by_line(tmp_path):
     path = tmp_path / "mixed.log"
     path.write_text("".join(f"INFO {json.dumps({'step': s, 'data': x})}\nother: {{}}\n" for s, x in EXPECTED.items()))
     same(read_log(path))
+
+
+HOSTILE = ["Infinity", "1e400", "9" * 4000, "[1]", "{}", "NaN", '"abc"', "-1", "null"]
+
+
+@pytest.mark.parametrize("step", HOSTILE)
+def test_a_step_that_is_none_is_left_out(tmp_path, step):
+    """Of JSON lines, of ms-swift, of trainer_state.json and of a table."""
+    good = [f'{{"step": {n}, "reward": {n}, "kl": 0.1}}' for n in range(1, 4)]
+    bad = f'{{"step": {step}, "reward": 9, "kl": 0.1}}'
+    lines, state, table = tmp_path / "a.jsonl", tmp_path / "trainer_state.json", tmp_path / "a.csv"
+    lines.write_text("\n".join([*good, bad] if step != "null" else good))
+    state.write_text(f'{{"log_history": [{", ".join([*good, bad])}]}}')
+    table.write_text("step,reward,kl\n" + "".join(f"{n},{n},0.1\n" for n in (1, 2, 3)) + f'"{step}",9,0.1\n')
+    swift = tmp_path / "b.jsonl"
+    swift.write_text("".join(f'{{"reward": 1, "global_step/max_steps": "{n}/10"}}\n' for n in (1, 2, 3, "abc")))
+    for path in (lines, state, table, swift):
+        assert [*read_log(path).steps] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("value", ["1e308", "-1e308", "9" * 400, "1e400"])
+def test_a_value_beyond_reason_is_not_finite_and_reported_so(tmp_path, value):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f'{{"step": {n}, "reward": {value if n > 20 else 1}, "kl": 0.1}}\n' for n in range(1, 41)))
+    report = report_on(read_run(path))
+    assert report["verdict"] == "failed" and report["since"] == 21 and "not finite: reward" in report["why"]
+
+
+def test_a_config_that_opens_a_thousand_times_takes_no_time(tmp_path):
+    path = run_logs.write_console(tmp_path / "train.log", RECORDS, config=False)
+    path.write_text("'rollout':\n" * 20_000 + path.read_text())
+    same(read_log(path))
+
+
+def test_a_file_has_no_more_steps_than_a_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(logs, "_STEPS", 10)
+    for write in (run_logs.write_console, run_logs.write_csv):
+        with pytest.raises(ValueError, match="has more than 10 steps"):
+            read_log(write(tmp_path / "a.log", RECORDS))
+
+
+def test_a_long_line_and_much_other_text_hide_no_metrics(tmp_path):
+    path = run_logs.write_console(tmp_path / "train.log", RECORDS)
+    text = path.read_text().splitlines(keepends=True)
+    other = "a completion\n" * (_BLOCK // 4) + "y" * 5 * _BLOCK + "\n"
+    path.write_text("".join(text[:9]) + other + "".join(text[9:15]) + other + "".join(text[15:]))
+    same(read_log(path))
+
+
+def test_a_name_that_is_not_utf_8_is_printed(tmp_path):
+    folder = tmp_path / os.fsdecode(b"run-\xff")
+    folder.mkdir()
+    run_logs.write_console(folder / "train.log", RECORDS)
+    read_log(folder).name.encode()
+    with pytest.raises(ValueError) as raised:
+        read_log(folder / "absent")
+    str(raised.value).encode()

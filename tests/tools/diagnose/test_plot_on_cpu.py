@@ -22,10 +22,17 @@ def test_the_four_curves_are_drawn_with_the_step_marked(tmp_path, drawn):
     plot(run, report, tmp_path / "run.png")
     (figure,) = drawn
     titles = [axes.get_title() for axes in figure.axes]
-    assert titles == ["reward", "completions that end", "entropy, nats per token", "length, tokens"]
+    assert titles == ["reward", "completions terminated", "entropy, nats per token", "length, tokens"]
     for axes in figure.axes:
         curve, mark = axes.lines
         assert len(curve.get_xdata()) == 120 and set(mark.get_xdata()) == {report["since"]}
+
+
+def test_the_validation_is_drawn_where_it_decides(tmp_path, drawn):
+    records = [x | ({"val-core/a/acc/mean@1": 0.5} if n % 5 == 0 else {}) for n, x in enumerate(run_logs.verl())]
+    run = read_run(run_logs.write_console(tmp_path / "train.log", records))
+    plot(run, report_on(run), tmp_path / "run.png")
+    assert drawn[0].axes[0].get_title() == "validation"
 
 
 def test_a_curve_that_is_not_logged_is_said_to_be(tmp_path, drawn):

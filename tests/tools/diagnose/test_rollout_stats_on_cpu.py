@@ -12,9 +12,10 @@ def test_the_demos_rollouts_show_repetition_and_three_completions():
     report = report_on(read_run(DEMO, tokenizer=str(DEMO)))
     said = screen(report)
     assert report["verdict"] == "cannot tell"  # 11 steps of one prompt
-    assert "some completions no longer end" in said and "completions repeat themselves (uncalibrated)" in said
+    assert "completions stopped terminating cleanly" in said
     assert said.count("   step 400: '<reasoning>") == 3
-    assert "forward mask 42%, backward mask 37%, either 73%; groups with a conflict: 100%." in " ".join(said.split())
+    assert "Good and bad completions share " in said and "in 73% of groups." in " ".join(said.split())
+    assert "completions repeat themselves (uncalibrated)" in said
     assert max(map(len, said.splitlines())) <= 80 and len(said.splitlines()) <= 40
 
 
@@ -23,8 +24,8 @@ def test_groups_whose_rewards_differ_without_a_right_answer_are_counted(tmp_path
     right = [("12", 1.0, 1), ("13", 0.0, 0)]
     folder = write_rollouts(tmp_path / "rollouts", [right] * 2 + [wrong] * 18)
     report = report_on(read_run(folder, tokenizer=str(DEMO)))
-    assert report["numbers"]["unearned"]["now"] == 1.0 and report["numbers"]["accuracy"]["now"] == 0
-    (sign,) = (sign for sign in report["signs"] if sign["number"] == "unearned")
+    assert report["numbers"]["no_correct_groups"]["now"] == 1.0 and report["numbers"]["accuracy"]["now"] == 0
+    (sign,) = (sign for sign in report["signs"] if sign["number"] == "no_correct_groups")
     assert sign["try"] == "algorithm.filter_groups.enable=True algorithm.filter_groups.metric=acc"
 
 
@@ -34,11 +35,17 @@ def test_rollouts_add_to_the_log_what_it_lacks(tmp_path):
     log = run_logs.write_jsonl(tmp_path / "run.jsonl", records)
     report = report_on(read_run(log, rollouts=folder, tokenizer=str(DEMO)))
     assert report["numbers"]["reward"]["now"] == 0.25 and report["numbers"]["repetition"]["now"] == 0
-    assert set(report["not_logged"]) & {"repetition", "equal", "accuracy"} == set()
+    assert set(report["not_logged"]) & {"repetition", "zero_std_groups", "accuracy"} == set()
 
 
 @pytest.mark.parametrize(("limit", "ended"), [(None, None), (2, 0.5), (8, 1.0)])
 def test_a_text_as_long_as_the_limit_did_not_end(tmp_path, limit, ended):
     folder = write_rollouts(tmp_path / "rollouts", [[("12", 1.0, 1), ("1", 0.0, 0)]] * 2)
-    found = read_rollouts(folder, str(DEMO), limit, 50)
-    assert found.steps[1].get("ended") == ended and found.steps[1]["length"] == 1.5 and not found.applied
+    found = read_rollouts(folder, str(DEMO), limit)
+    assert found.steps[1].get("terminated") == ended and found.steps[1]["length"] == 1.5
+
+
+def test_what_good_and_bad_completions_share_is_a_fact_of_the_runs_own(tmp_path):
+    folder = write_rollouts(tmp_path / "rollouts", [[("1234", 1.0, 1), ("1256", 0.0, 0)]] * 20)
+    report = report_on(read_run(folder, tokenizer=str(DEMO)))
+    assert report["shared_tokens"] == {"forward": 0.5, "backward": 0, "either": 0.5, "groups": 1.0}

@@ -20,6 +20,21 @@ LOST_ACCURACY = [
     for n, x in enumerate(run_logs.trl(run_logs.verl()))
 ]
 FEW = {"steps": 300, "completions": 2, "noise": 0.2, "cut": lambda step: 0.0, "lowest": lambda step: -1.0}
+CUT_OFF = [*run_logs.verl(steps=10, cut=lambda s: 1.0, score=lambda s: 0.0)]
+NEVER_RIGHT = [
+    x | {"rewards/accuracy_reward/mean": 0.001 * (n % 7 == 0)} for n, x in enumerate(run_logs.trl(run_logs.verl()))
+]
+NAN_IN_KL = [*run_logs.verl(kl=lambda step: math.nan)]
+OVERLONG = [*run_logs.verl(cut=lambda s: max(0.0, 0.002 * s - 0.04), length=lambda s: 300 + 4.0 * s)]
+SHORTER = [*run_logs.verl(score=lambda s: min(0.5 + 0.01 * s, 0.97), length=lambda s: max(3600 - 80.0 * s, 470.0))]
+VALIDATION_FALLS = [
+    x | ({"val-core/a/reward/mean@1": min(0.2 + s / 250, max(0.44 - (s - 60) / 125, 0.05))} if s % 10 == 0 else {})
+    for s, x in enumerate(run_logs.verl(score=lambda s: 0.2 + 0.004 * s), start=1)
+]
+NOISY = [
+    {"reward": 20.0 if n % 3 else 9.0, "reward_std": 5.0} if n < 22 else {"reward": 8.0, "reward_std": 0.5}
+    for n in range(60)
+]
 
 
 def diagnose(path, **options):
@@ -39,7 +54,7 @@ def write(form, folder, records):
     ("form", "records", "verdict", "since", "named"),
     [
         *(
-            (form, COLLAPSE, "failed", 72, ["some completions no longer end", "the reward is lost"])
+            (form, COLLAPSE, "failed", 72, ["completions stopped terminating cleanly", "the reward is lost"])
             for form in ("console", "jsonl", "state", "printed", "swift", "csv")
         ),
         ("console", [*run_logs.verl()], "healthy", None, []),
@@ -53,16 +68,27 @@ def write(form, folder, records):
             [x | {"frac_reward_zero_std": 1} for x in run_logs.trl(run_logs.verl())],
             "degraded",
             1,
-            ["no gradient"],
+            ["no gradient: all groups"],
         ),
         ("jsonl", [*run_logs.verl(grad_norm=lambda s: 0.0)], "degraded", 1, ["no gradient: its norm is 0"]),
+        ("state", [*run_logs.verl(grad_norm=lambda s: 0.0)], "degraded", 1, ["the gradient is 0 although rewards"]),
+        ("console", CUT_OFF, "degraded", 1, ["nearly all completions are cut off", "ever got a reward"]),
+        ("state", NEVER_RIGHT, "degraded", 1, ["hardly a completion was ever right"]),
+        ("state", [x | {"rewards/tag/mean": 0.0} for x in run_logs.trl(run_logs.verl())], "healthy", None, []),
+        ("console", [*run_logs.verl(grad_norm=lambda s: math.nan)], "failed", 1, ["gradient norm is not finite"]),
+        ("console", NAN_IN_KL, "healthy", None, []),
+        ("console", OVERLONG, "healthy", None, []),
+        ("csv", SHORTER, "healthy", None, []),
+        ("console", VALIDATION_FALLS, "failed", 70, ["the validation is lost"]),
+        ("console", [*run_logs.verl(steps=29, score=lambda s: 0.3)], "cannot tell", None, []),
+        ("state", NOISY, "failed", 20, ["the reward is lost"]),
         ("jsonl", [*run_logs.verl(score=lambda s: 0.0)], "degraded", 1, ["hardly a completion ever got a reward"]),
-        ("state", [*run_logs.verl(score=lambda s: 0.5)], "degraded", 1, ["no progress: the reward is no better"]),
+        ("state", [*run_logs.verl(score=lambda s: 0.5)], "degraded", 1, ["no progress in the reward"]),
         (
             "jsonl",
             [*run_logs.verl(entropy=lambda s: 0.55 * 0.93**s, score=lambda s: min(0.3 + 0.01 * s, 0.55))],
             "degraded",
-            40,
+            30,
             ["entropy fell to almost nothing"],
         ),
         (
@@ -104,11 +130,11 @@ def test_of_how_many_completions_a_log_is():
         return completions_per_step(Log("log", "verl", dict(enumerate(steps)), config, []))
 
     assert of({"tokens": 410.0 * 512, "prompt": 110.0, "length": 300.0}, prompts=1, n=1) == 512
-    assert of({"ended": 0.875}, prompts=64, n=8) == 512
-    assert of({"ended": 0.875}, {"ended": 0.5}) == 8
-    assert of({"ended": 1.0}, {"ended": 0.9583333134651184}) == 24  # in single precision
-    assert of({"ended": 0.8438}, {"ended": 0.0312}, {"ended": 0.2188}) == 32  # rounded
-    assert of({"ended": 1.0, "accuracy": 0.3}) is None
+    assert of({"terminated": 0.875}, prompts=64, n=8) == 512
+    assert of({"terminated": 0.875}, {"terminated": 0.5}) == 8
+    assert of({"terminated": 1.0}, {"terminated": 0.9583333134651184}) == 24  # in single precision
+    assert of({"terminated": 0.8438}, {"terminated": 0.0312}, {"terminated": 0.2188}) == 32  # rounded
+    assert of({"terminated": 1.0, "accuracy": 0.3}) is None
 
 
 def test_a_gradient_that_was_not_finite_once_is_named_and_no_failure(tmp_path):
@@ -124,16 +150,29 @@ def test_a_gradient_that_was_not_finite_once_is_named_and_no_failure(tmp_path):
 def test_an_outcome_that_is_lost_counts_though_its_last_value_is_not_finite(tmp_path):
     records = [*COLLAPSE[:-1], COLLAPSE[-1] | {"critic/score/mean": math.nan}]
     report = diagnose(run_logs.write_jsonl(tmp_path / "run.jsonl", records))
-    assert report["verdict"] == "failed" and "; reward 0.01 at the end, best 0.62" in report["why"]
+    assert report["verdict"] == "failed" and "reward 0.01 at the end, best 0.62" in report["why"]
 
 
 def test_advice_is_of_the_first_sign(tmp_path):
     report = diagnose(run_logs.write_console(tmp_path / "train.log", TO_NAN))
-    assert "Go back to a checkpoint before it" in report["signs"][0]["advice"]
-    assert report["why"].startswith("not finite since step 63: loss, gradient norm")
+    assert "Go back to the last checkpoint before step 63;" in report["signs"][0]["advice"]
+    assert report["why"].startswith("not finite: loss, gradient norm")
 
 
 @pytest.mark.parametrize("steps", [15, 19])
 def test_a_log_that_is_too_short_is_no_verdict(tmp_path, steps):
     report = diagnose(run_logs.write_console(tmp_path / "train.log", [*run_logs.verl(steps=steps)]))
-    assert report["verdict"] == "cannot tell" and report["why"].startswith("a verdict needs 20 steps")
+    assert report["verdict"] == "cannot tell" and report["why"].startswith("at least 20 steps are needed")
+
+
+def test_a_sign_beside_an_outcome_at_its_best_is_a_note_with_its_own_remedy(tmp_path):
+    report = diagnose(run_logs.write_console(tmp_path / "train.log", OVERLONG))
+    (note,) = (note for note in report["beside"] if "cut off" in note)
+    assert "raise it, or mask or penalise overlong ones. Try data.max_response_length=2048." in note
+    assert not any("optim.lr" in note for note in report["beside"])
+
+
+def test_a_reward_function_that_never_pays_is_a_note(tmp_path):
+    records = [x | {"rewards/tag/mean": 0.0} for x in run_logs.trl(run_logs.verl())]
+    report = diagnose(run_logs.write_state(tmp_path / "trainer_state.json", records))
+    assert any("tag, a part of the reward, never paid anything" in note for note in report["beside"])

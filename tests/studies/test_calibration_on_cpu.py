@@ -1,16 +1,6 @@
-"""What `gtpo-verl diagnose` quotes of the study against the study's logs."""
+"""The table of how early signs speak, against the study's logs."""
 
-import json
-
-from studies import calibration, shares
-
-
-def test_the_evidence_of_diagnose_is_what_the_logs_give():
-    evidence = json.loads(shares.EVIDENCE.read_text())
-    assert evidence["shares"] == shares.shares(), "python -m studies.shares"
-    assert evidence["kept"] == shares.kept()
-    assert evidence["calibration"] == shares.calibration()
-    assert evidence["early"] == shares.EARLY
+from studies import calibration
 
 
 def test_the_table_of_alarms_is_what_the_logs_give():
