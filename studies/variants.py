@@ -115,5 +115,5 @@ def gate(group_advantages: torch.Tensor, right: torch.Tensor, index: np.ndarray)
 
 
 def never_positive_if_wrong(group_advantages: torch.Tensor, right: torch.Tensor, index: np.ndarray) -> torch.Tensor:
-    """No A > 0 for a wrong completion (CoRPO, arXiv:2511.04439)."""
+    """No A > 0 for a wrong completion (after CoRPO, arXiv:2511.04439, which moves the baseline instead)."""
     return torch.where(right, group_advantages, group_advantages.clamp(max=0))
