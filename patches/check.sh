@@ -30,6 +30,8 @@ prepare() {
     # the versions of upstream's pre-commit configuration
     python -m venv tools
     tools/bin/pip install --quiet ruff==0.12.2 mypy==1.17.0
+    python -m venv recipe-tools # and of verl-recipe's
+    recipe-tools/bin/pip install --quiet ruff==0.14.10
     python -m pip download --quiet --no-deps --no-binary verl --no-build-isolation verl==0.9.1
     echo "3e03d8816b2546b2c5580705671b8d0bb3f79b8364e7b5c56dbfc1245536ba22  verl-0.9.1.tar.gz" | sha256sum --check
     wait $!
@@ -101,9 +103,11 @@ example() {
     done
 }
 
-# The recipe for verl-recipe, on the verl and the plugin that it names.
+# The recipe for verl-recipe, by its rules, on the verl and the plugin that it names.
 recipe() {
     cd "$work/$tree"
+    "$work/recipe-tools/bin/ruff" check "$repo/patches/verl-recipe"
+    "$work/recipe-tools/bin/ruff" format --check "$repo/patches/verl-recipe"
     bash -n "$repo/patches/verl-recipe/gtpo/run_qwen2.5_3b.sh"
     python3() { PYTHONPATH=$PWD python scripts/print_cfg.py --cfg job "${@:3}"; }
     export -f python3

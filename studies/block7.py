@@ -39,6 +39,12 @@ def push(completions: Sequence[Mapping[str, Any]]) -> float:
     return sum(weights[True]) * (1 - share) - sum(weights[False]) * share
 
 
+def touched(steps: Sequence[Sequence[Mapping[str, Any]]]) -> float:
+    """Share of own tokens whose advantage the masks change, λ ≠ 1, in arms without γ."""
+    weighed = [a != of["a"] for step in steps for of in step for a in of["advantages"]]
+    return float(np.mean(weighed))
+
+
 def table() -> tuple[list[str], list[list[str]]]:
     """Header and a row per arm: for each seed whose completions are kept the push in steps 1 to 5, 6 to 10 and 11 to
     15, and length, right answers and clean endings in the last steps."""

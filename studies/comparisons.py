@@ -18,6 +18,7 @@ from studies.plan import (
     LEGS,
     LONG_LEGS,
     MANY,
+    ON_GPU,
     SEEDS,
     SPELLING,
     SUBTRACTION,
@@ -75,6 +76,11 @@ TITLES = {
     "divided_masks": "both masks, divided by conflict tokens",
     "corpo_gtpo": "GTPO, no A > 0 for a wrong answer",
     "gated_gtpo": "GTPO, equal outcomes gated",
+    "grpo_clamped": "GRPO, no A > 0 for a wrong answer",
+    "gtpo_clamped": "GTPO, no A > 0 for a wrong answer, 5e-6",
+    "gtpo_answer": "GTPO, reward for the answer alone",
+    "grpo_answer": "GRPO, reward for the answer alone",
+    "gtpo_authors": "GTPO, reward of the authors' code",
     "span_all": "GTPO, all conflict tokens",
     "threshold_0.2": "GTPO, threshold 0.2",
 }
@@ -86,6 +92,7 @@ TASKS = {
     HOT_COUNTING: "counting, hot",
     HOT_ADDITION: "addition, hot",
     LEGS: "legs of one animal",
+    ON_GPU: "legs of one animal, on a GPU",
     LONG_LEGS: "legs of two animals",
     **dict(zip(MANY, ("counting letters", "spelling backward", "addition"), strict=True)),
     SUBTRACTION: "subtraction",
@@ -103,7 +110,7 @@ METRICS = {
     "answers": "answers of 64",
     "above": "above ln 2",
 }
-"""Of a run; the first four are the endpoints of docs/study-design.md."""
+"""Of a run; the first four are the endpoints of studies/DESIGN.md."""
 
 
 class Run(NamedTuple):

@@ -9,10 +9,12 @@ package's; tasks, warm starts and rewards are those of the runs under verl. `stu
 import copy
 import functools
 import itertools
+import json
 import re
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -23,7 +25,8 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.torch_functional import get_constant_schedule_with_warmup
 from verl.workers.config import build_optimizer
 
-from gtpo_verl.algorithm.advantage import compute_gtpo_token_advantages
+from gtpo_verl.algorithm.advantage import compute_group_advantages, compute_gtpo_token_advantages
+from gtpo_verl.algorithm.completions import Completions
 from gtpo_verl.algorithm.config import LN2, GTPOConfig
 from gtpo_verl.reward.score import TAGS, extract_answer
 from gtpo_verl.verl_plugin.loss import compute_policy_loss_gtpo
@@ -96,6 +99,7 @@ class Learner:
         """`weights`, (1, …) each, are copied; `control` is one of `CONTROLS`; products are computed in `dtype`."""
         self.shape, self.config, self.control, self.dtype = shape, config, control, dtype
         self.actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+        self.settings = VerlGTPOConfig.from_config(config.algorithm)
         self.temperature = config.actor_rollout_ref.rollout.temperature
         self.weights = {name: values.detach().clone().requires_grad_() for name, values in weights.items()}
         self.reference = dict(weights) if self.actor.use_kl_loss else None
@@ -164,10 +168,12 @@ class Learner:
         }
 
     def group_advantages(self, scores: torch.Tensor, mask: torch.Tensor, index: np.ndarray) -> torch.Tensor:
-        """GRPO's A_i of the completions, (rows,)."""
+        """GRPO's A_i of the completions, (rows,); the package's where `min_correct_reward` limits them."""
+        by_std = self.config.algorithm.norm_adv_by_std_in_grpo
+        if (least := self.settings.min_correct_reward) is not None:
+            return compute_group_advantages(scores, Completions(mask, index), by_std, min_correct_reward=least)
         rewards_ = torch.zeros(mask.shape)
         rewards_[:, 0] = scores
-        by_std = self.config.algorithm.norm_adv_by_std_in_grpo
         return compute_grpo_outcome_advantage(rewards_, mask, index, norm_adv_by_std_in_grpo=by_std)[0][:, 0].clone()
 
     def advantages(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
@@ -192,8 +198,7 @@ class Learner:
         assert conflicts.forks is not None
         logged["forks"] = conflicts.forks.float().mean().item()
         if algorithm.adv_estimator == "gtpo":
-            settings = VerlGTPOConfig.from_config(algorithm)
-            result = compute_gtpo_token_advantages(*inputs, settings)
+            result = compute_gtpo_token_advantages(*inputs, replace(self.settings, min_correct_reward=None))
             advantages = result.advantages
             logged["dropped"] = (~result.keep).float().mean().item()
         if self.control in CONTROLS:
@@ -324,16 +329,19 @@ def train(
     steps: int,
     kept: Sequence[list[list[dict[str, Any]]]] = (),
     keep: int = 0,
+    files: Sequence[TextIO] = (),
 ) -> list[dict[str, list[float]]]:
     """Train runs that share task, prompts a step, group size and temperature; a list of numbers per metric and run.
 
-    The completions of the first `keep` steps go into each run's list in `kept`.
+    The completions of the first `keep` steps go into each run's list in `kept`. Each run's file in `files` gets a line
+    of JSON with the metrics of a step, and the seconds since the step began, as the step is made.
     """
     config = learners[0].config
     rollout, prompts = config.actor_rollout_ref.rollout, config.data.train_batch_size
     logs: list[dict[str, list[float]]] = [{} for _ in learners]
     asked_in_turn = itertools.cycle(order)
     for step in range(steps):
+        began = time.monotonic()
         questions = list(itertools.islice(asked_in_turn, prompts))
         for run, own in enumerate(draw(learners, task, questions, rollout.n)):
             learner, log = learners[run], logs[run]
@@ -351,6 +359,9 @@ def train(
                 kept[run].append(records)
             for key, value in record.items():
                 log.setdefault(key, []).append(value)
+            if files:
+                line = {"step": step + 1, "seconds": round(time.monotonic() - began, 1), **record}
+                print(json.dumps(line), file=files[run], flush=True)
     return logs
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 from recipes.paper.evaluation import pass_at_k
 from studies import block7
 from studies.comparisons import LOST, TASKS, TITLES, Comparison, rate, signed, stretches
-from studies.plan import CLEAN, MANY_RATES, WORDY, Cell, blocks, complete, planned, read_log
+from studies.plan import CLEAN, MANY_RATES, WORDY, Cell, blocks, complete, planned, preference, read_log
 
 ENDPOINTS = ("accuracy", "clean", "pass8")
 EARLY = 20
@@ -30,7 +30,7 @@ METRICS = {
     "template": "on the format",
     "change": "log10 ‖Δθ‖",
 }
-"""Of a run; the first three are the `ENDPOINTS` of docs/study-design.md, the fourth is second to them."""
+"""Of a run; the first three are the `ENDPOINTS` of studies/DESIGN.md, the fourth is second to them."""
 
 
 def load(cell: Cell, seed: int) -> dict[str, Any]:
@@ -61,19 +61,21 @@ def results(runs: Sequence[tuple[Cell, int]]) -> pd.DataFrame:
 
 
 def at_own_best_rate(runs: pd.DataFrame, least_clean: float = 0.0) -> pd.DataFrame:
-    """Of each task, method and seed the run at the rate that has the highest accuracy on the *other* seeds.
+    """Of each task, method and seed the run at the rate that `plan.preference` puts first on the *other* seeds.
 
-    Seeds without a run at every rate neither choose nor are judged. `least_clean`: what clean endings at the rate must
-    be, on the other seeds as well.
+    Seeds without a run at every rate neither choose nor are judged.
     """
     chosen = []
     for _, own in runs.groupby(["task", "method"], sort=False):
         by_rate = own.pivot(index="seed", columns="lr", values=["accuracy", "clean"]).dropna()
         accuracy, clean = by_rate["accuracy"], by_rate["clean"]
         if len(accuracy) > 1:
-            kept = (clean.sum() - clean) / (len(clean) - 1) >= least_clean
-            best = (accuracy.sum() - accuracy).where(kept, -1).idxmax(axis="columns")
-            chosen.append(own.merge(best.rename("lr").reset_index(), on=["seed", "lr"]))
+            of_others = [(values.sum() - values) / (len(values) - 1) for values in (accuracy, clean)]
+            best = {
+                seed: max(accuracy, key=lambda lr: preference(lr, *(of.loc[seed, lr] for of in of_others), least_clean))
+                for seed in by_rate.index
+            }
+            chosen.append(own[own["lr"] == own["seed"].map(best)])
     return pd.concat(chosen) if chosen else runs.iloc[:0]
 
 
@@ -97,7 +99,7 @@ def block_table(runs: pd.DataFrame, metrics: Sequence[str] = tuple(METRICS)) -> 
     for (task, method, lr), own in runs.groupby(["task", "method", "lr"], sort=False):
         shown = [f"{own[name].mean():.{1 if name == 'length' else 2}f}".replace("-", "−") for name in metrics]
         rows.append([task, TITLES[method], rate(lr), str(len(own)), *shown])
-    return ["task", "method", "rate", "runs", *(METRICS[name] for name in metrics)], rows
+    return ["task", "method", "learning rate", "runs", *(METRICS[name] for name in metrics)], rows
 
 
 def method_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
@@ -111,7 +113,7 @@ def method_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
             row.append(str(comparison) if comparison.differences else "")
         rows.append(row)
     titles = [METRICS[name] for name in ENDPOINTS]
-    return ["", "rates", "runs", *titles, *(f"GTPO minus it: {title}" for title in titles)], rows
+    return ["", "learning rates", "runs", *titles, *(f"GTPO minus it: {title}" for title in titles)], rows
 
 
 def seed_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
@@ -146,11 +148,11 @@ def equal_rate_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
         differences = [str(compare(own, "gtpo", "grpo", name)) for name in ENDPOINTS]
         rows.append([rate(lr), *(f"{n} of {number}" for n in lost), *differences])
     titles = [f"{METRICS[name]}, GTPO − GRPO" for name in ENDPOINTS]
-    return ["rate", "GRPO lost its endings", "GTPO lost its endings", *titles], rows
+    return ["learning rate", "GRPO stopped terminating", "GTPO stopped terminating", *titles], rows
 
 
 def least_accuracy(runs: pd.DataFrame) -> float:
-    """Half of GRPO's mean: below it a run of block 8 or 9 has lost its answers (docs/study-design.md, the rule)."""
+    """Half of GRPO's mean: below it a run of block 8 or 9 has lost its answers (studies/DESIGN.md, the rule)."""
     return float(runs[runs["method"] == "grpo"]["accuracy"].mean()) / 2
 
 
@@ -165,7 +167,7 @@ def candidate_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
         means = [f"{own[name].mean():.2f}" for name in ("accuracy", "clean")]
         difference = "" if method == "gtpo" else str(compare(runs, method, "gtpo", "accuracy"))
         rows.append([TITLES[method], *counts, *means, difference])
-    lost = [f"{what} lost" for what in ("answers", "endings", "either")]
+    lost = ["accuracy collapsed", "stopped terminating", "either"]
     return ["", *lost, "accuracy", "clean endings", "accuracy minus GTPO's"], rows
 
 

@@ -1,4 +1,4 @@
-"""What the study runs, as data: docs/study-design.md says why. A run's name is its log's, results/NAME.json.gz.
+"""What the study runs, as data: studies/DESIGN.md says why. A run's name is its log's, results/NAME.json.gz.
 
 The logs of finished blocks lie under these names in archives, results/*.zip.
 """
@@ -88,6 +88,12 @@ METHODS: dict[str, tuple[str, ...]] = {
     "divided_masks": (*GTPO, *_NO_ENTROPY),
     "corpo_gtpo": GTPO,  # with γ and filter
     "gated_gtpo": GTPO,
+    # Block 10: the clamp by the package's key, and other rewards.
+    "grpo_clamped": (*_gtpo(conflict_span="none", min_correct_reward=11), *_NO_ENTROPY),
+    "gtpo_clamped": _gtpo(min_correct_reward=11),
+    "gtpo_answer": (*GTPO, *_reward("answer")),
+    "grpo_answer": (*GRPO, *_reward("answer")),
+    "gtpo_authors": (*GTPO, *_reward("authors")),
     # Of the runs in `studies.verl_runs` only.
     "gamma_0.01": _gtpo(entropy_coeff=0.01),
     "gamma_1": _gtpo(entropy_coeff=1),
@@ -124,6 +130,7 @@ class Start:
         animals: kinds of animals in a question of `leg_counting`.
         evaluated: whether held-out questions are asked after the last step.
         kept_seeds: of the runs whose logs have the completions of the first steps.
+        device: where the model is; the tiny one stays on the CPU.
     """
 
     task: str
@@ -134,6 +141,7 @@ class Start:
     animals: int = 1
     evaluated: bool = True
     kept_seeds: tuple[int, ...] = ()
+    device: str = "cpu"
 
     @property
     def is_real(self) -> bool:
@@ -146,15 +154,9 @@ class Start:
         return 64 + 32 * self.animals if self.is_real else max_response_length(self.task)
 
     @property
-    def device(self) -> str:
-        """Where the model is; the tiny one stays on the CPU."""
-        return "cuda" if self.is_real and torch.cuda.is_available() else "cpu"
-
-    @property
     def dtype(self) -> torch.dtype:
         """In which products are computed; in bfloat16 they take fifty times as long on a CPU that has none."""
-        has_bfloat16 = self.device == "cuda" or torch.cpu._is_avx512_bf16_supported()
-        return torch.bfloat16 if self.is_real and has_bfloat16 else torch.float32
+        return torch.bfloat16 if self.is_real and has_bfloat16(self.device) else torch.float32
 
     @property
     def name(self) -> str:
@@ -162,7 +164,13 @@ class Start:
         usual = (self.warm_steps, self.temperature) == (250, 1.0) or self.is_real
         start = self.task if usual else f"{self.task}-{self.warm_steps}-T{self.temperature:g}"
         several = f"-{self.animals}" if self.animals > 1 else ""
-        return start + several + (f"-{self.prompts}x{self.steps}" if self.prompts > 1 else "")
+        size = f"-{self.prompts}x{self.steps}" if self.prompts > 1 else ""
+        return start + several + size + (f"-{self.device}" if self.device != "cpu" else "")
+
+
+def has_bfloat16(device: str) -> bool:
+    """Whether the device has instructions for products in bfloat16."""
+    return device == "cuda" or torch.cpu._is_avx512_bf16_supported()
 
 
 @dataclass(frozen=True)
@@ -193,7 +201,7 @@ def cells(starts: Sequence[Start], methods: Sequence[str], rates: Sequence[float
     return [Cell(*combination) for combination in product(starts, methods, rates)]
 
 
-# ------------------------------------------------------------------ one prompt a step, complete: docs/study-design.md
+# ------------------------------------------------------------------ one prompt a step, complete: studies/DESIGN.md
 
 ADDITION, SPELLING, COUNTING = Start("arithmetic"), Start("spell_backward"), Start("letter_counting")
 WORDED = Start("worded_counting")
@@ -224,6 +232,7 @@ def one_prompt() -> list[tuple[Cell, int]]:
 # ------------------------------------------------------------------ many prompts a step, and a real model
 
 LEGS, LONG_LEGS = Start("leg_counting", 5, 1.0, 4, 60), Start("leg_counting", 7, 1.0, 4, 60, animals=2)
+ON_GPU = replace(LEGS, device="cuda")
 MANY = tuple(Start(task, prompts=8, steps=100) for task in ("letter_counting", "spell_backward", "arithmetic"))
 WORDY = tuple(Start(task, prompts=8, steps=100) for task in FURTHER_CHARACTERS)
 SUBTRACTION = Start("subtraction", prompts=8, steps=100)
@@ -250,8 +259,22 @@ SCREEN_SEEDS = (3, 6, 1, 2, 4, 5)
 """Those on which GTPO's completions shrank come first."""
 CANDIDATES = ("corpo_gtpo", "gated_gtpo")
 """Of block 7, the best first."""
-ENDED_EARLY = ("7.", "9.")
-"""Blocks that get no further runs: docs/study-design.md says why."""
+LAST_SEEDS = range(7, 13)
+CONTROL_ARMS = {
+    "grpo_clamped": 1e-5,
+    "masks": 1e-5,
+    "gtpo_answer": 1e-5,
+    "grpo_answer": 1e-5,
+    "gtpo_authors": 1e-5,
+    "gtpo_clamped": 5e-6,
+}
+"""Of block 10, in their order, and their learning rates."""
+BESIDE = ("grpo", "gtpo", CANDIDATES[0], "corpo_masks")
+"""The arms of block 9, whose runs are the pairs of block 10's."""
+ONLY_BFLOAT16 = ("10",)
+"""Blocks that no machine without bfloat16 instructions makes."""
+ENDED_EARLY = ("7", "9")
+"""Blocks that get no further runs: studies/DESIGN.md says why."""
 CLEAN = 0.9
 """Least share of clean endings at a rate that one would keep."""
 
@@ -259,19 +282,22 @@ CLEAN = 0.9
 def best_rate(
     start: Start, method: str, rates: Sequence[float], seeds: Sequence[int], least_clean: float = 0.0
 ) -> float | None:
-    """The rate with the highest held-out accuracy, of several the lowest; None while a run is missing.
-
-    Rates with a mean of clean endings below `least_clean` come last.
-    """
+    """The rate that `preference` puts first, by means over the seeds; None while a run is missing."""
     logs = {rate: [Cell(start, method, rate).log(seed) for seed in seeds] for rate in rates}
     if not all(is_stored(log) for of_rate in logs.values() for log in of_rate):
         return None
 
     def rank(rate: float) -> tuple[bool, float, float]:
-        right, clean = (sum(held_out_share(log, of) for log in logs[rate]) for of in ("right", "strict"))
-        return clean >= least_clean * len(seeds), right, -rate
+        right, clean = (sum(held_out_share(log, of) for log in logs[rate]) / len(seeds) for of in ("right", "strict"))
+        return preference(rate, right, clean, least_clean)
 
     return max(rates, key=rank)
+
+
+def preference(rate: float, accuracy: float, clean: float, least_clean: float) -> tuple[bool, float, float]:
+    """By which the largest is the rate to choose: of those whose clean endings reach `least_clean`, or of all if none
+    does, the most accurate, and of several the lowest."""
+    return clean >= least_clean - 1e-9, accuracy, -rate
 
 
 def complete(runs: Iterable[tuple[Cell, int]]) -> list[tuple[Cell, int]]:
@@ -377,13 +403,25 @@ def blocks() -> dict[str, list[tuple[Cell, int]]]:
             for cell in cells(MANY, ("grpo", "gtpo", *CANDIDATES), MANY_RATES[1:3])
         ],
         "9. the first on the real model": [
-            (cell, seed)
-            for seed in range(7, 15)
-            for cell in cells([LEGS], ("grpo", "gtpo", CANDIDATES[0], "corpo_masks"), [REAL_RATES[1]])
+            (cell, seed) for seed in range(7, 15) for cell in cells([LEGS], BESIDE, [REAL_RATES[1]])
+        ],
+        "10. the clamp, γ and the reward": [
+            (Cell(LEGS, method, rate), seed) for method, rate in CONTROL_ARMS.items() for seed in LAST_SEEDS
+        ],
+        "10-gpu. its first two arms on a GPU": [
+            (cell, seed) for cell in cells([ON_GPU], [*CONTROL_ARMS][:2], [REAL_RATES[1]]) for seed in LAST_SEEDS
+        ],
+        "9-gpu. block 9's arms on a GPU": [
+            (cell, seed) for cell in cells([ON_GPU], BESIDE, [REAL_RATES[1]]) for seed in LAST_SEEDS
         ],
     }
 
 
+def number(block: str) -> str:
+    """Of a block, as `1b`, by its name."""
+    return block.split(".")[0]
+
+
 def planned(block: str = "") -> list[tuple[Cell, int]]:
     """The runs of part two, or those of a block by its number, as `1b`, in their order, each once."""
-    return list(dict.fromkeys(run for name, runs in blocks().items() if name.startswith(block) for run in runs))
+    return list(dict.fromkeys(run for name, runs in blocks().items() if block in ("", number(name)) for run in runs))

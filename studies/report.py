@@ -1,4 +1,4 @@
-"""Tables, figures and the pages of the study, from the logs in results/: docs/results/study, docs/study*.md.
+"""Tables, figures and the pages of the study, from the logs in results/: docs/study.md, its figures, and the lab book.
 
 A page is its template with the {{names}} replaced by numbers of this module: no number is typed.
 """
@@ -18,7 +18,7 @@ import pandas as pd
 
 from gtpo_verl.algorithm.config import LN2
 from recipes.paper.plots import save
-from studies import figures, learning_rates, verl_runs
+from studies import block7, block10, figures, learning_rates, verl_runs
 from studies.comparisons import (
     LAST,
     LOST,
@@ -41,35 +41,50 @@ from studies.plan import (
     CLEAN,
     GTPO,
     HERE,
+    LEGS,
     MANY_RATES,
     METHODS,
     MIDDLE,
     RATES,
     ROOT,
+    SCREEN,
+    SHRUNK,
     TABLES,
     USUAL,
     Cell,
     Start,
     blocks,
     complete,
+    is_stored,
+    number,
     one_prompt,
     planned,
     read_log,
 )
 
 OUT = ROOT / "docs/results/study"
-PAGES = {"page": ROOT / "docs/study.md", "one_prompt": ROOT / "docs/study-one-prompt.md"}
+PAGES = {"page": ROOT / "docs/study.md", "one_prompt": HERE / "ONE_PROMPT.md"}
 """By the name of their templates."""
+TABLES_PAGE, RUNS = HERE / "TABLES.md", HERE / "results/one-prompt.csv"
 FURTHER = {
     "many": "Block 2, rates chosen by accuracy alone",
     "rivals": "Block 3, rates chosen by accuracy alone",
+    "rivals, clean": "Block 3, rates chosen among those with clean endings of at least 0.9",
+    "many, clean": "Block 2, rates chosen among those with clean endings of at least 0.9",
+    "fresh": "Block 5, fresh seeds",
+    "real by seed": "Block 1b by seed",
+    "by share": "Blocks 2 and 4 by share of conflict tokens in GRPO's steps 1 to 20, GTPO minus GRPO",
+    "candidates": "Block 8",
+    "borne": "Block 2, rates with an accuracy within 0.05 of the method's best and clean endings of at least 0.9",
+    "real parts": "Block 6 by seed",
+    "screened": "Block 7, seeds 3 and 6: push towards the short answer, and the last five steps",
     "real": "Block 1b, GTPO minus each method",
     "longer": "Block 1c, GTPO minus GRPO",
     "longer by seed": "Block 1c by seed",
     "longest by seed": "Block 4, after 440 characters, by seed",
     "better": "Every mean above GTPO's at chosen rates, the method minus GTPO",
 }
-"""Tables of tables.md beside those of cells, and their titles."""
+"""Tables of TABLES.md beside those of cells, and their titles."""
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -96,7 +111,9 @@ def cell_table(cells: Sequence[Cell], metrics: Sequence[str] = tuple(METRICS)) -
         values = [spread([run.summary[name] for run in runs], digits[name]) for name in metrics]
         lost_end = f"{sum(map(lost, runs))} of {len(runs)}"
         rows.append([TASKS[cell.start], TITLES[cell.method], rate(cell.lr), lost_end, *values])
-    return markdown(["task", "method", "rate", "endings lost", *(METRICS[name] for name in metrics)], rows)
+    return markdown(
+        ["task", "method", "learning rate", "stopped terminating", *(METRICS[name] for name in metrics)], rows
+    )
 
 
 def method_table(cells: Sequence[Cell], metrics: Sequence[str], against: str = "grpo") -> str:
@@ -113,7 +130,7 @@ def method_table(cells: Sequence[Cell], metrics: Sequence[str], against: str = "
             row.append("" if method == against else str(compare(runs, method, against, metric)))
         rows.append(row)
     columns = [name for metric in metrics for name in (METRICS[metric], f"minus {TITLES[against]}")]
-    return markdown(["", "endings lost", *columns], rows)
+    return markdown(["", "stopped terminating", *columns], rows)
 
 
 def grid_table(cells: Sequence[Cell], methods: Sequence[str], metrics: Sequence[str]) -> str:
@@ -127,7 +144,7 @@ def grid_table(cells: Sequence[Cell], methods: Sequence[str], metrics: Sequence[
                 row.append(f"{np.mean(values):.2f}" if values else "–")
         rows.append(row)
     columns = [f"{METRICS[metric]}: {TITLES[method]}" for metric in metrics for method in methods]
-    return markdown(["task", "rate", *columns], rows)
+    return markdown(["task", "learning rate", *columns], rows)
 
 
 class Confirmed(NamedTuple):
@@ -173,7 +190,7 @@ def agreement_table() -> str:
             row += [spread([run.summary[name] for run in under_verl]), spread(ours)]
         rows.append(row)
     columns = [f"{METRICS[name]}: {where}" for name in ("worst", "accuracy", "entropy") for where in ("verl", "fast")]
-    return markdown(["task", "method", "rate", "runs: verl, fast", *columns], rows)
+    return markdown(["task", "method", "learning rate", "runs: verl, fast", *columns], rows)
 
 
 def facts() -> dict[str, object]:
@@ -216,22 +233,8 @@ def facts() -> dict[str, object]:
         found[f"prediction {TASKS[start]}"] = f"{prediction([run for run in plain if run.cell.start == start]):.2f}"
     conflict = [run.curves["conflict"][:20].mean() for run in runs_of(TABLES["main"]) if run.cell.method == "gtpo"]
     found["shares"] = f"{min(conflict):.0%} to {max(conflict):.0%}"
-    found |= {f"progress {block.split('.')[0]}": runs for block, runs in learning_rates.progress()}
+    found |= {f"progress {number(block)}": runs for block, runs in learning_rates.progress()}
     rates = complete(planned("1a"))
-    found["1a start"] = f"{np.mean([read_log(cell.log(seed))['steps']['strict'][0] for cell, seed in rates]):.2f}"
-    for (cell, seed), (name, steps) in product(rates, {"first": slice(20), "last": slice(-20, None)}.items()):
-        curves = read_log(cell.log(seed))["steps"]
-        for curve, digits in (("length", 0), ("template", 2), ("no_spread", 2)):
-            mean = np.mean(curves[curve][steps])
-            found[f"1a {cell.method} {rate(cell.lr)} {name}: {curve}"] = f"{mean:.{digits}f}"
-    for run in learning_rates.results(planned("1b")).to_dict("records"):
-        found |= {
-            f"1b {run['method']} seed {run['seed']}: {name}": f"{run[name]:.2f}" for name in learning_rates.ENDPOINTS
-        }
-    for run in learning_rates.results(rates).to_dict("records"):
-        found |= {
-            f"1a {run['method']} {rate(run['lr'])}: {name}": f"{run[name]:.2f}" for name in learning_rates.ENDPOINTS
-        }
     real = {"1": learning_rates.results([*rates, *planned("1b")])} | {
         b: learning_rates.of_real_model(b) for b in ("1b", "9")
     }
@@ -240,10 +243,52 @@ def facts() -> dict[str, object]:
         for method, own in runs.groupby("method"):
             found[f"{place}: {method} lost"] = f"{(own['clean'] < LOST).sum()} of {len(own)}"
             found[f"{place}: {method} wrong"] = f"{(own['accuracy'] < least).sum()} of {len(own)}"
-    found |= _of_part_two()
+    found["collapsed below"] = str(learning_rates.WRONG)
+    found |= _of_real_model() | _of_block_10() | _of_part_two()
     for name, (header, rows) in learning_rates.evidence().items():
         found[f"table {name}"] = markdown(header, rows) if rows else "None of these runs is complete."
     return found | _confirmed()
+
+
+def _of_real_model() -> dict[str, object]:
+    """Numbers of SmolLM2's starts and first steps, of single runs, and exact tests of block 9."""
+    starts = {seed: read_log(cell.log(seed)) for cell, seed in complete(planned("1b")) if cell.method == "grpo"}
+    found: dict[str, object] = {"1b start": spread([log["steps"]["strict"][0] for log in starts.values()])}
+    everywhere = [run for block in ("1a", "1b", "6", "9", "10") for run in complete(planned(block))]
+    entropies = [read_log(cell.log(seed))["initial_entropy"] for cell, seed in everywhere]
+    found["real initial entropy"] = f"{min(entropies):.2f} to {max(entropies):.2f}" if entropies else "–"
+    by_method: dict[str, list[float]] = {}
+    for cell, seed in complete(planned("9")):
+        curves = read_log(cell.log(seed))["steps"]
+        by_method.setdefault(cell.method, []).append(float(np.mean(curves["conflict"][:10])))
+        for name, digits in (("length", 0), ("strict", 2)):
+            found[f"9: {cell.method} seed {seed} {name}"] = f"{np.mean(curves[name][-5:]):.{digits}f}"
+    for method, shares in by_method.items():
+        found[f"9: {method} early conflict"] = f"{min(shares):.0%} to {max(shares):.0%}"
+    for method in ("masks", "corpo_masks"):
+        shares = [block7.touched(read_log(Cell(SCREEN, method, 1e-5).log(seed))["rollouts"][:10]) for seed in SHRUNK]
+        found[f"7: {method} touched"] = f"{min(shares):.0%} and {max(shares):.0%}"
+    for run in learning_rates.results(planned("9")).to_dict("records"):
+        found[f"9: {run['method']} seed {run['seed']} clean"] = f"{run['clean']:.2f}"
+    for cell in (Cell(SCREEN, "masks", 1e-5), Cell(LEGS, "gtpo", 1e-5)):
+        for name, digits in (("length", 0), ("acc", 2)) if is_stored(cell.log(1)) else ():
+            mean = np.mean(read_log(cell.log(1))["steps"][name][25:30])
+            found[f"seed 1: {cell.method} {name}"] = f"{mean:.{digits}f}"
+    return found
+
+
+def _of_block_10() -> dict[str, object]:
+    """Its answers and tables, of the CPU's runs or, if only a GPU has made some, of those; block 9's exact tests."""
+    found: dict[str, object] = {name: block10.answers(name) for name in block10.QUESTIONS}
+    device = "cuda" if complete(planned("10-gpu")) and not complete(planned("10")) else "cpu"
+    runs = block10.runs_on(device)
+    found["table controls of block 10"] = markdown(*block10.arm_table(runs))
+    found["table tests"] = markdown(*block10.comparison_table(runs))
+    for method in ("gtpo", "grpo"):
+        for metric in ("accuracy", "clean"):
+            p = block10.flips(block10.runs_on("cpu"), block10.CLAMPED, method, metric)
+            found[f"9: {block10.CLAMPED} - {method} {metric} p"] = p
+    return found
 
 
 def _of_part_two() -> dict[str, object]:
@@ -260,7 +305,7 @@ def _of_part_two() -> dict[str, object]:
                 found[f"{place}: {method} conflict"] = f"{own['conflict'].mean():.0%}"
     best = learning_rates.at_best()
     places = {f"{block} best": runs for block, runs in best.items()} | {"8": learning_rates.results(planned("8"))}
-    places["3 clean"] = learning_rates.at_best(CLEAN)["3"]
+    places |= {f"{block} clean": runs for block, runs in learning_rates.at_best(CLEAN).items() if block != "5"}
     places |= {block: learning_rates.of_real_model(block) for block in ("1b", "1c", "9")}
     places |= {f"{place} {task}": own for place, runs in places.items() for task, own in runs.groupby("task")}
     metrics = (*learning_rates.ENDPOINTS, "template")
@@ -371,8 +416,8 @@ def main() -> int:
     sections.append(f"## Under verl and in the fast loop\n\n{numbers['table agreement']}")
     head = f"# Tables of the study\n\n{numbers['runs']} runs. Mean of a cell's runs (smallest–largest)."
     head += " Made by `python -m studies.report`."
-    (OUT / "tables.md").write_text("\n\n".join([head, *sections]) + "\n")
-    with (OUT / "runs.csv").open("w", newline="") as file:
+    TABLES_PAGE.write_text("\n\n".join([head, *sections]) + "\n")
+    with RUNS.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["start", "method", "rate", "seed", *METRICS, "push", *(f"pass@{k}" for k in K)])
         for run in runs_of(cell for cells in TABLES.values() for cell in cells):
@@ -380,7 +425,7 @@ def main() -> int:
             writer.writerow([*row, *(f"{v:.4f}" for v in (*run.summary.values(), *run.pass_at.values()))])
     for name, page in PAGES.items():
         page.write_text(render((HERE / f"{name}.template").read_text(), numbers))
-    written: list[Path] = [OUT / "tables.md", OUT / "runs.csv", *PAGES.values()]
+    written: list[Path] = [TABLES_PAGE, RUNS, *PAGES.values()]
     for figure in (figures.answer, figures.shrinking, figures.overview, figures.collapse):
         written += save(figure(), OUT / figure.__name__)
     print(*written, sep="\n")

@@ -1,4 +1,4 @@
-"""Rewards of the study: the paper's (GTPO, arXiv:2508.03772, App. 8.2), and two controls.
+"""Rewards of the study: the paper's (GTPO, arXiv:2508.03772, App. 8.2), and controls.
 
 All of them say what became of a completion (`format`, `acc`, `strict`), whatever they reward. An answer is right if it
 is the ground truth letter for letter: to math-verify, which the package's reward asks, `cab` and `abc` are one product.
@@ -28,6 +28,18 @@ def strict(data_source: str, solution_str: str, ground_truth: str, **kwargs: Any
     """10 for a completion that is the two blocks and nothing else, so that its end counts, and 10 for the answer."""
     parts = paper(data_source, solution_str, ground_truth, **kwargs)
     return {**parts, "score": 10 * parts["strict"] + 10 * parts["acc"]}
+
+
+def answer(data_source: str, solution_str: str, ground_truth: str, **kwargs: Any) -> dict[str, float]:
+    """10 for the right answer, and nothing for the form."""
+    parts = paper(data_source, solution_str, ground_truth, **kwargs)
+    return {**parts, "score": 10 * parts["acc"]}
+
+
+def authors(data_source: str, solution_str: str, ground_truth: str, **kwargs: Any) -> dict[str, float]:
+    """The paper's reward for the format, and 10 for the right answer only where the form is right and ends the text."""
+    parts = paper(data_source, solution_str, ground_truth, **kwargs)
+    return {**parts, "score": parts["format"] + 10 * parts["acc"] * parts["strict"]}
 
 
 def coin(data_source: str, solution_str: str, ground_truth: str, **kwargs: Any) -> dict[str, float]:

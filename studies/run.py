@@ -3,7 +3,9 @@
 Several processes, one for each core, share the runs: a start of one seed is in one process at a time.
 Runs with one start and one seed train side by side (see `studies.model.sample`); those of the real model do so on a GPU
 alone, and on the CPU one after another. A run that is complete has its log in results/ and is not run again; what was
-interrupted begins anew.
+interrupted begins anew. The steps of a run that has begun are lines of JSON in outputs/study/START-seedN/.
+
+On a GPU the first arms of block 10 are one call: python -m studies.run --block 10-gpu --processes 6
 """
 
 import argparse
@@ -13,10 +15,11 @@ import json
 import random
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from filelock import FileLock, Timeout
@@ -25,20 +28,24 @@ from studies.fast import Learner, build_config, hold_out, train
 from studies.plan import (
     CONTROLS,
     ENDED_EARLY,
+    HERE,
     METHODS,
+    ONLY_BFLOAT16,
     ROOT,
     Cell,
     Start,
     archive,
     blocks,
     complete,
+    has_bfloat16,
     is_stored,
+    number,
     one_prompt,
     planned,
     read_log,
 )
 from studies.run_queue import write_log
-from studies.tasks import open_task
+from studies.tasks import Asked, Task, open_task
 
 AT_A_TIME = 12
 """Runs side by side; more gain little."""
@@ -68,30 +75,55 @@ def group_size(method: str) -> int:
 
 
 def batches(runs: Sequence[tuple[Cell, int]]) -> Iterator[tuple[Start, int, list[Cell]]]:
-    """Runs that can train side by side: of one start, one seed and one size of group, in the order of the plan."""
-    together: dict[tuple[Start, int, int], list[Cell]] = {}
+    """Runs that can train side by side: of one start, one seed and one size of group, in the order of the plan.
+
+    On a CPU the real model's runs go one by one.
+    """
+    together: dict[tuple[Start, int, int, Cell | None], list[Cell]] = {}
     for cell, seed in runs:
-        together.setdefault((cell.start, seed, group_size(cell.method)), []).append(cell)
-    for (start, seed, _), cells in together.items():
-        number = len(cells) if start.is_real and start.device == "cpu" else -(-len(cells) // AT_A_TIME)
+        alone = cell if cell.start.is_real and cell.start.device == "cpu" else None
+        together.setdefault((cell.start, seed, group_size(cell.method), alone), []).append(cell)
+    for (start, seed, *_), cells in together.items():
+        number = -(-len(cells) // AT_A_TIME)
         for i in range(number):
             yield start, seed, cells[i::number]
 
 
-def execute(start: Start, seed: int, cells: Sequence[Cell], outputs: Path) -> None:
-    """Train and evaluate the runs, and write their logs."""
+def begin(
+    start: Start, seed: int, cells: Sequence[Cell], outputs: Path, dtype: torch.dtype
+) -> tuple[Task, list[Asked], list[Learner]]:
+    """The start, its questions in the order of the seed, and a learner for each cell."""
     task = open_task(start, seed, outputs)
-    began = time.monotonic()
     order = random.Random(seed).sample(task.train, len(task.train))
     learners = [
         Learner(
             *(task.shape, task.weights, config_of(cell, task.initial_entropy)),
-            *(CONTROLS.get(cell.method), seed, start.dtype),
+            *(CONTROLS.get(cell.method), seed, dtype),
         )
         for cell in cells
     ]
+    return task, order, learners
+
+
+@contextlib.contextmanager
+def step_files(seed: int, cells: Sequence[Cell], outputs: Path) -> Iterator[list[TextIO]]:
+    """A file for each run, to which its steps are written as they are made."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(steps_of(cell, seed, outputs).open("w")) for cell in cells]
+
+
+def steps_of(cell: Cell, seed: int, outputs: Path) -> Path:
+    """Where the steps of a run stand that has begun."""
+    return outputs / f"{cell.start.name}-seed{seed}" / f"{cell.method}-lr{cell.lr:g}.jsonl"
+
+
+def execute(start: Start, seed: int, cells: Sequence[Cell], outputs: Path) -> None:
+    """Train and evaluate the runs, and write their logs."""
+    began = time.monotonic()
+    task, order, learners = begin(start, seed, cells, outputs, start.dtype)
     kept: list[list[list[dict[str, Any]]]] = [[] for _ in cells]
-    logs = train(learners, task, order, start.steps, kept, KEPT_STEPS if seed in start.kept_seeds else 0)
+    with step_files(seed, cells, outputs) as files:
+        logs = train(learners, task, order, start.steps, kept, KEPT_STEPS if seed in start.kept_seeds else 0, files)
     samples, prompts = (8, 8) if start.is_real else (16, 8)
     results = hold_out(learners, task, task.held_out, samples, prompts) if start.evaluated else [None] * len(cells)
     seconds = (time.monotonic() - began) / len(cells)
@@ -101,6 +133,32 @@ def execute(start: Start, seed: int, cells: Sequence[Cell], outputs: Path) -> No
         more = {"held_out": result} if result else {}
         keep({**common, "steps": log, **more, **({"rollouts": rollouts} if rollouts else {})}, cell.log(seed))
     print(f"{time.strftime('%H:%M:%S')} {start.name} seed {seed}: {len(cells)} runs, {seconds:.0f} s each", flush=True)
+
+
+def rehearse(block: str, steps: int, dtype: torch.dtype | None, outputs: Path) -> None:
+    """Make some steps of a block's first two arms, of its first seed, and say what they cost; no log is kept."""
+    runs = planned(block)
+    first_seed = [(cell, seed) for cell, seed in runs if seed == runs[0][1]][:2]
+    for start, seed, cells in batches(first_seed):
+        dtype = dtype or start.dtype
+        task, order, learners = begin(start, seed, cells, outputs, dtype)
+        with step_files(seed, cells, outputs) as files:
+            train(learners, task, order, steps, files=files)
+        for cell in cells:
+            made = map(json.loads, steps_of(cell, seed, outputs).read_text().splitlines())
+            seconds = ", ".join(f"{record['seconds']} s for {record['length']:.0f} tokens" for record in made)
+            print(f"{start.name} seed {seed}, {cell.method} in {dtype}: {seconds} a completion", flush=True)
+
+
+def unfit(block: str) -> str:
+    """Why this machine does not make a block's runs; empty if it does."""
+    device = next((cell.start.device for cell, _ in planned(block)), "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        return f"--block {block} needs a GPU, and torch finds none"
+    if block in ONLY_BFLOAT16 and not has_bfloat16("cpu"):
+        remedy = "--rehearse 2 makes two steps here, --block 10-gpu its first arms on a GPU"
+        return f"--block {block} needs a CPU with bfloat16 instructions (avx512_bf16): {remedy}"
+    return ""
 
 
 @functools.cache
@@ -123,9 +181,11 @@ def keep(record: dict[str, Any], path: Path) -> None:
     write_log(json.dumps(short(record), separators=(",", ":")), path)
 
 
-def list_runs() -> None:
-    """Each block's runs, how many are done, the hours that they took and those that are left."""
+def list_runs(block: str = "") -> None:
+    """Each block's runs, how many are done, the hours that they took and those that are left; of one block each run."""
     for name, runs in {"one prompt a step": one_prompt(), **blocks()}.items():
+        if block not in ("", number(name)):
+            continue
         if not runs:
             print(f"{name}: waits for the choice of a rate")
             continue
@@ -133,26 +193,29 @@ def list_runs() -> None:
         seconds = [read_log(cell.log(seed))["seconds"] for cell, seed in done]
         missing = len(runs) - len(done)
         left = f", about {statistics.median(seconds) * missing / 3600:.1f} h left" if seconds and missing else ""
-        left = ", ended early" if name.startswith(ENDED_EARLY) else left
+        left = ", ended early" if number(name) in ENDED_EARLY else left
         print(f"{name}: {len(done)} of {len(runs)} runs, {sum(seconds) / 3600:.1f} h{left}")
+        for cell, seed in runs if block else ():
+            print("    done" if (cell, seed) in done else "        ", cell.log(seed).relative_to(HERE))
 
 
 def archive_finished() -> None:
     """Move the logs of each block that is complete, or ended early, into its archive."""
     for name, runs in {"one prompt": one_prompt(), **blocks()}.items():
-        if len(done := complete(runs)) == len(runs) or name.startswith(ENDED_EARLY):
+        if len(done := complete(runs)) == len(runs) or number(name) in ENDED_EARLY:
             if loose := [log for cell, seed in done if (log := cell.log(seed)).exists()]:
-                archive(loose, name.split(".")[0].replace(" ", "-"))
+                archive(loose, number(name).replace(" ", "-"))
                 print(f"{name}: {len(loose)} logs archived")
 
 
 def run_next(block: str, outputs: Path) -> bool:
     """Execute the first batch that is missing and that no other process has; whether there was one.
 
-    A block that ended early gets further runs only if it is named.
+    A block that ended early gets further runs only if it is named, and one that this machine does not make gets none.
     """
-    ended = {run for name in ENDED_EARLY for run in planned(name) if not block}
-    missing = [run for run in planned(block) if run not in ended and not is_stored(run[0].log(run[1]))]
+    left_out = {name for name in map(number, blocks()) if unfit(name) or (name in ENDED_EARLY and not block)}
+    chosen = dict.fromkeys(run for name in map(number, blocks()) if name not in left_out for run in planned(name))
+    missing = [run for run in planned(block) if run in chosen and not is_stored(run[0].log(run[1]))]
     for start, seed, cells in batches(missing):
         lock = FileLock(outputs / f"{start.name}-seed{seed}.lock")
         with contextlib.suppress(Timeout), lock.acquire(blocking=False):
@@ -167,18 +230,32 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="what there is, and what is done")
     parser.add_argument("--archive", action="store_true", help="move the logs of finished blocks into archives")
-    names = [name.split(".")[0] for name in blocks()]
+    names = [number(name) for name in blocks()]
     parser.add_argument("--block", default="", choices=names, help="this one only")
+    parser.add_argument("--processes", type=int, default=1, help="that share the runs; on a GPU one for each seed")
+    parser.add_argument(
+        "--rehearse", type=int, metavar="STEPS", help="steps of a block's first two arms; nothing is kept"
+    )
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], help="of products in a rehearsal")
     parser.add_argument("--outputs", type=Path, default=ROOT / "outputs/study", help="folder of the warm starts")
     args = parser.parse_args()
     if args.list:
-        list_runs()
+        list_runs(args.block)
         return 0
     if args.archive:
         archive_finished()
         return 0
     torch.set_num_threads(1)
     args.outputs.mkdir(parents=True, exist_ok=True)
+    if args.rehearse:
+        rehearse(args.block, args.rehearse, args.dtype and getattr(torch, args.dtype), args.outputs)
+        return 0
+    if args.block and (why := unfit(args.block)):
+        parser.error(why)
+    if args.processes > 1:
+        command = [sys.executable, "-m", "studies.run", "--block", args.block, "--outputs", str(args.outputs)]
+        workers = [subprocess.Popen(command, cwd=ROOT) for _ in range(args.processes)]
+        return max(worker.wait() for worker in workers)
     while run_next(args.block, args.outputs):
         pass
     return 0

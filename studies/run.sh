@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The study of GTPO (arXiv:2508.03772) against GRPO, on one core; see docs/study.md and docs/study-design.md.
+# The study of GTPO (arXiv:2508.03772) against GRPO, on one core; see docs/study.md and studies/DESIGN.md.
 #
 #   bash studies/run.sh               what is missing of the plan; start it once for each core, the processes share it
 #   bash studies/run.sh --list        the runs, and which are done

@@ -1,6 +1,6 @@
 import pytest
 
-from studies.block7 import REASONING, decision, push, table
+from studies.block7 import REASONING, decision, push, table, touched
 
 LINE, SHORT, WORD = 198, 44, 537
 
@@ -22,6 +22,11 @@ def test_the_push_is_the_gradient_on_the_difference_of_logits():
     step = [completion(SHORT, 2.0), *others, {"ids": [WORD], "advantages": [5.0]}]
     assert push(step) == pytest.approx(2 / 8 * 3 / 4 - (-1 / 10 + 3 / 6) / 4)
     assert push([{"ids": [WORD], "advantages": [5.0]}]) == 0
+
+
+def test_a_token_is_touched_if_its_weight_is_not_one():
+    first = {"a": 0.5, "advantages": [1.0, 0.5, 0.5]}
+    assert touched([[first], [{"a": -1.0, "advantages": [0.0]}]]) == 0.5
 
 
 def test_the_papers_masks_push_towards_short_answers_and_those_who_keep_their_answers_do_not():

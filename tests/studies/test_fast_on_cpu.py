@@ -1,5 +1,8 @@
 """The study's fast loop: its models, its sampling and its controls. Its step: tests/e2e/test_fast_study_on_cpu.py."""
 
+import io
+import json
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -9,6 +12,7 @@ from recipes.tasks import tiny
 from studies import fast
 from studies.model import Rollout, Shape, fuse, hidden, log_probs, logits_of, sample
 from studies.plan import METHODS
+from studies.tasks import Asked, Task
 
 EOS = 1
 PROMPT = torch.tensor([2, 9, 8, 7, 3])
@@ -161,6 +165,37 @@ def test_a_config_holds_what_its_method_says(method):
     assert config.algorithm.norm_adv_by_std_in_grpo == (method != "dr_grpo")
     assert config.actor_rollout_ref.actor.use_kl_loss == (method == "grpo_kl")
     assert list(config.actor_rollout_ref.actor.optim.betas) == ([0.999999] * 2 if "betas" in method else [0.9, 0.95])
+
+
+def test_under_grpo_clamped_no_wrong_completion_trains_upwards_and_nothing_is_masked(shape, weights):
+    (rollouts,) = draw(shape, weights[:1], [0], n=4, limit=9, prompts=PROMPTS[:2])
+    scores = [20.0, 10.0, 10.0, 0.0, 10.0, 10.0, 1.0, 1.0]  # the second group has no right answer
+    kept = {}
+    for method in ("grpo", "grpo_clamped", "gtpo_clamped"):
+        learner = fast.Learner(
+            shape, weights[0], fast.build_config([*METHODS[method], "algorithm.gtpo.initial_entropy=9"])
+        )
+        learner.step(rollouts, scores, kept=kept.setdefault(method, []))
+    for plain, clamped, gtpo, score in zip(*kept.values(), scores, strict=True):
+        assert clamped["a"] == gtpo["a"] == pytest.approx(plain["a"] if score >= 11 else min(plain["a"], 0), abs=1e-6)
+        assert clamped["advantages"] == pytest.approx([clamped["a"]] * len(clamped["ids"]))
+    assert kept["gtpo_clamped"][0]["advantages"] != kept["grpo_clamped"][0]["advantages"]
+
+
+def test_each_step_is_written_as_it_is_made(shape, weights):
+    task = Task([], [], tiny.build_tokenizer(), 9, shape, weights[0], 0.3, 0)
+    learner = fast.Learner(shape, weights[0], fast.build_config(METHODS["grpo"]))
+
+    class File(io.StringIO):
+        def write(self, text):
+            seen.append(len(learner.optimizer.state))
+            return super().write(text)
+
+    seen, file = [], File()
+    (log,) = fast.train([learner], task, [Asked(PROMPT, "3")], 2, files=[file])
+    steps = [json.loads(line) for line in file.getvalue().splitlines()]
+    assert [step["step"] for step in steps] == [1, 2] and min(seen) > 0
+    assert {name: [step[name] for step in steps] for name in log} == log
 
 
 def test_several_updates_per_rollout_keep_the_first_probabilities_and_clip(shape, weights):

@@ -39,6 +39,14 @@ def test_an_answer_after_too_little_reasoning_is_not_right():
     assert rewards.strict("x", GOOD, "tac", least_reasoning=6)["score"] == 10
 
 
+def test_other_rewards_pay_for_the_answer_alone_or_for_one_that_ends_the_text():
+    wrong, untagged, behind = GOOD, "<answer>tac</answer>", GOOD + "t,t,"
+    assert [rewards.answer("x", text, "tac")["score"] for text in (GOOD, untagged, behind, "tac")] == [10, 10, 10, 0]
+    assert rewards.answer("x", wrong, "cat")["score"] == 0
+    assert [rewards.authors("x", text, "tac")["score"] for text in (GOOD, untagged, behind, "tac")] == [20, 1, 10, 0]
+    assert rewards.authors("x", wrong, "cat")["score"] == 10
+
+
 def test_the_coin_knows_nothing_of_the_completion():
     scores = {text: [rewards.coin("x", text, "tac")["score"] for _ in range(400)] for text in (GOOD, "")}
     for drawn in scores.values():
@@ -65,6 +73,37 @@ def test_runs_side_by_side_share_start_and_seed_and_none_is_left_out():
     assert sorted(map(str, runs)) == sorted(str((cell, seed)) for _, seed, cells in side_by_side for cell in cells)
     for start, _, cells in side_by_side:
         assert {cell.start for cell in cells} == {start} and len(cells) <= run.AT_A_TIME
+
+
+def test_the_arms_of_block_10_go_over_all_seeds_one_after_another_on_a_cpu_and_side_by_side_on_a_gpu():
+    on_cpu = list(run.batches(plan.planned("10")))
+    assert [(seed, [cell.method for cell in cells]) for _, seed, cells in on_cpu[:7]] == [
+        *((seed, ["grpo_clamped"]) for seed in range(7, 13)),
+        (7, ["masks"]),
+    ]
+    on_gpu = list(run.batches(plan.planned("10-gpu")))
+    assert [(seed, [cell.method for cell in cells]) for _, seed, cells in on_gpu] == [
+        (seed, ["grpo_clamped", "masks"]) for seed in range(7, 13)
+    ]
+    assert {start.device for start, *_ in on_gpu} == {"cuda"}
+
+
+def test_no_log_of_a_gpu_has_the_name_of_one_of_a_cpu():
+    of_cpu, of_gpu = ({cell.log(seed) for cell, seed in plan.planned(block)} for block in ("9", "9-gpu"))
+    assert of_gpu and not of_cpu & of_gpu
+    assert plan.Start("leg_counting", 5, 1.0, 4, 60).device == "cpu"  # whatever the machine has
+
+
+@pytest.mark.parametrize(("block", "remedy"), [("10", "--rehearse 2"), ("10-gpu", "torch finds none")])
+def test_a_machine_that_cannot_make_a_block_says_so_and_makes_the_others(block, remedy, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run, "has_bfloat16", lambda device: False)
+    monkeypatch.setattr(run.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(run, "execute", lambda *_: pytest.fail("a run was begun"))
+    monkeypatch.setattr(run.sys, "argv", ["run", "--block", block, "--outputs", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        run.main()
+    assert remedy in capsys.readouterr().err
+    assert not run.run_next("", tmp_path)
 
 
 def test_a_start_that_another_process_has_is_left_to_it(tmp_path, monkeypatch):
@@ -139,7 +178,7 @@ def test_a_method_changes_what_it_says_and_nothing_else(command, method):
     with initialize_config_dir(str(plan.ROOT / "recipes/config"), version_base=None):
         config = compose("gtpo_cpu", overrides=command(Cell(COUNTING, method, 1e-4)))
         twin = compose("gtpo_cpu", overrides=command(Cell(COUNTING, "grpo", 1e-4)))
-    assert (config.algorithm.adv_estimator == "gtpo") == ("grpo" not in method)
+    assert (config.algorithm.adv_estimator == "gtpo") == ("grpo" not in method or method == "grpo_clamped")
     settings = VerlGTPOConfig.from_config(config.algorithm)
     no_entropy = {"entropy_coeff": 0, "completion_filter": "never"}
     expected = {
@@ -152,11 +191,16 @@ def test_a_method_changes_what_it_says_and_nothing_else(command, method):
         "entropy": {"conflict_span": "none"},
         "filter": {"conflict_span": "none", "entropy_coeff": 0},
         "gtpo_no_filter": {"completion_filter": "never"},
+        "grpo_clamped": no_entropy | {"conflict_span": "none", "min_correct_reward": 11},
+        "gtpo_clamped": {"min_correct_reward": 11},
     }
     if method in expected:
         assert settings == replace(VerlGTPOConfig(), **expected[method])
     changed = {
-        **dict.fromkeys(["grpo_strict", "gtpo_strict", "grpo_coin"], ["reward.custom_reward_function.name"]),
+        **dict.fromkeys(
+            ["grpo_strict", "gtpo_strict", "grpo_coin", "gtpo_answer", "grpo_answer", "gtpo_authors"],
+            ["reward.custom_reward_function.name"],
+        ),
         "gtpo_no_std": ["algorithm.norm_adv_by_std_in_grpo"],
         "dr_grpo": ["algorithm.norm_adv_by_std_in_grpo", "actor_rollout_ref.actor.loss_agg_mode"],
         **dict.fromkeys(["grpo_4_updates", "gtpo_4_updates"], ["actor_rollout_ref.actor.ppo_mini_batch_size"]),
@@ -266,8 +310,10 @@ def test_the_page_knows_no_number_that_the_report_does_not():
 
 
 def test_the_page_and_the_tables_are_what_the_logs_give(tmp_path, monkeypatch):
-    expected = {path.name: path.read_text() for path in (*report.PAGES.values(), *report.OUT.glob("*.[mc]*"))}
+    expected = {path.name: path.read_text() for path in (*report.PAGES.values(), report.TABLES_PAGE, report.RUNS)}
     monkeypatch.setattr(report, "OUT", tmp_path)
+    for name in ("TABLES_PAGE", "RUNS"):
+        monkeypatch.setattr(report, name, tmp_path / getattr(report, name).name)
     monkeypatch.setattr(report, "PAGES", {name: tmp_path / page.name for name, page in report.PAGES.items()})
     assert report.main() == 0
     assert {path.name: path.read_text() for path in tmp_path.glob("*.[mc]*")} == expected
@@ -307,7 +353,7 @@ RESULT = [
 ]
 RESULT.append("8: gtpo - grpo accuracy")
 PART_ONE = [*(f"main: {method} lost" for method in ("gtpo", "grpo", "grpo_token_mean")), "main: gtpo - grpo accuracy"]
-BEST = [f"2 best: gtpo - {rival} accuracy" for rival in ("grpo", "grpo_token_mean")] + [
+BEST = [f"2 clean: gtpo - {rival} accuracy" for rival in ("grpo", "grpo_token_mean")] + [
     "2 planned: grpo_token_mean lost"
 ]
 
@@ -327,6 +373,17 @@ def numbers():
             [
                 *(*RESULT, *BEST, *PART_ONE),
                 *("main: gtpo - grpo_token_mean accuracy", "main: gtpo - grpo pass8"),
+            ],
+        ),
+        (
+            "patches/verl-recipe/gtpo/README.md",
+            [
+                *RESULT,
+                *(
+                    f"{block}: gtpo - grpo accuracy"
+                    for block in ("8 spelling backward", "8 counting letters", "1b", "9")
+                ),
+                *("9: corpo_gtpo wrong", "9: corpo_gtpo lost", "9: grpo lost"),
             ],
         ),
     ],
@@ -363,6 +420,14 @@ def test_a_rate_is_chosen_among_those_that_end_cleanly_on_the_other_seeds():
     runs.loc[(runs["seed"] == 1) & (runs["lr"] == 2e-4), "clean"] = 0.0
     chosen = learning_rates.at_own_best_rate(runs, 0.9)
     assert dict(zip(chosen["seed"], chosen["lr"], strict=True)) == {1: 2e-4, 2: 1e-4, 3: 1e-4}
+
+
+def test_without_a_rate_that_ends_cleanly_the_most_accurate_is_chosen_in_the_plan_and_on_the_page(accuracies):
+    rates = {1e-4: 0.5, 2e-4: 0.8}
+    accuracies("grpo", rates, clean=1)
+    assert plan.best_rate(COUNTING, "grpo", [*rates], (1,), least_clean=0.9) == 2e-4
+    runs = table("grpo", dict.fromkeys((1, 2, 3), rates), clean=0.1)
+    assert set(learning_rates.at_own_best_rate(runs, 0.9)["lr"]) == {2e-4}
 
 
 def test_a_method_bears_the_rates_at_which_it_is_as_accurate_as_at_its_best_and_ends_cleanly():

@@ -2,9 +2,9 @@ import math
 
 import pytest
 import torch
-from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
-
 from gtpo_verl import compute_gtpo_token_advantages
+
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
 
 GOOD, BAD = [5, 6, 7, 9], [5, 6, 8, 9]  # which share their first two tokens and their last
 

@@ -1,0 +1,185 @@
+"""Block 10: what its runs answer by the rules of studies/DESIGN.md, with t intervals and exact tests side by side.
+
+The runs of a comparison have one device and one dtype. The other halves of the pairs are block 9's arms.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy.stats import binomtest
+
+from studies.comparisons import LOST, TITLES, Comparison, interval
+from studies.learning_rates import least_accuracy, results
+from studies.plan import CANDIDATES, CONTROL_ARMS, LAST_SEEDS, complete, planned, read_log
+
+CLAMPED = CANDIDATES[0]
+"""GTPO with the clamp, as block 9 ran it; the key `min_correct_reward` is the same."""
+PLACES = {"cpu": ("9", "10"), "cuda": ("9-gpu", "10-gpu")}
+"""The blocks that are compared on a device."""
+FEW, MANY = 1, 4
+"""Runs lost, of six, by which a question is decided."""
+
+
+class Question(NamedTuple):
+    """What an arm is to tell, against an arm of block 9.
+
+    Args:
+        arm, against: the methods.
+        lost: what counts: `accuracy` collapsed, or `either` that or the end of the completions.
+        few, many: what to say if the arm lost at most `FEW` runs, and if it lost at least `MANY`.
+        as_accurate: `few` needs an interval of the difference in accuracy that contains 0; if it is false, both answers
+            need an `against` that lost at least `MANY`.
+    """
+
+    arm: str
+    against: str
+    lost: str
+    few: str
+    many: str
+    as_accurate: bool = False
+
+
+_REWARD = (
+    "consistent with the reward for the form of wrong answers being what loses them",
+    "consistent with GTPO losing them under that reward too",
+)
+QUESTIONS = {
+    "Q1": Question(
+        *("grpo_clamped", CLAMPED, "either"),
+        "consistent with the clamp doing it; GTPO adds nothing that these runs can see",
+        "consistent with the masks being needed",
+        as_accurate=True,
+    ),
+    "Q2": Question(
+        *("masks", "gtpo", "either"),
+        "consistent with γ being what shrinks the completions",
+        "consistent with the masks shrinking them without γ",
+    ),
+    "Q3, answer alone": Question("gtpo_answer", "gtpo", "accuracy", *_REWARD),
+    "Q3, authors' reward": Question("gtpo_authors", "gtpo", "accuracy", *_REWARD),
+}
+COMPARED = (
+    (CLAMPED, "gtpo"),
+    (CLAMPED, "grpo"),
+    *((question.arm, question.against) for question in QUESTIONS.values()),
+    ("gtpo_answer", "grpo_answer"),
+    ("gtpo_clamped", CLAMPED),
+)
+"""First minus second, in the order of the table."""
+
+
+def runs_on(device: str) -> pd.DataFrame:
+    """The runs of block 10 on a device and those of block 9 on its seeds, a row each, and what of them is lost.
+
+    `accuracy lost` is False where GRPO, whose mean decides, has not run on all seeds.
+
+    Raises:
+        ValueError: the runs have several dtypes.
+    """
+    found = complete(run for block in PLACES[device] for run in planned(block) if run[1] in LAST_SEEDS)
+    dtypes = {read_log(cell.log(seed)).get("dtype") for cell, seed in found}
+    if len(dtypes) > 1:
+        raise ValueError(f"runs of block 10 on {device} have several dtypes, {sorted(map(str, dtypes))}: keep one")
+    runs = results(found)
+    has_limit = (runs["method"] == "grpo").sum() == len(LAST_SEEDS)
+    runs["accuracy lost"] = runs["accuracy"] < (least_accuracy(runs) if has_limit else 0)
+    runs["endings lost"] = runs["clean"] < LOST
+    runs["either lost"] = runs["accuracy lost"] | runs["endings lost"]
+    return runs
+
+
+def answer(question: Question, runs: pd.DataFrame) -> str:
+    """By the rule, or how many runs there are yet."""
+    arm, against = (_whole(runs, method) for method in (question.arm, question.against))
+    if arm is None or against is None or _whole(runs, "grpo") is None:
+        made = [(runs["method"] == method).sum() for method in (question.arm, question.against)]
+        which = question.arm if made[0] < len(LAST_SEEDS) else question.against
+        return f"not run yet ({min(made)} of {len(LAST_SEEDS)} runs of {TITLES[which]})"
+    lost, before = (int(own[f"{question.lost} lost"].sum()) for own in (arm, against))
+    differences = _differences(arm, against, "accuracy")
+    low, high = interval(differences)
+    found = "undecided"
+    if question.as_accurate or before >= MANY:
+        if lost <= FEW and (low <= 0 <= high or not question.as_accurate):
+            found = question.few
+        elif lost >= MANY:
+            found = question.many
+    return (
+        f"{found} (lost in {lost} of {len(arm)} runs, {TITLES[question.against]} in {before}; accuracy differs by "
+        f"{Comparison(differences)})"
+    )
+
+
+def answers(name: str) -> str:
+    """To the question of this name, on each device that has runs of its arm; on the CPU if none has."""
+    question = QUESTIONS[name]
+    by_device = {device: runs_on(device) for device in PLACES}
+    begun = [device for device, runs in by_device.items() if question.arm in set(runs["method"])] or ["cpu"]
+    where = {"cpu": "", "cuda": "on a GPU: "} if begun == ["cpu"] else {"cpu": "on a CPU: ", "cuda": "on a GPU: "}
+    return "; ".join(where[device] + answer(question, by_device[device]) for device in begun)
+
+
+def arm_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Header and a row per arm of block 10: runs that failed, accuracy and clean endings; or that there is none yet."""
+    rows = []
+    for method in CONTROL_ARMS:
+        own = runs[runs["method"] == method]
+        if len(own):
+            counts = [f"{own[f'{what} lost'].sum()} of {len(own)}" for what in ("accuracy", "endings", "either")]
+            rows.append([TITLES[method], *counts, *(f"{own[name].mean():.2f}" for name in ("accuracy", "clean"))])
+        else:
+            rows.append([TITLES[method], *["not run yet"] * 3, "", ""])
+    return ["", "accuracy collapsed", "stopped terminating cleanly", "either", "accuracy", "clean endings"], rows
+
+
+def comparison_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Header and a row per comparison of two whole arms: t intervals of the differences, sign flips, McNemar's test."""
+    rows = []
+    for first, second in COMPARED:
+        one, other = (_whole(runs, method) for method in (first, second))
+        row = [TITLES[first], TITLES[second]]
+        if one is None or other is None:
+            continue
+        for metric in ("accuracy", "clean"):
+            differences = _differences(one, other, metric)
+            row += [str(Comparison(differences)), short(sign_flips(differences))]
+        rows.append([*row, short(mcnemar(one["either lost"].tolist(), other["either lost"].tolist()))])
+    return ["first", "second", "accuracy, first − second", "p", "clean endings", "p", "either failed, p"], rows
+
+
+def flips(runs: pd.DataFrame, first: str, second: str, metric: str) -> str:
+    """The p of sign flips of first minus second, or that it is not there yet."""
+    one, other = (_whole(runs, method) for method in (first, second))
+    return "not run yet" if one is None or other is None else short(sign_flips(_differences(one, other, metric)))
+
+
+def sign_flips(differences: Sequence[float]) -> float:
+    """Exact two-sided p of paired differences whose mean is 0 if each sign is a coin's."""
+    values = np.abs(differences)
+    sums = np.abs([np.dot(signs, values) for signs in product((-1, 1), repeat=len(values))])
+    return float(np.mean(sums >= abs(np.sum(differences)) - 1e-12))
+
+
+def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> float:
+    """Exact two-sided p of pairs of which one is lost, if either is as likely to be that one."""
+    pairs = list(zip(first, second, strict=True))
+    only_first, only_second = pairs.count((True, False)), pairs.count((False, True))
+    return float(binomtest(only_first, discordant).pvalue) if (discordant := only_first + only_second) else 1.0
+
+
+def short(p: float) -> str:
+    """As one writes it: .031."""
+    return f"{p:.3f}".removeprefix("0")
+
+
+def _whole(runs: pd.DataFrame, method: str) -> pd.DataFrame | None:
+    """The runs of an arm by seed, if it has all."""
+    own = runs[runs["method"] == method].set_index("seed").sort_index()
+    return own if list(own.index) == list(LAST_SEEDS) else None
+
+
+def _differences(first: pd.DataFrame, second: pd.DataFrame, metric: str) -> list[float]:
+    return (first[metric] - second[metric]).tolist()

@@ -1,0 +1,134 @@
+"""Block 10: its answers by the rules of studies/DESIGN.md, from logs that are made up, and its exact tests."""
+
+import pytest
+
+from studies import block10, plan, run
+from studies.comparisons import TITLES
+from studies.plan import LAST_SEEDS, LEGS, ON_GPU, Cell
+
+COLUMNS = ("entropy", "length", "template", "change", "conflict", "conflict_first", "conflict_last", "strict")
+GRPO, GTPO, CLAMPED = [0.5] * 6, [0.0, 0.0, 0.5, 0.0, 0.5, 0.2], [0.4, 0.5, 0.4, 0.6, 0.5, 0.5]
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Write logs of an arm on seeds 7 to 12, in the place of the study's, with these accuracies and clean endings."""
+    monkeypatch.setattr(plan, "HERE", tmp_path)
+    monkeypatch.setattr(plan, "_archives", lambda folder: {})
+    plan.read_log.cache_clear()
+
+    def written(method, accuracies, clean=(1.0,) * 6, start=LEGS, dtype="bfloat16"):
+        rate = 5e-6 if method == "gtpo_clamped" else 1e-5
+        for seed, accuracy, ending in zip(LAST_SEEDS, accuracies, clean, strict=False):
+            held_out = {"samples": 100, "right": [round(100 * accuracy)], "strict": [round(100 * ending)]}
+            record = {"steps": dict.fromkeys(COLUMNS, [0.5] * 60), "held_out": held_out, "dtype": dtype}
+            run.keep(record, Cell(start, method, rate).log(seed))
+
+    yield written
+    plan.read_log.cache_clear()
+
+
+@pytest.fixture
+def block_9(write):
+    for method, accuracies in {"grpo": GRPO, "gtpo": GTPO, block10.CLAMPED: CLAMPED}.items():
+        write(method, accuracies)
+    return write
+
+
+def said(name):
+    return block10.answers(name).partition(" (")[0]
+
+
+def test_without_runs_nothing_is_answered(block_9):
+    for name, question in block10.QUESTIONS.items():
+        assert block10.answers(name) == f"not run yet (0 of 6 runs of {TITLES[question.arm]})"
+    block_9("grpo_clamped", CLAMPED[:5])
+    assert block10.answers("Q1") == f"not run yet (5 of 6 runs of {TITLES['grpo_clamped']})"
+    header, rows = block10.arm_table(block10.runs_on("cpu"))
+    assert [row[0] for row in rows] == [TITLES[method] for method in plan.CONTROL_ARMS]
+    assert rows[1][1:4] == ["not run yet"] * 3 and all(len(row) == len(header) for row in rows)
+    assert len(block10.comparison_table(block10.runs_on("cpu"))[1]) == 2  # of block 9's arms with each other
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "clean", "expected"),
+    [
+        (CLAMPED, [1] * 6, "consistent with the clamp doing it; GTPO adds nothing that these runs can see"),
+        ([0.0, *CLAMPED[1:]], [1] * 6, "consistent with the clamp doing it; GTPO adds nothing that these runs can see"),
+        (CLAMPED, [0.4, 0.4, 1, 1, 1, 1], "undecided"),  # two stopped terminating cleanly
+        ([0.9] * 6, [1] * 6, "undecided"),  # none failed, but they are more accurate
+        (CLAMPED, [0.4] * 3 + [1] * 3, "undecided"),
+        (CLAMPED, [0.4] * 4 + [1] * 2, "consistent with the masks being needed"),
+        (GTPO, [1] * 6, "consistent with the masks being needed"),
+    ],
+)
+def test_whether_it_is_the_clamp_follows_from_the_rule(block_9, accuracies, clean, expected):
+    block_9("grpo_clamped", accuracies, clean)
+    assert said("Q1") == expected
+    failed = sum(a < 0.25 or ends < 0.5 for a, ends in zip(accuracies, clean, strict=True))
+    assert f"(lost in {failed} of 6 runs, GTPO, no A > 0 for a wrong answer in 0;" in block10.answers("Q1")
+
+
+def test_whether_it_is_gamma_or_the_reward_follows_from_the_rule(block_9):
+    block_9("masks", CLAMPED)
+    block_9("gtpo_answer", GTPO)
+    block_9("gtpo_authors", [0.0, 0.0, *CLAMPED[2:]])
+    assert said("Q2") == "consistent with γ being what shrinks the completions"
+    assert said("Q3, answer alone") == "consistent with GTPO losing them under that reward too"
+    assert said("Q3, authors' reward") == "undecided"
+
+
+def test_a_reward_is_judged_by_its_answers_alone(block_9):
+    block_9("gtpo_answer", CLAMPED, clean=[0.0] * 6)
+    assert said("Q3, answer alone").startswith("consistent with the reward for the form")
+
+
+def test_nothing_follows_where_gtpo_itself_did_not_fail(write):
+    write("grpo", GRPO)
+    write("gtpo", CLAMPED)
+    write("masks", GTPO)
+    assert said("Q2") == "undecided"
+
+
+def test_devices_do_not_mix(block_9):
+    block_9("grpo_clamped", GTPO, start=ON_GPU)
+    assert block10.answers("Q1") == f"on a GPU: not run yet (0 of 6 runs of {TITLES[block10.CLAMPED]})"
+    for method, accuracies in {"grpo": GRPO, block10.CLAMPED: CLAMPED}.items():
+        block_9(method, accuracies, start=ON_GPU)
+    assert said("Q1") == "on a GPU: consistent with the masks being needed"
+    block_9("grpo_clamped", CLAMPED)
+    assert block10.answers("Q1").startswith(
+        "on a CPU: consistent with the clamp"
+    ) and "; on a GPU: " in block10.answers("Q1")
+
+
+def test_dtypes_do_not_mix(block_9):
+    block_9("grpo_clamped", CLAMPED, dtype="float32")
+    with pytest.raises(ValueError, match="several dtypes"):
+        block10.runs_on("cpu")
+
+
+def test_the_exact_tests_by_hand():
+    assert block10.sign_flips([0.1] * 6) == 2 / 64 and block10.short(2 / 64) == ".031"
+    assert block10.sign_flips([0.3, -0.1]) == 1 and block10.sign_flips([0.0] * 6) == 1
+    # Of the sums of ±1, ±2, ±3 two are as far from 0 as 6, and four as far as 4.
+    assert block10.sign_flips([1, 2, 3]) == 0.25 and block10.sign_flips([-1, 2, 3]) == 0.5
+    assert block10.mcnemar([True] * 4 + [False] * 2, [False] * 6) == 0.125
+    assert block10.mcnemar([True, False], [True, False]) == 1
+
+
+def test_block_9_by_the_exact_tests():
+    """The clamp ends cleanly more often than GRPO on every seed, and its accuracy is not told apart."""
+    plan.read_log.cache_clear()
+    runs = block10.runs_on("cpu")
+    of = {
+        (m, metric): block10.flips(runs, block10.CLAMPED, m, metric)
+        for m in ("gtpo", "grpo")
+        for metric in ("accuracy", "clean")
+    }
+    assert of == {
+        ("gtpo", "accuracy"): ".125",
+        ("gtpo", "clean"): ".125",
+        ("grpo", "accuracy"): ".625",
+        ("grpo", "clean"): ".031",
+    }
