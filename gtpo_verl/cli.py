@@ -31,7 +31,7 @@ COMMANDS: Commands = {
     ),
     "openrlhf": ("gtpo_verl.openrlhf.command", "run OpenRLHF's train_ppo_ray with the advantage estimator gtpo"),
 }
-DESCRIPTION = "GTPO (Group-relative Trajectory-based Policy Optimization, arXiv:2508.03772) for verl."
+DESCRIPTION = "GTPO for verl: Group-relative Trajectory-based Policy Optimization (arXiv:2508.03772)"
 EPILOG = """\
 options and an example of each command: gtpo-verl COMMAND --help
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import gtpo_verl
 from gtpo_verl import cli
 from gtpo_verl.verl_plugin.compat import SUPPORTED_VERL
 from recipes import __main__ as clones
@@ -42,7 +43,7 @@ FOLDERS = "docs|examples|gtpo_verl|patches|recipes|scripts|studies|tests"
 )
 def test_every_file_that_is_named_exists(document):
     named = re.findall(rf"(?<![\w/])(?:{FOLDERS})/[\w/.{{}},-]*(?:\.\w+|/)(?![\w{{]|/\w)", document.read_text())
-    verls_own = "patches" in document.relative_to(ROOT).parts or document.name == "CHANGELOG.md"
+    verls_own = "patches" in document.relative_to(ROOT).parts
     files = [path for name in named for path in expanded(name) if not path.startswith("tests/AIME")]
     assert verls_own or [path for path in files if not (ROOT / path).exists()] == []
 
@@ -65,7 +66,7 @@ def test_every_command_exists_and_has_the_options_that_are_given(document, capsy
     for line in [*lines, *inline]:
         line = re.sub(r"^(?:[A-Z_]+=\S+ )*", "", line)
         prog = next((name for name in PROGRAMS if line.startswith(f"{name} ")), None)
-        if prog is None or document.name == "CHANGELOG.md":
+        if prog is None:
             continue
         words = shlex.split(line.removeprefix(prog), comments=True)
         if words[0].startswith("-"):
@@ -75,6 +76,14 @@ def test_every_command_exists_and_has_the_options_that_are_given(document, capsy
         usage, own = capsys.readouterr().out, words[: words.index("--") if "--" in words else None]
         openrlhfs = words[0] == "openrlhf"
         assert usage and (openrlhfs or [x for x in own if x.startswith("--") and x not in usage] == []), line
+
+
+def test_what_this_is_is_said_once_in_one_sentence():
+    sentence = cli.DESCRIPTION
+    assert (ROOT / "README.md").read_text().startswith(f"# {sentence}\n")
+    assert f'description = "{sentence}"\n' in (ROOT / "pyproject.toml").read_text()
+    assert f'\ntitle: "{sentence}"\n' in (ROOT / "CITATION.cff").read_text()
+    assert (gtpo_verl.__doc__ or "").startswith(f"{sentence}.\n")
 
 
 def test_every_supported_verl_has_a_row():

@@ -366,7 +366,14 @@ def numbers():
 @pytest.mark.parametrize(
     ("page", "cited"),
     [
-        ("README.md", [*RESULT, "5 best: gtpo - grpo accuracy"]),
+        (
+            "README.md",
+            [
+                *RESULT,
+                *("9: corpo_gtpo wrong", "9: corpo_gtpo lost", "9: gtpo lost", "9: grpo lost"),
+                *("controls: grpo_strict lost", "main: grpo_kl lost"),
+            ],
+        ),
         ("docs/keys.md", ["9: gtpo wrong"]),
         (
             "patches/README.md",
