@@ -39,7 +39,7 @@ _COLOUR = {
     "only_negative": COLOURS[4],
     "corpo_gtpo": COLOURS[2],
 }
-_CLAMPED_BAR = {"facecolor": "white", "edgecolor": COLOURS[0], "hatch": "///", "linewidth": 1.2}
+_CLAMPED_BAR: dict[str, Any] = {"facecolor": "white", "edgecolor": COLOURS[0], "hatch": "///", "linewidth": 1.2}
 _MARKER = {COUNTING: "o", SPELLING: "s", ADDITION: "^"}
 _MAIN = ("grpo", "grpo_token_mean", "gtpo")
 

@@ -70,9 +70,9 @@ def at_own_best_rate(runs: pd.DataFrame, least_clean: float = 0.0) -> pd.DataFra
         by_rate = own.pivot(index="seed", columns="lr", values=["accuracy", "clean"]).dropna()
         accuracy, clean = by_rate["accuracy"], by_rate["clean"]
         if len(accuracy) > 1:
-            of_others = [(values.sum() - values) / (len(values) - 1) for values in (accuracy, clean)]
+            right, ends = ((values.sum() - values) / (len(values) - 1) for values in (accuracy, clean))
             best = {
-                seed: max(accuracy, key=lambda lr: preference(lr, *(of.loc[seed, lr] for of in of_others), least_clean))
+                seed: max(accuracy, key=lambda lr: preference(lr, right.loc[seed, lr], ends.loc[seed, lr], least_clean))
                 for seed in by_rate.index
             }
             chosen.append(own[own["lr"] == own["seed"].map(best)])
