@@ -107,15 +107,15 @@ class GTPOConfig:
         if "adv_estimator" in section or "gtpo" in section:
             section = section.get("gtpo") or {}
         if not hasattr(section, "keys"):
-            raise ValueError(f"{cls.section}={section!r} is no section: set a key of it, such as entropy_coeff")
+            raise ValueError(f"{cls.section}={section!r} is no mapping: set one of its keys, such as entropy_coeff")
         known = [field.name for field in fields(cls)]
         for key in section:
             if key not in known:
                 near = get_close_matches(str(key), known)
                 hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}"
                 if key in _VERLS:
-                    hint = "it is one of the plugin for verl: remove it"
-                raise ValueError(f"{cls.section}.{key}={section[key]!r}: there is no such key; {hint}")
+                    hint = "only the plugin for verl has it: remove it"
+                raise ValueError(f"{cls.section}.{key}={section[key]!r}: unknown key; {hint}")
         return cls(**dict(section))
 
     @property

@@ -19,7 +19,7 @@ def read_record(path: Path, *keys: str) -> dict[str, Any]:
         raise ValueError(f"{path} is not valid JSON ({error}): restore or remove it") from error
     if not isinstance(record, dict) or not record.keys() >= set(keys):
         wanted = " with ".join(["an object", *[", ".join(keys)] * bool(keys)])
-        raise ValueError(f"{path} is not as it was written, {wanted}: restore or remove it")
+        raise ValueError(f"{path} is corrupt, expected {wanted}: restore or remove it")
     return record
 
 

@@ -45,7 +45,7 @@ def refusal(other: str) -> str:
 
 
 def refuse_second_run(proceed: Callable, *, conf: Any) -> Any:
-    """`transfer_queue.init`: verl's V1 task runner calls it with a config, who merely attaches to a queue without.
+    """`transfer_queue.init`: its creator, verl's V1 task runner, passes a config; those that only attach pass none.
 
     Raises:
         ValueError: another run holds the TransferQueue; the message names it.

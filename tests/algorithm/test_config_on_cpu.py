@@ -71,18 +71,18 @@ OF_VERL = sorted(asdict(VerlGTPOConfig()).keys() - asdict(GTPOConfig()).keys())
     [
         ("entropy_coef", "did you mean entropy_coeff"),
         ("x", "the keys are entropy_coeff, entropy_"),
-        *((key, "it is one of the plugin for verl: remove") for key in OF_VERL),
+        *((key, "only the plugin for verl has it: remove") for key in OF_VERL),
     ],
 )
 def test_an_unknown_key_gives_the_nearest_one_or_all_and_one_of_verls_the_remedy(key, hint):
     assert OF_VERL == ["dump_dir", "dump_freq", "entropy_from"]
-    with pytest.raises(ValueError, match=rf"^algorithm\.gtpo\.{key}=1: there is no such key; {hint}"):
+    with pytest.raises(ValueError, match=rf"^algorithm\.gtpo\.{key}=1: unknown key; {hint}"):
         GTPOConfig.from_config(OmegaConf.create({"adv_estimator": "gtpo", "gtpo": {key: 1}}))
 
 
 @pytest.mark.parametrize("value", [0.1, "gtpo", [1], True])
 def test_a_value_in_place_of_the_section_is_refused(value):
-    with pytest.raises(ValueError, match=rf"^algorithm\.gtpo={re.escape(repr(value))} is no section: set a key of it"):
+    with pytest.raises(ValueError, match=rf"^algorithm\.gtpo={re.escape(repr(value))} is no mapping: set one of"):
         GTPOConfig.from_config({"gtpo": value})
 
 

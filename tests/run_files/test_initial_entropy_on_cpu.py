@@ -88,7 +88,7 @@ def test_record_survives_a_round_trip(tmp_path):
     [
         ("", "Expecting value"),
         ('{"value": 0.1, "st', "Unterminated string"),
-        ("[]", "not as it was written, an object"),
+        ("[]", "corrupt, expected an object"),
         ("{}", "missing 1 required"),
         ('{"value": NaN}', "value=nan"),
         ('{"value": "high"}', "real number"),

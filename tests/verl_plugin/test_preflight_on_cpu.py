@@ -45,7 +45,7 @@ def test_cpu_recipe_is_the_papers_gtpo(compose_config, initial_entropy):
             ["++actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2"],
             r"fsdp_config\.ulysses.*size=2 with attn_implementation=sdpa",
         ),
-        (["+algorithm.gtpo.gamma=0.1"], r"algorithm\.gtpo\.gamma=0\.1: there is no such key"),
+        (["+algorithm.gtpo.gamma=0.1"], r"algorithm\.gtpo\.gamma=0\.1: unknown key"),
         (["algorithm.gtpo.entropy_coeff=-1"], r"algorithm\.gtpo\.entropy_coeff=-1: must be"),
         ([FROM_UPDATE], r"entropy_from=update with algorithm\.gtpo\.initial_entropy=null.*`gtpo-verl initial-entropy`"),
         ([FROM_UPDATE, KNOWN, REJECT], rf"entropy_from=update with {REJECT}: .*let the loss reject them"),

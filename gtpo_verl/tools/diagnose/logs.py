@@ -314,7 +314,7 @@ def _read_events(path: Path) -> Iterator[tuple[int, Pairs]]:
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError as error:
-        raise ValueError(f"{path} needs tensorboard: pip install 'gtpo-verl[diagnose]'") from error
+        raise ValueError(f"{path} needs tensorboard: pip install '.[diagnose]' in a clone of gtpo-verl") from error
     events = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()
     for tag in events.Tags()["scalars"]:
         for event in events.Scalars(tag):

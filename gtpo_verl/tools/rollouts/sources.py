@@ -100,7 +100,7 @@ def thin_out(paths: list[Path], size: int) -> list[Path]:
 def _read_dump(path: Path, headers: list[Path]) -> tuple[dict[str, Any], list[Path]]:
     """Header and step files of the dump at or below a path."""
     if len(headers) > 1:
-        raise ValueError(f"{path} has the dumps of several runs, name one: {', '.join(str(x.parent) for x in headers)}")
+        raise ValueError(f"{path} has dumps of several runs: give one of {', '.join(str(x.parent) for x in headers)}")
     header = read_record(headers[0], *_HEADER)
     if header["schema_version"] not in READABLE_VERSIONS:
         raise ValueError(
@@ -108,7 +108,7 @@ def _read_dump(path: Path, headers: list[Path]) -> tuple[dict[str, Any], list[Pa
             f"{' and '.join(map(str, READABLE_VERSIONS))}: read it with the gtpo-verl that wrote it"
         )
     if not isinstance(header["gtpo"], dict) or not isinstance(header["tokenizer"], str) or _has_nan(header):
-        raise ValueError(f"{headers[0]} is not as a run wrote it: restore or remove it")
+        raise ValueError(f"{headers[0]} is corrupt: restore or remove it")
     steps = [path] if path.is_file() else [x for x in sorted(headers[0].parent.glob(STEP_FILES)) if x.is_file()]
     if not steps:
         raise ValueError(f"{headers[0].parent} has no {STEP_FILES}: the run has not dumped a step yet")
