@@ -1,9 +1,14 @@
+from pathlib import Path
+from statistics import fmean
+
 import matplotlib.figure
 import pytest
 import run_logs
 
 from gtpo_verl.tools.diagnose.plot import plot
 from gtpo_verl.tools.diagnose.verdict import read_run, report_on
+
+STRICT = Path(__file__).parents[3] / "studies/results/verl/letter_counting/grpo-lr5e-05-seed1.jsonl.gz"
 
 
 @pytest.fixture
@@ -24,8 +29,16 @@ def test_the_four_curves_are_drawn_with_the_step_marked(tmp_path, drawn):
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == ["reward", "completions terminated", "entropy, nats per token", "length, tokens"]
     for axes in figure.axes:
-        curve, mark = axes.lines
+        curve, mean, mark = axes.lines
         assert len(curve.get_xdata()) == 120 and set(mark.get_xdata()) == {report["since"]}
+        assert mean.get_ydata()[-1] == pytest.approx(fmean(curve.get_ydata()[-report["means_over"] :]))
+
+
+def test_what_a_fault_shows_in_is_drawn(tmp_path, drawn):
+    run = read_run(STRICT)
+    plot(run, report := report_on(run), tmp_path / "run.png")
+    assert report["signs"][0]["number"] == "exact_format"
+    assert [axes.get_title() for axes in drawn[0].axes][:2] == ["accuracy", "exact format"]
 
 
 def test_the_validation_is_drawn_where_it_decides(tmp_path, drawn):
