@@ -16,14 +16,12 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
 import wrapt
 
-from gtpo_verl.tools.check import VARIABLE
-from gtpo_verl.tools.check.finding import Finding
+from gtpo_verl.tools.check import VARIABLE, Finding, module_spec
 
 _JUDGED_IN = {"validate_config": ("verl.utils.config", "verl.utils"), "run_ppo": ("verl.trainer.main_ppo",)}
 _ENDS_IN = {
@@ -68,10 +66,8 @@ def _hook(module: str, path: str, wrapper: Callable) -> None:
 
 def end_if_never_judged(module: str) -> None:
     """End before a module of verl starts that does not get to a judgement: SFT, generation, merger, evaluation."""
-    spec = None
-    with suppress(ModuleNotFoundError):  # as Python itself will say
-        spec = find_spec(module) if module.startswith("verl.") else None
-        spec = find_spec(f"{module}.__main__") if spec and spec.submodule_search_locations else spec
+    spec = module_spec(module) if module.startswith("verl.") else None
+    spec = module_spec(f"{module}.__main__") if spec and spec.submodule_search_locations else spec
     if spec and spec.origin and not re.search("run_ppo|validate_config", Path(spec.origin).read_text()):
         end(f"not judged: {module}: only verl's PPO trainers are judged, such as verl.trainer.main_ppo", 1)
 

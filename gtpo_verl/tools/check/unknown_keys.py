@@ -9,14 +9,14 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from gtpo_verl.tools.check.finding import Finding
+from gtpo_verl.tools.check import Finding
 
 _OLD = [line.split("\t") for line in (files(__package__) / "old_keys.tsv").read_text().splitlines()[1:]]
 
 
 def unknown(words: Iterable[str], config: Any) -> Iterator[Finding]:
     """A finding for each override of a key that the config does not have; one for all that are another trainer's."""
-    known, others = list(_keys(OmegaConf.to_container(config))), list[str]()
+    known, others = list(keys(OmegaConf.to_container(config))), list[str]()
     for word in words:
         key, _, value = word.lstrip("+~").partition("=")
         if remedy := moved(key, value, config) or _of_engine(key, value) or _meant(key, known):
@@ -67,11 +67,11 @@ def _meant(key: str, known: Sequence[str]) -> str:
     return f"did you mean {near[0]}?{also}" if near else ""
 
 
-def _keys(node: Any, prefix: str = "") -> Iterator[str]:
+def keys(node: Any, prefix: str = "") -> Iterator[str]:
     for name, value in node.items():
         yield f"{prefix}{name}"
         if isinstance(value, dict):
-            yield from _keys(value, f"{prefix}{name}.")
+            yield from keys(value, f"{prefix}{name}.")
 
 
 def not_numbers(overrides: Sequence[str], base: DictConfig) -> Iterator[Finding]:

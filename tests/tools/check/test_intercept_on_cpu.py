@@ -9,8 +9,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from verl_config import COMPLETE, verl_config
 
-from gtpo_verl.tools.check import intercept, settings
-from gtpo_verl.tools.check.finding import Finding
+from gtpo_verl.tools.check import Finding, intercept, settings
 
 GTPO = [*COMPLETE, "algorithm.adv_estimator=gtpo", "actor_rollout_ref.rollout.n=8"]
 
