@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from gtpo_verl.tools.check import Finding
 
@@ -74,20 +75,20 @@ def keys(node: Any, prefix: str = "") -> Iterator[str]:
             yield from keys(value, f"{prefix}{name}.")
 
 
-def not_numbers(overrides: Sequence[str], base: DictConfig) -> Iterator[Finding]:
-    """Words where verl's default is a number or a truth value, such as an empty variable of the shell.
+def not_numbers(overrides: Iterable[Any], base: DictConfig) -> Iterator[Finding]:
+    """Yield a finding for each word where verl's default is a number or a truth value, such as an empty variable of the
+    shell.
 
     Args:
-        base: the config without the keys that the command sets.
+        overrides: Hydra's own, parsed.
+        base: the config without them.
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    parser = OverridesParser.create()
-    for word in overrides:
-        key, _, _ = word.lstrip("+").partition("=")
-        with suppress(Exception):
-            default, value = OmegaConf.select(base, key), parser.parse_override(word).value()
-            number = isinstance(default, int) or (isinstance(default, float) and value == "")  # some also take a range
-            if number and isinstance(value, str) and "${" not in value:
+    for override in overrides:
+        key, value = override.key_or_group, override.value()
+        if not isinstance(value, str) or "${" in value:
+            continue
+        with suppress(OmegaConfBaseException):  # a key that the config does not have
+            default = OmegaConf.select(base, key)
+            if isinstance(default, int) or (isinstance(default, float) and not value):  # some floats also take a range
                 kind = "True or False" if isinstance(default, bool) else "a number"
                 yield Finding(key, f"is {value!r}, and must be {kind}", f"give one, as verl's own {key}={default}")

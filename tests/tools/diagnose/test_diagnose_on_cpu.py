@@ -119,7 +119,7 @@ def test_a_wrong_option_is_bad_input_too(capsys, arguments):
     with pytest.raises(SystemExit) as stopped:
         cli.main(["diagnose", *arguments])
     (line,) = capsys.readouterr().err.splitlines()
-    assert stopped.value.code == 4 and line.startswith("gtpo-verl diagnose: ") and "--help" in line
+    assert stopped.value.code == 4 and line.startswith("gtpo-verl") and "--help" in line
 
 
 def test_it_needs_neither_torch_nor_verl():
