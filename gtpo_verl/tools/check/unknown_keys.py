@@ -1,9 +1,9 @@
 """Keys of a command that its config does not have, and values that are no numbers."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from importlib.resources import files
 from typing import Any
 
@@ -56,16 +56,18 @@ def _of_engine(key: str, value: str) -> str:
     return "it is there with model_engine=megatron, at the top level" if ".megatron." in f"{key}." else ""
 
 
-def _meant(key: str, known: Sequence[str]) -> str:
-    """A key that the command may mean: it ends like this one, or differs by a letter or two in one of its parts."""
-    section, _, name = key.rpartition(".")
-    ends = [x for x in known if section and x.endswith(f".{key}")]
-    beside = {x.rpartition(".")[2]: x for x in known if x.rpartition(".")[0] == section}
-    near = ends or [beside[x] for x in get_close_matches(name, beside, n=1, cutoff=0.85)]
-    near = near or [beside[x] for x in beside if len(x) > 5 and name.startswith(x)][:1]
-    near = near or get_close_matches(key, [x for x in known if x.endswith(f".{name}")], n=1, cutoff=0.9)
+def _meant(key: str, known: Iterable[str]) -> str:
+    """Return the keys that the command may mean, the most similar first: alike in each of as many last parts."""
+    parts = key.split(".")
+    endings = {x: x.split(".")[-len(parts) :] for x in known if x.count(".") >= len(parts) - 1}
+    near = [x for x, ending in endings.items() if all(map(_is_alike, parts, ending))]
+    near.sort(key=lambda x: SequenceMatcher(None, key, ".".join(endings[x])).ratio(), reverse=True)
     also = f" (or {', '.join(near[1:3])})" if len(near) > 1 else ""
     return f"did you mean {near[0]}?{also}" if near else ""
+
+
+def _is_alike(part: str, known: str) -> bool:
+    return (len(known) > 5 and part.startswith(known)) or SequenceMatcher(None, part, known).ratio() >= 0.85
 
 
 def keys(node: Any, prefix: str = "") -> Iterator[str]:
