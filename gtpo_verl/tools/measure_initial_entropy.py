@@ -22,7 +22,7 @@ _TEMPLATE = "data.apply_chat_template_kwargs"
 
 
 def read_prompts(data: str | Path, samples: int) -> list[list[dict[str, str]]]:
-    """The chat messages of the first `samples` rows of a parquet file for verl's RLHFDataset.
+    """Return the chat messages of the first `samples` rows of a parquet file for verl's RLHFDataset.
 
     Raises:
         ValueError: the file has fewer rows, or its prompts are not chat messages.
@@ -38,18 +38,16 @@ def read_prompts(data: str | Path, samples: int) -> list[list[dict[str, str]]]:
 
 
 def template_kwargs(overrides: Sequence[str]) -> dict[str, Any]:
-    """What overrides of verl's `data.apply_chat_template_kwargs` give to the chat template of its rollouts.
+    """Return what overrides of verl's `data.apply_chat_template_kwargs` give to the chat template of its rollouts.
 
     Raises:
         ValueError: an override is of another key, or has no value that Hydra reads.
     """
-    if not overrides:
-        return {}
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
 
-    config = OmegaConf.create()
+    config = OmegaConf.create({"data": {"apply_chat_template_kwargs": {}}})
     try:
         for override in OverridesParser.create().parse_overrides(list(overrides)):
             if not f"{override.key_or_group}.".startswith(f"{_TEMPLATE}."):
@@ -57,7 +55,7 @@ def template_kwargs(overrides: Sequence[str]) -> dict[str, Any]:
             OmegaConf.update(config, override.key_or_group, override.value())
     except HydraException as error:
         raise ValueError(f"{_TEMPLATE}: {error}") from error
-    return OmegaConf.to_container(OmegaConf.select(config, _TEMPLATE))  # type: ignore[return-value]
+    return OmegaConf.to_container(config.data.apply_chat_template_kwargs)  # type: ignore[return-value]
 
 
 def sample_entropies(
@@ -93,20 +91,27 @@ def measure_initial_entropy(
     max_response_length: int,
     batch_size: int,
     seed: int,
-    template: dict[str, Any] | None = None,
+    template: dict[str, Any],
 ) -> "InitialEntropy":
-    """⟨H⟩_ini of a model in Hugging Face format, on the accelerator if there is one; arguments as of the command.
+    """Measure ⟨H⟩_ini of a model in Hugging Face format, on the GPU if there is one; arguments as of the command.
 
     Raises:
-        ValueError: the data has fewer than `samples` rows, or there is no such model.
+        ValueError: the data has fewer than `samples` rows, there is no such model, or the GPUs are in a Ray cluster.
     """
     prompts = read_prompts(data, samples)
-    print(f"loading {model_path}, then {samples} completions of up to {max_response_length} tokens", file=sys.stderr)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     from gtpo_verl.run_files.initial_entropy import InitialEntropy
 
+    device, cluster = "cuda" if torch.cuda.is_available() else "cpu", os.environ.get("RAY_ADDRESS")
+    if cluster and device == "cpu" and os.environ.get("VERL_PLATFORM") != "cpu":
+        remedy = "run this command by ray job submit --entrypoint-num-gpus=1, and give the run its value"
+        raise ValueError(f"RAY_ADDRESS={cluster}, and no GPU on this machine: {remedy}")
+    print(
+        f"loading {model_path}, then {samples} completions of up to {max_response_length} tokens on {device}",
+        file=sys.stderr,
+    )
     try:
         tokenizer = AutoTokenizer.from_pretrained(model_path, padding_side="left", trust_remote_code=False)
         model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype="auto", trust_remote_code=False).eval()
@@ -114,44 +119,22 @@ def measure_initial_entropy(
         raise ValueError(f"--model {model_path} cannot be loaded: {error}") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    model.to(device)
     # The model's own settings would sample from a narrower distribution: Qwen2.5's have temperature 0.7 and top-k 20.
     whole = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
     ends = {"eos_token_id": model.generation_config.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     model.generation_config = GenerationConfig(**whole, **ends)
     torch.manual_seed(seed)
     batches = [
-        sample_entropies(model, tokenizer, prompts[start : start + batch_size], max_response_length, **template or {})
+        sample_entropies(model, tokenizer, prompts[start : start + batch_size], max_response_length, **template)
         for start in range(0, samples, batch_size)
     ]
     entropies, lengths = map(torch.cat, zip(*batches, strict=True))
     return InitialEntropy.measure(entropies, lengths, range(samples))
 
 
-def measure_where_the_gpus_are(*args: Any) -> "InitialEntropy":
-    """`measure_initial_entropy` here or, from a machine without a GPU, in the Ray cluster that RAY_ADDRESS names.
-
-    Raises:
-        ValueError: no node of that cluster has a GPU.
-    """
-    import torch
-
-    address = os.environ.get("RAY_ADDRESS")
-    if torch.cuda.is_available() or not address or os.environ.get("VERL_PLATFORM") == "cpu":
-        return measure_initial_entropy(*args)
-    import ray
-
-    ray.init(address)
-    try:
-        if ray.cluster_resources().get("GPU", 0) < 1:
-            raise ValueError(f"RAY_ADDRESS={address}: no node of that cluster has a GPU to measure the entropy on")
-        return ray.get(ray.remote(num_gpus=1)(measure_initial_entropy).remote(*args))
-    finally:
-        ray.shutdown()
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `gtpo-verl initial-entropy`."""
+    """Add the arguments of `gtpo-verl initial-entropy`."""
     parser.description = (
         "Measure the mean entropy of the untrained model on the first training prompts, one completion each, at "
         "temperature 1.0 (arXiv:2508.03772, Sec. 6), for a run's algorithm.gtpo.initial_entropy."
@@ -161,12 +144,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", required=True, help="folder in Hugging Face format, or Hub name")
     parser.add_argument("--data", required=True, type=Path, help="the run's training questions, a parquet file")
-    parser.add_argument("--samples", type=int, default=100, help="prompts (default: %(default)s)")
-    parser.add_argument(
-        "--max-response-length", type=int, default=1500, help="tokens, as in training (default: %(default)s)"
-    )
-    parser.add_argument("--batch-size", type=int, default=20, help="completions at a time (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=3407, help="of the sampling (default: %(default)s)")
+    for name, default, what in (
+        ("samples", 100, "prompts"),
+        ("max-response-length", 1500, "tokens, as in training"),
+        ("batch-size", 20, "completions at a time"),
+        ("seed", 3407, "of the sampling"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default: %(default)s)")
     parser.add_argument("overrides", nargs="*", help=f"after --: the run's overrides of {_TEMPLATE}")
 
 
@@ -175,11 +159,10 @@ def run(args: argparse.Namespace) -> int:
     for name in ("samples", "max_response_length", "batch_size"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
-    sampling = (args.samples, args.max_response_length, args.batch_size, args.seed)
-    template = template_kwargs(args.overrides)
     if not args.data.is_file():
         raise ValueError(f"--data {args.data}: no such file: give the parquet file of the run's training questions")
-    measured = measure_where_the_gpus_are(args.model, args.data.absolute(), *sampling, template)
+    sampling = (args.samples, args.max_response_length, args.batch_size, args.seed)
+    measured = measure_initial_entropy(args.model, args.data, *sampling, template_kwargs(args.overrides))
     print(f"initial_entropy={measured.value:.6f}")
     print(f"standard deviation over the completions: {measured.std:.6f} nats per token")
     print(measured.decision(GTPOConfig()))

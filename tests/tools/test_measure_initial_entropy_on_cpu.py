@@ -2,12 +2,10 @@
 
 import math
 import shutil
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import ray
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -45,7 +43,7 @@ def test_the_initial_entropy_is_sampled_from_the_whole_distribution_at_temperatu
         return sample_entropies(model, *args)
 
     monkeypatch.setattr(measure, "sample_entropies", noting)
-    measured = measure.measure_initial_entropy(str(tiny_model), prompts, 10, 12, batch_size=4, seed=0)
+    measured = measure.measure_initial_entropy(str(tiny_model), prompts, 10, 12, batch_size=4, seed=0, template={})
     assert (measured.completions, measured.prompts, len(settings)) == (10, 10, 3)
     for used in settings:
         assert used.do_sample and (used.temperature, used.top_k, used.top_p) == (1.0, 0, 1.0)
@@ -117,24 +115,12 @@ def test_the_command_prints_the_value_its_spread_and_the_decision(tiny_model, pr
     assert decision.startswith("completion filter off: ")
 
 
-def test_a_machine_without_a_gpu_measures_on_one_of_the_ray_cluster(tiny_model, prompts, monkeypatch, capsys):
-    """The head node of a cluster that takes jobs."""
-    asked, resources = [], {"GPU": 8.0}
-
-    def remote(**options):
-        asked.append(options)
-        return lambda function: SimpleNamespace(remote=function)
-
+def test_a_machine_without_a_gpu_leaves_the_measurement_to_the_cluster_that_has_some(
+    tiny_model, prompts, monkeypatch, capsys
+):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
-    for name, fake in {"init": asked.append, "remote": remote, "get": lambda x: x, "shutdown": lambda: None}.items():
-        monkeypatch.setattr(ray, name, fake)
-    monkeypatch.setattr(ray, "cluster_resources", lambda: resources)
-    arguments = ["--model", str(tiny_model), "--data", str(prompts), "--samples", "2", "--max-response-length", "4"]
-    assert main(["initial-entropy", *arguments]) == 0 and asked == []
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    assert main(["initial-entropy", *arguments]) == 0
-    assert asked == ["head:6379", {"num_gpus": 1}] and "initial_entropy=" in capsys.readouterr().out
-    resources.clear()
-    assert main(["initial-entropy", *arguments]) == 2
-    assert "RAY_ADDRESS=head:6379: no node of that cluster has a GPU" in capsys.readouterr().err
+    assert main(["initial-entropy", "--model", str(tiny_model), "--data", str(prompts), "--samples", "2"]) == 2
+    said = capsys.readouterr().err
+    assert "RAY_ADDRESS=head:6379" in said and "ray job submit --entrypoint-num-gpus=1" in said

@@ -11,20 +11,34 @@ import runpy
 import sys
 import warnings
 from collections.abc import Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
+
+from gtpo_verl.run_files.links import DOCS
 
 VARIABLE = "GTPO_CHECK"
 _OVERRIDE = re.compile(r"--config-(name|path|dir)(=.*)?|[+~]*[a-z][\w/@]*(\.[\w.]+)?=.*|~.+", re.DOTALL)
 _MODULE = "-m verl.trainer.main_ppo"
-_FORMS = {
-    "docker": "docker run -e GTPO_CHECK=1 …",
-    "kubectl": "kubectl exec POD -- env GTPO_CHECK=1 …",
-    "ray": """ray job submit --runtime-env-json='{"env_vars": {"GTPO_CHECK": "1"}}' -- …""",
-    "sbatch": "sbatch --export=ALL,GTPO_CHECK=1 …",
-    "srun": "srun --export=ALL,GTPO_CHECK=1 …",
-    "ssh": "ssh HOST 'GTPO_CHECK=1 bash my_script.sh'",
-}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: a problem if there is a remedy, a warning if there is advice."""
+
+    subject: str
+    says: str
+    remedy: str = ""
+    advice: str = ""
+
+
+def module_spec(name: str) -> ModuleSpec | None:
+    """Return where a module is, None also if the package that it would be in is missing; imports that package."""
+    with suppress(ModuleNotFoundError):
+        return find_spec(name)
+    return None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,9 +60,8 @@ def run(args: argparse.Namespace) -> int:
         return _check_installation(args.verbose)
     module, arguments = _module_of(args.command)
     if not module:
-        name = Path(args.command[0]).name
-        form = _FORMS.get(name, f"GTPO_CHECK=1 {'bash my_script.sh' if 'sh' in name else 'python3 my_program.py'}")
-        print(f"not judged: only python3 -m MODULE of verl or of a recipe is started here; start it yourself as {form}")
+        says = "not judged: only python3 -m MODULE of verl or of a recipe is started here; start it yourself as"
+        print(f"{says} GTPO_CHECK=1 bash my_script.sh; for Docker, Slurm, ssh and Ray {DOCS}/check.md has the form")
         return 1
     within = bool(os.environ.get(VARIABLE))
     os.environ[VARIABLE] = "settings" if args.settings else os.environ.get(VARIABLE) or "1"

@@ -5,15 +5,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import version
-from importlib.util import find_spec
 from pkgutil import resolve_name
 
-from gtpo_verl.tools.check.finding import Finding
+from gtpo_verl.tools.check import Finding, module_spec
 
 
 def findings() -> Iterator[Finding]:
     """What is registered and hooked, and what is not."""
-    if missing := [name for name in ("torch", "verl") if find_spec(name) is None]:
+    if missing := [name for name in ("torch", "verl") if not module_spec(name)]:
         remedy = "install verl as its documentation says, then run this again"
         yield Finding("installed", f"no {' and no '.join(missing)}", remedy)
         return
@@ -39,16 +38,11 @@ def findings() -> Iterator[Finding]:
         serves = core_algos.get_adv_estimator_fn("gtpo")
         yield Finding("advantage estimator gtpo", f"{serves.__module__}.{serves.__qualname__}")
     for subject, module, path, _ in hooks.HOOKS:
-        hooked = _hooked(module, path)
+        hooked = "not in this verl"
+        if module_spec(module):
+            hooked = "yes" if hasattr(resolve_name(f"{module}:{path}"), "hooked_by_gtpo") else "no"
         yield Finding(f"hook on {subject}", hooked, f"{module}.{path} is not hooked" if hooked == "no" else "")
     if "GTPO" in core_algos.AdvantageEstimator.__members__:
         yield Finding("gtpo", "this verl has GTPO of its own", advice="it serves gtpo, the plugin gtpo_trajectory")
     for problem in compat.load_errors():
         yield Finding("registration", "failed", problem)
-
-
-def _hooked(module: str, path: str) -> str:
-    package = module.rpartition(".")[0]
-    if not (find_spec(package) and find_spec(module)):
-        return "not in this verl"
-    return "yes" if hasattr(resolve_name(f"{module}:{path}"), "hooked_by_gtpo") else "no"

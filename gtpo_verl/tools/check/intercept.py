@@ -7,7 +7,6 @@ engine or the end of Hydra's main without having been judged ends there.
 
 import atexit
 import copy
-import inspect
 import os
 import re
 import shutil
@@ -15,15 +14,12 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
 import wrapt
 
-from gtpo_verl.tools.check import VARIABLE
-from gtpo_verl.tools.check.finding import Finding
+from gtpo_verl.tools.check import VARIABLE, Finding, module_spec
 
 _JUDGED_IN = {"validate_config": ("verl.utils.config", "verl.utils"), "run_ppo": ("verl.trainer.main_ppo",)}
 _ENDS_IN = {
@@ -32,12 +28,9 @@ _ENDS_IN = {
     "verl.trainer.ppo.v1.trainer_base": "PPOTrainer.__init__",
     "verl.workers.engine.base": "EngineRegistry.new",
 }
-_REFUSED = re.compile(r"(?:In '.+?': )?Could not (?:override|delete from config\.|append to config\. .* at) '([^']+)'")
 _of_keys: dict[Finding, None] = {}
-"""Found where Hydra composes, in order."""
+"""Found where Hydra composes, in order and once each: it composes twice."""
 _not_numbers: dict[Finding, None] = {}
-_kept: dict[tuple[str, ...], list[str]] = {}
-"""What is left of the overrides."""
 status_if_sound = 1
 """With the variable a process ends with 1 in any case, so that a script under `set -e` goes no further."""
 
@@ -58,6 +51,7 @@ def install() -> None:
     for module, path in _ENDS_IN.items():
         _hook(module, path, lambda *_, place=f"{module}.{path}": end_unjudged(f"it got to {place}"))
     _hook("hydra._internal.hydra", "Hydra.compose_config", _compose)
+    _hook("hydra._internal.config_loader_impl", "ConfigLoaderImpl._apply_overrides_to_config", _apply_overrides)
     for path in ("Hydra.run", "Hydra.multirun"):
         _hook("hydra._internal.hydra", path, _run_main)
 
@@ -68,10 +62,8 @@ def _hook(module: str, path: str, wrapper: Callable) -> None:
 
 def end_if_never_judged(module: str) -> None:
     """End before a module of verl starts that does not get to a judgement: SFT, generation, merger, evaluation."""
-    spec = None
-    with suppress(ModuleNotFoundError):  # as Python itself will say
-        spec = find_spec(module) if module.startswith("verl.") else None
-        spec = find_spec(f"{module}.__main__") if spec and spec.submodule_search_locations else spec
+    spec = module_spec(module) if module.startswith("verl.") else None
+    spec = module_spec(f"{module}.__main__") if spec and spec.submodule_search_locations else spec
     if spec and spec.origin and not re.search("run_ppo|validate_config", Path(spec.origin).read_text()):
         end(f"not judged: {module}: only verl's PPO trainers are judged, such as verl.trainer.main_ppo", 1)
 
@@ -133,44 +125,36 @@ def _run_main(function: Callable, instance: Any, args: Sequence, kwargs: dict) -
 
 
 def _compose(function: Callable, instance: Any, args: Sequence, kwargs: dict) -> Any:
-    """Compose, in spite of keys that the config does not have or has already, which are found all at once."""
     from hydra.errors import HydraException
-    from omegaconf import open_dict, read_write
+
+    try:
+        return function(*args, **kwargs)
+    except HydraException as error:
+        end_unjudged(f"Hydra refuses this command: {' '.join(str(error).split())}")
+
+
+def _apply_overrides(function: Callable, instance: Any, args: Sequence, kwargs: dict) -> None:
+    """Apply the overrides to the config without them, in spite of keys that it does not have or has already."""
+    from hydra.errors import ConfigCompositionException
+    from omegaconf import OmegaConf
 
     from gtpo_verl.tools.check import unknown_keys
 
-    call = inspect.signature(function).bind(*args, **kwargs)
-    given, unknown = tuple(call.arguments["overrides"]), list[str]()
-    overrides = _kept.get(given) or list(given)  # Hydra composes twice
-
-    def compose(chosen: Sequence[str]) -> Any:
-        call.arguments["overrides"] = list(chosen)
-        return function(*call.args, **call.kwargs)
-
-    while True:
+    overrides, config = args
+    _not_numbers.update(dict.fromkeys(unknown_keys.not_numbers(overrides, config)))
+    unknown = []
+    for override in overrides:
         try:
-            config = compose(overrides)
-            break
-        except HydraException as error:
-            said = " ".join(str(error).split())
-            refused = key[1] if (key := _REFUSED.match(said)) else ""
-            words = [word for word in overrides if word.lstrip("+~").partition("=")[0] == refused]
-            if not words:
-                end_unjudged(f"Hydra refuses this command: {said}")
-            overrides = [word for word in overrides if word not in words]
-            if "already at" in said:
-                overrides += [f"+{word}" for word in words]
-                _of_keys[Finding(refused, "verl has this key, and Hydra adds none twice", "leave its + out")] = None
+            function([override], config)
+        except ConfigCompositionException as error:
+            if "already at" in str(error):
+                key = override.key_or_group
+                _of_keys[Finding(key, "verl has this key, and Hydra adds none twice", "leave its + out")] = None
+                OmegaConf.update(config, key, override.value(), merge=True)
+            elif re.match("Could not override|.*does not exist", str(error)):
+                unknown.append(override.input_line)
             else:
-                unknown += words
+                raise
     _of_keys.update(dict.fromkeys(unknown_keys.unknown(unknown, config)))
-    with suppress(HydraException):  # without the keys, another config may not be whole
-        base = config if given in _kept else compose([x for x in overrides if not re.match(r"\+*\w+(\.\w+)+=", x)])
-        _not_numbers.update(dict.fromkeys(unknown_keys.not_numbers(overrides, base)))
-    _kept[given] = overrides
-    if "hydra" in config:
-        folder = tempfile.mkdtemp(prefix="gtpo-check-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        with read_write(config), open_dict(config):
-            config.hydra.run.dir = config.hydra.sweep.dir = folder
-    return config
+    config.hydra.run.dir = config.hydra.sweep.dir = folder = tempfile.mkdtemp(prefix="gtpo-check-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)

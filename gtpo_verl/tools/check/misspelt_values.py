@@ -6,7 +6,7 @@ from pkgutil import resolve_name
 
 from omegaconf import DictConfig, OmegaConf
 
-from gtpo_verl.tools.check.finding import Finding
+from gtpo_verl.tools.check import Finding
 
 _ACTOR = "actor_rollout_ref.actor"
 _KL = tuple(f"{name}{plus}" for name in ("low_var_kl", "kl", "k1", "k2", "k3", "mse", "abs") for plus in ("", "+"))

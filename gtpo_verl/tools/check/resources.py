@@ -7,21 +7,20 @@ import socket
 import textwrap
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from gtpo_verl.run_files.links import DOCS
 from gtpo_verl.run_files.records import nearest_existing
-from gtpo_verl.tools.check.finding import Finding
+from gtpo_verl.tools.check import Finding, module_spec
 
 GB = 10**9
 _ACTOR, _MODEL, _ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "model", "rollout"))
 _UNITS = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
 _REMOTE = re.compile(r"\w+://")
 _MEGATRON = ("megatron.bridge", "megatron.core", "transformer_engine", "flash_attn")
-_CODE = ("reward.custom_reward_function", "data.custom_cls")
-_FILES = (f"{_ROLLOUT}.multi_turn.tool_config_path", f"{_ROLLOUT}.agent.agent_loop_config_path")
+_FILES = ("reward.custom_reward_function.path", "data.custom_cls.path")
+_FILES += (f"{_ROLLOUT}.multi_turn.tool_config_path", f"{_ROLLOUT}.agent.agent_loop_config_path")
 _FOLDERS = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir")
 DRIVER_REMEDY = "install a driver for that CUDA (580 or later for CUDA 13), or a torch built for an earlier one"
 _TOKEN = "if the error is InvalidAuthToken, export RAY_AUTH_MODE=disabled in every shell that starts or uses Ray"
@@ -54,23 +53,17 @@ def _packages(get: Callable) -> Iterator[Finding]:
         "peft": ("peft", get(f"{_MODEL}.lora_rank") or get(f"{_MODEL}.lora_adapter_path")),
         **{logger: (logger, logger in loggers) for logger in ("wandb", "swanlab", "tensorboard")},
     }
-    missing = [pip for module, (pip, is_wanted) in needed.items() if is_wanted and not _has(module)]
+    missing = [pip for module, (pip, is_wanted) in needed.items() if is_wanted and not module_spec(module)]
     yield Finding("packages", f"no {', '.join(missing)}", f"pip install {' '.join(missing)}" if missing else "")
-    if strategy == "megatron" and (absent := [name for name in _MEGATRON if not _has(name)]):
+    if strategy == "megatron" and (absent := [name for name in _MEGATRON if not module_spec(name)]):
         remedy = f"install verl with Megatron from its uv.lock, as {DOCS}/gpu.md says"
         yield Finding("Megatron", f"no {', '.join(absent)}", remedy)
     attention = f"{_MODEL}.override_config.attn_implementation"
-    reads_it = get("trainer.device", default="cuda") == "cuda" and strategy in ("fsdp", "fsdp2")
-    if reads_it and get(attention, default="flash_attention_2") == "flash_attention_2" and not _has("flash_attn"):
+    on_gpus = get("trainer.device", default="cuda") == "cuda" and strategy in ("fsdp", "fsdp2")
+    wants_flash = on_gpus and get(attention, default="flash_attention_2") == "flash_attention_2"
+    if wants_flash and not module_spec("flash_attn"):
         remedy = f"install the build that {DOCS}/gpu.md names, or do without: ++{attention}=sdpa"
         yield Finding("flash-attn", "not installed", remedy)
-
-
-def _has(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # the package that it would be in is missing
-        return False
 
 
 def _files(get: Callable) -> Iterator[Finding]:
@@ -83,13 +76,9 @@ def _files(get: Callable) -> Iterator[Finding]:
         files = get(key) or []
         for file in [files] if isinstance(files, str) else files:
             yield from () if _REMOTE.match(str(file)) else _data(get, f"{key}={file}", _path(file))
-    for key in (*(f"{section}.path" for section in _CODE), *_FILES):
-        file, key_of_name = str(get(key) or "pkg://"), f"{key.removesuffix('.path')}.name"
-        name = str(get(key_of_name) or "") if key not in _FILES else ""
-        if not file.startswith("pkg://") and not _path(file).is_file():
+    for key in _FILES:
+        if not (file := str(get(key) or "pkg://")).startswith("pkg://") and not _path(file).is_file():
             yield Finding(f"{key}={file}", "no such file", "give its path, absolute or from this folder")
-        elif not file.startswith("pkg://") and not re.search(rf"\b{re.escape(name)}\b", _path(file).read_text()):
-            yield Finding(f"{key}={file}", f"has no {name}", f"set {key_of_name} to what is in it")
     for key in _FOLDERS:
         if (folder := get(key)) and not os.access(existing := nearest_existing(_path(folder)), os.W_OK):
             yield Finding(f"{key}={folder}", f"{existing} cannot be written to", "give another folder")

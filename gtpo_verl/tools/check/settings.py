@@ -8,15 +8,15 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout, suppress
 from functools import partial
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from gtpo_verl.tools.check import installation, misspelt_values, resources, unknown_keys
-from gtpo_verl.tools.check.finding import Finding
+from gtpo_verl.tools.check import Finding, installation, misspelt_values, resources, unknown_keys
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _TOKENS, _TP = f"{_ACTOR}.ppo_max_token_len_per_gpu", f"{_ROLLOUT}.tensor_model_parallel_size"
+_TASK_REWARDS = "distillation.distillation_loss.use_task_rewards"
+_OLD_REWARD = ("reward_model.", "custom_reward_function.", "sandbox_fusion.")
 _MODEL_ENGINES = {"fsdp": "dp", "fsdp2": "dp"}
 """The config group `model_engine` of a strategy, where it has another name."""
 
@@ -42,21 +42,13 @@ def judge(config: DictConfig, with_machine: bool) -> tuple[list[Finding], list[F
 def _old_reward_keys(config: DictConfig) -> Iterator[Finding]:
     """Keys of the reward that verl's config still has and its `main_ppo` does not read; put where they are read."""
     moves_them = hasattr(sys.modules["__main__"], "migrate_legacy_reward_impl")
-    for section in ("reward_model", "custom_reward_function", "sandbox_fusion"):
-        for key, value in list(_set_values(OmegaConf.select(config, section), section)):
-            _, now = unknown_keys.place_now(key) or ("", "")
-            if now and value != OmegaConf.select(config, now):
-                if not moves_them:
-                    yield Finding(f"{key}={value}", "main_ppo does not read it", unknown_keys.moved(key, value, config))
-                OmegaConf.update(config, now, value, force_add=True)
-
-
-def _set_values(node: Any, key: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(node, DictConfig):
-        for name, value in node.items():
-            yield from _set_values(value, f"{key}.{name}")
-    elif node is not None:
-        yield key, node
+    for key in unknown_keys.keys(OmegaConf.to_container(config)):
+        value, (_, now) = OmegaConf.select(config, key), unknown_keys.place_now(key) or ("", "")
+        is_given = key.startswith(_OLD_REWARD) and value is not None and not isinstance(value, DictConfig)
+        if is_given and now and value != OmegaConf.select(config, now):
+            if not moves_them:
+                yield Finding(f"{key}={value}", "main_ppo does not read it", unknown_keys.moved(key, value, config))
+            OmegaConf.update(config, now, value, force_add=True)
 
 
 def _verls(config: DictConfig) -> Iterator[Finding]:
@@ -101,7 +93,12 @@ def _gtpos(config: DictConfig) -> Iterator[Finding]:
     with suppress(ValueError):  # of algorithm.gtpo, which is among the problems
         run = RunConfig.read(config)
         if run.mode.applies_gtpo:
-            yield from _without_effect(partial(OmegaConf.select, config))
+            get = partial(OmegaConf.select, config)
+            rewarded = get(_TASK_REWARDS, default=True) or get("distillation.distillation_loss.use_policy_gradient")
+            if get("distillation.enabled") and not rewarded:
+                says = "the policy loss is left out, and with it GTPO"
+                remedy = f"set {_TASK_REWARDS}=True, or another algorithm.adv_estimator"
+                yield Finding(f"{_TASK_REWARDS}=False", says, remedy)
             if departures := preflight.departures(config, run.gtpo):
                 yield Finding("GTPO", "differs from the paper's in", advice=f"\n{preflight.as_table(departures)}")
     if unclipped := preflight.unclipped_updates(config):
@@ -109,15 +106,6 @@ def _gtpos(config: DictConfig) -> Iterator[Finding]:
         one = " ".join(f"{x.setting}={paper.get(x.setting, config.data.train_batch_size)}" for x in unclipped)
         says = "several per rollout with the gtpo loss, which does not clip"
         yield Finding("updates", says, advice=f"make one ({one}), or clip ({LOSS_MODE}=vanilla)")
-
-
-def _without_effect(get: Callable) -> Iterator[Finding]:
-    """Where a run that asks for GTPO would not get it."""
-    loss = "distillation.distillation_loss"
-    rewarded = get(f"{loss}.use_task_rewards", default=True) or get(f"{loss}.use_policy_gradient")
-    if get("distillation.enabled") and not rewarded:
-        key, says = f"{loss}.use_task_rewards", "the policy loss is left out, and with it GTPO"
-        yield Finding(f"{key}=False", says, f"set {key}=True, or another algorithm.adv_estimator")
 
 
 def _of_resources(get: Callable) -> Iterator[Finding]:

@@ -1,22 +1,23 @@
 """Keys of a command that its config does not have, and values that are no numbers."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from importlib.resources import files
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from gtpo_verl.tools.check.finding import Finding
+from gtpo_verl.tools.check import Finding
 
 _OLD = [line.split("\t") for line in (files(__package__) / "old_keys.tsv").read_text().splitlines()[1:]]
 
 
 def unknown(words: Iterable[str], config: Any) -> Iterator[Finding]:
     """A finding for each override of a key that the config does not have; one for all that are another trainer's."""
-    known, others = list(_keys(OmegaConf.to_container(config))), list[str]()
+    known, others = list(keys(OmegaConf.to_container(config))), list[str]()
     for word in words:
         key, _, value = word.lstrip("+~").partition("=")
         if remedy := moved(key, value, config) or _of_engine(key, value) or _meant(key, known):
@@ -55,39 +56,41 @@ def _of_engine(key: str, value: str) -> str:
     return "it is there with model_engine=megatron, at the top level" if ".megatron." in f"{key}." else ""
 
 
-def _meant(key: str, known: Sequence[str]) -> str:
-    """A key that the command may mean: it ends like this one, or differs by a letter or two in one of its parts."""
-    section, _, name = key.rpartition(".")
-    ends = [x for x in known if section and x.endswith(f".{key}")]
-    beside = {x.rpartition(".")[2]: x for x in known if x.rpartition(".")[0] == section}
-    near = ends or [beside[x] for x in get_close_matches(name, beside, n=1, cutoff=0.85)]
-    near = near or [beside[x] for x in beside if len(x) > 5 and name.startswith(x)][:1]
-    near = near or get_close_matches(key, [x for x in known if x.endswith(f".{name}")], n=1, cutoff=0.9)
+def _meant(key: str, known: Iterable[str]) -> str:
+    """Return the keys that the command may mean, the most similar first: alike in each of as many last parts."""
+    parts = key.split(".")
+    endings = {x: x.split(".")[-len(parts) :] for x in known if x.count(".") >= len(parts) - 1}
+    near = [x for x, ending in endings.items() if all(map(_is_alike, parts, ending))]
+    near.sort(key=lambda x: SequenceMatcher(None, key, ".".join(endings[x])).ratio(), reverse=True)
     also = f" (or {', '.join(near[1:3])})" if len(near) > 1 else ""
     return f"did you mean {near[0]}?{also}" if near else ""
 
 
-def _keys(node: Any, prefix: str = "") -> Iterator[str]:
+def _is_alike(part: str, known: str) -> bool:
+    return (len(known) > 5 and part.startswith(known)) or SequenceMatcher(None, part, known).ratio() >= 0.85
+
+
+def keys(node: Any, prefix: str = "") -> Iterator[str]:
     for name, value in node.items():
         yield f"{prefix}{name}"
         if isinstance(value, dict):
-            yield from _keys(value, f"{prefix}{name}.")
+            yield from keys(value, f"{prefix}{name}.")
 
 
-def not_numbers(overrides: Sequence[str], base: DictConfig) -> Iterator[Finding]:
-    """Words where verl's default is a number or a truth value, such as an empty variable of the shell.
+def not_numbers(overrides: Iterable[Any], base: DictConfig) -> Iterator[Finding]:
+    """Yield a finding for each word where verl's default is a number or a truth value, such as an empty variable of the
+    shell.
 
     Args:
-        base: the config without the keys that the command sets.
+        overrides: Hydra's own, parsed.
+        base: the config without them.
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    parser = OverridesParser.create()
-    for word in overrides:
-        key, _, _ = word.lstrip("+").partition("=")
-        with suppress(Exception):
-            default, value = OmegaConf.select(base, key), parser.parse_override(word).value()
-            number = isinstance(default, int) or (isinstance(default, float) and value == "")  # some also take a range
-            if number and isinstance(value, str) and "${" not in value:
+    for override in overrides:
+        key, value = override.key_or_group, override.value()
+        if not isinstance(value, str) or "${" in value:
+            continue
+        with suppress(OmegaConfBaseException):  # a key that the config does not have
+            default = OmegaConf.select(base, key)
+            if isinstance(default, int) or (isinstance(default, float) and not value):  # some floats also take a range
                 kind = "True or False" if isinstance(default, bool) else "a number"
                 yield Finding(key, f"is {value!r}, and must be {kind}", f"give one, as verl's own {key}={default}")

@@ -55,6 +55,8 @@ function nameOf(character) {
   return `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
 }
 
+const oneLine = (text) => text.replaceAll(/[\n\t]/g, nameOf);
+
 /** A completion, with the names of the dump; what is not known of one, such as the entropy of a rollout, it lacks. */
 class Completion {
   constructor(record, number) {
@@ -145,12 +147,9 @@ class Row {
     this.element = make("article", { ariaLabel: `completion ${completion.name}`, row: this }, this.head, this.body);
     this.spans = new Map();
     const { length } = completion;
-    if (length <= FOLD.above) {
-      this.body.append(...this.draw(0, length));
-    } else {
-      this.fold = make("button", { className: "fold", type: "button", onclick: () => this.unfold() });
-      this.body.append(...this.draw(0, FOLD.head), this.fold, ...this.draw(length - FOLD.tail, length));
-    }
+    this.folded = length > FOLD.above ? [FOLD.head, length - FOLD.tail] : [length, length];
+    this.fold = make("button", { className: "fold", type: "button", onclick: () => this.unfold(), hidden: length <= FOLD.above });
+    this.body.append(...this.draw(0, this.folded[0]), this.fold, ...this.draw(this.folded[1], length));
     this.label();
   }
 
@@ -164,26 +163,23 @@ class Row {
   }
 
   unfold() {
-    this.fold.replaceWith(...this.draw(FOLD.head, this.completion.length - FOLD.tail));
-    this.fold = null;
+    this.fold.replaceWith(...this.draw(...this.folded));
   }
 
   label() {
-    const c = this.completion, sign = Math.sign(c.group_advantage);
-    const verdict = !c.kept ? (applied ? "filtered" : "would be filtered") : state.threshold === Infinity ? "no filter" : "kept";
-    const parts = [`reward ${amount(c.reward)}`, count(c.length, "token"), ...c.counts()];
-    if (!run.rollouts) parts.splice(1, 0, `entropy ${number(c.trajectory_entropy)}`);
+    const c = this.completion, sign = Math.sign(c.group_advantage), [start, end] = this.folded;
+    const verdict = run.rollouts ? "end unknown" : state.threshold === Infinity ? "no filter" :
+      c.kept ? "kept" : applied ? "filtered" : "would be filtered";
+    const entropy = run.rollouts ? [] : [`entropy ${number(c.trajectory_entropy)}`];
+    const parts = [`reward ${amount(c.reward)}`, ...entropy, count(c.length, "token"), ...c.counts()];
     this.head.replaceChildren(
       make("b", {}, c.name),
       make("span", { className: ["down", "", "up"][sign + 1], title: "advantage over the group's average" }, `A ${signed(c.group_advantage)}`),
       ...parts.map((part) => make("span", {}, part)),
-      make("span", { className: `badge ${c.kept ? "" : "dropped"}` }, run.rollouts ? "end unknown" : verdict),
+      make("span", { className: `badge ${c.kept ? "" : "dropped"}` }, verdict),
       ...(c.ended === false ? [make("span", { className: "badge unended" }, "did not end")] : []),
     );
-    if (this.fold) {
-      const [start, end] = [FOLD.head, c.length - FOLD.tail];
-      this.fold.textContent = `… ${[count(end - start, "more token"), ...c.counts(start, end)].join(", ")} …`;
-    }
+    this.fold.textContent = `… ${[count(end - start, "more token"), ...c.counts(start, end)].join(", ")} …`;
   }
 
   repaint() {
@@ -233,17 +229,16 @@ function describe() {
 function listFrequent(completions) {
   const counts = new Map(); // text of a token → how often it is protected, and doubled
   for (const c of completions) {
-    for (let t = 0; t < c.length; t++) {
+    for (const [t, word] of c.token_strings.entries()) {
       const at = ["protected", "doubled"].indexOf(c.fate(t));
       if (at < 0) continue;
-      if (!counts.has(c.token_strings[t])) counts.set(c.token_strings[t], [0, 0]);
-      counts.get(c.token_strings[t])[at]++;
+      if (!counts.has(word)) counts.set(word, [0, 0]);
+      counts.get(word)[at]++;
     }
   }
   const top = [...counts].sort(([, a], [, b]) => b[0] - a[0] || b[1] - a[1]).slice(0, 12);
   $("frequent").querySelector("tbody").replaceChildren(...top.map(([word, [zeroed, doubled]]) => make("tr", {},
-    drawText(make("td", { className: "text" }), word.replaceAll(/[\n\t]/g, nameOf)),
-    make("td", {}, String(zeroed)), make("td", {}, String(doubled)))));
+    drawText(make("td", { className: "text" }), oneLine(word)), make("td", {}, String(zeroed)), make("td", {}, String(doubled)))));
 }
 
 function release() {
@@ -308,7 +303,7 @@ function partnerList(conflicts) {
     const line = make("span", { className: "text fate", dir: "ltr" });
     for (let i = Math.max(0, t - CONTEXT); i < Math.min(other.length, t + CONTEXT + 1); i++) {
       const span = make("span", { className: `token ${other.fate(i)}${i === t ? " partner" : ""}` });
-      line.append(drawText(span, other.token_strings[i].replaceAll(/[\n\t]/g, nameOf)));
+      line.append(drawText(span, oneLine(other.token_strings[i])));
     }
     const button = make("button", { type: "button", className: "context", onclick: () => goTo(rowFor(other), t) });
     button.append(`${other.name} (A ${signed(other.group_advantage)}), from the ${fromEnd ? "end" : "start"}: `, line);
@@ -324,21 +319,14 @@ function goTo(row, t) {
   row.span(t).scrollIntoView({ block: "nearest" });
 }
 
-function tokenAt(event) {
-  const span = event.target.closest(".token");
-  return span && { row: span.closest("article").row, t: span.t };
+for (const kind of ["pointerover", "click"]) {
+  $("rows").addEventListener(kind, ({ target }) => {
+    const span = target.closest(".token"), row = span?.closest("article").row, { chosen, held } = state;
+    if (!span || (kind === "pointerover" && held)) return;
+    if (kind === "click") state.held = !(held && chosen.row === row && chosen.t === span.t);
+    show(row, span.t);
+  });
 }
-
-$("rows").addEventListener("pointerover", (event) => {
-  const at = tokenAt(event);
-  if (at && !state.held) show(at.row, at.t);
-});
-$("rows").addEventListener("click", (event) => {
-  const at = tokenAt(event), { chosen } = state;
-  if (!at) return;
-  state.held = !(state.held && chosen.row === at.row && chosen.t === at.t);
-  show(at.row, at.t);
-});
 $("rows").addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const { row, t } = state.chosen ?? { row: rows[0], t: -1 };

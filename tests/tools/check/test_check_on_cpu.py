@@ -10,26 +10,24 @@ MAIN_PPO = ["-m", "verl.trainer.main_ppo", "trainer.nnodes=2"]
 
 
 @pytest.mark.parametrize(
-    ("words", "form"),
+    "words",
     [
-        ("bash run.sh x=1", "GTPO_CHECK=1 bash my_script.sh"),
-        ("source run.sh", "GTPO_CHECK=1 "),
-        ("./run.sh", "GTPO_CHECK=1 bash my_script.sh"),
-        ("sbatch job.sh", "sbatch --export=ALL,GTPO_CHECK=1"),
-        ("srun -n 1 python3 -m verl.trainer.main_ppo", "srun --export=ALL,GTPO_CHECK=1"),
-        ("docker run -e HF_TOKEN=secret img bash x", "docker run -e GTPO_CHECK=1"),
-        ("ssh node1 bash train.sh", "ssh HOST 'GTPO_CHECK=1 "),
-        ("ray job submit -- python3 -m verl.trainer.main_ppo", '{"env_vars": {"GTPO_CHECK": "1"}}'),
-        ("python3 train.py", "GTPO_CHECK=1 python3 my_program.py"),
-        ("python3 -m mine.train", "GTPO_CHECK=1 python3 my_program.py"),
-        ("python3 -m torch.distributed.run -m verl.trainer.main_ppo", "GTPO_CHECK=1 "),
-        ("/nowhere/bin/python3 -m verl.trainer.main_ppo", "GTPO_CHECK=1 "),
-        ("WANDB_API_KEY=secret python3 -m verl.trainer.main_ppo", "GTPO_CHECK=1 "),
-        ("rm -rf precious", "GTPO_CHECK=1 "),
+        "bash run.sh x=1",
+        "source run.sh",
+        "sbatch job.sh",
+        "srun -n 1 python3 -m verl.trainer.main_ppo",
+        "docker run -e HF_TOKEN=secret img bash x",
+        "ray job submit -- python3 -m verl.trainer.main_ppo",
+        "python3 train.py",
+        "python3 -m mine.train",
+        "python3 -m torch.distributed.run -m verl.trainer.main_ppo",
+        "/nowhere/bin/python3 -m verl.trainer.main_ppo",
+        "WANDB_API_KEY=secret python3 -m verl.trainer.main_ppo",
+        "rm -rf precious",
     ],
 )
 def test_what_is_no_module_of_verl_is_not_started_and_one_line_says_how_its_user_checks_it(
-    words, form, monkeypatch, tmp_path, capsys
+    words, monkeypatch, tmp_path, capsys
 ):
     (tmp_path / "precious").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -37,7 +35,8 @@ def test_what_is_no_module_of_verl_is_not_started_and_one_line_says_how_its_user
         monkeypatch.setattr(started, lambda *_, **__: pytest.fail("started"))
     assert main(["check", "--", *words.split()]) == 1
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("not judged: ") and form in line and "secret" not in line
+    assert line.startswith("not judged: ") and "secret" not in line
+    assert "GTPO_CHECK=1 bash my_script.sh" in line and "check.md" in line
     assert [x.name for x in tmp_path.iterdir()] == ["precious"]
 
 

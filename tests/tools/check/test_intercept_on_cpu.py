@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import verl.trainer
 from hydra import initialize_config_dir
+from hydra._internal import config_loader_impl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from verl_config import COMPLETE, verl_config
 
-from gtpo_verl.tools.check import intercept, settings
-from gtpo_verl.tools.check.finding import Finding
+from gtpo_verl.tools.check import Finding, intercept, settings
 
 GTPO = [*COMPLETE, "algorithm.adv_estimator=gtpo", "actor_rollout_ref.rollout.n=8"]
 
@@ -27,7 +27,11 @@ def ends(monkeypatch):
     monkeypatch.setattr(intercept, "end", end)
     monkeypatch.setattr(intercept, "_of_keys", {})
     monkeypatch.setattr(intercept, "_not_numbers", {})
-    monkeypatch.setattr(intercept, "_kept", {})
+    loader = config_loader_impl.ConfigLoaderImpl
+    apply = loader._apply_overrides_to_config
+    monkeypatch.setattr(
+        loader, apply.__name__, staticmethod(lambda *args: intercept._apply_overrides(apply, None, args, {}))
+    )
     monkeypatch.setenv("GTPO_CHECK", "settings")
 
 

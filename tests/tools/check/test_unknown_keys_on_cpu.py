@@ -73,7 +73,9 @@ def test_a_chat_scheduler_is_an_agent_loop_now():
 @pytest.mark.parametrize(
     ("word", "meant"),
     [
-        ("rollout.n=8", "did you mean actor_rollout_ref.rollout.n? (or "),
+        ("rollout.n=8", "did you mean actor_rollout_ref.rollout.n?"),
+        ("rolout.n=8", "did you mean actor_rollout_ref.rollout.n?"),
+        ("total_epochs=1", "did you mean trainer.total_epochs?"),
         ("actor_rollout_ref.actor.ppo_mini_batchsize=8", "did you mean actor_rollout_ref.actor.ppo_mini_batch_size?"),
         ("trainer.totl_epochs=1", "did you mean trainer.total_epochs?"),
         ("trainer.save_frequency=3", "did you mean trainer.save_freq?"),
