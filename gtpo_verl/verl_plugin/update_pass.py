@@ -50,7 +50,7 @@ class RowEntropy(NamedTuple):
     tokens: list[float] | None
 
 
-class Columns(NamedTuple):
+class UpdateInputs(NamedTuple):
     """What the actor needs of each row to apply δ and −γ⟨H⟩: tensors of shape (bs,).
 
     They travel in verl's batch as fields `gtpo_<name>` of shape (bs, 1), wherever its rows go.
@@ -70,7 +70,7 @@ class Columns(NamedTuple):
     dumped: torch.Tensor
 
     @classmethod
-    def make(cls, group_advantages: torch.Tensor, config: GTPOConfig, initial_entropy: float | None) -> "Columns":
+    def make(cls, group_advantages: torch.Tensor, config: GTPOConfig, initial_entropy: float | None) -> "UpdateInputs":
         """The columns of a batch, from A_i, (bs,), and ⟨H⟩_ini in nats per token.
 
         Raises:
@@ -84,12 +84,12 @@ class Columns(NamedTuple):
         coeff = torch.full_like(advantages, config.entropy_coeff)
         return cls(torch.arange(len(advantages)), advantages, coeff, highest, torch.zeros_like(advantages).bool())
 
-    def fields(self) -> dict[str, torch.Tensor]:
+    def to_batch(self) -> dict[str, torch.Tensor]:
         """As fields of a batch of verl."""
         return {f"gtpo_{name}": column.unsqueeze(-1) for name, column in self._asdict().items()}
 
     @classmethod
-    def of(cls, data: Any) -> "Columns | None":
+    def from_batch(cls, data: Any) -> "UpdateInputs | None":
         """From the fields of a batch of verl, or of a part of it; None if it has none."""
         if "gtpo_row" not in data.keys():
             return None
@@ -98,7 +98,7 @@ class Columns(NamedTuple):
 
 @torch.no_grad()
 def apply_entropy(
-    advantages: torch.Tensor, response_mask: torch.Tensor, entropy: torch.Tensor, columns: Columns
+    advantages: torch.Tensor, response_mask: torch.Tensor, entropy: torch.Tensor, inputs: UpdateInputs
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """δ_i (A_i − γ⟨H⟩_i) λ_{i,t} of Eq. 11, for each row by itself.
 
@@ -108,7 +108,7 @@ def apply_entropy(
         advantages (torch.Tensor): (bs, response_length), λ_{i,t} A_i.
         response_mask (torch.Tensor): (bs, response_length), 1 on the completion's own tokens.
         entropy (torch.Tensor): (bs, response_length), in nats.
-        columns (Columns): of these rows.
+        inputs (UpdateInputs): of these rows.
 
     Returns:
         The advantages, (bs, response_length), and ⟨H⟩_i, (bs,) in nats per token; 0 for a row without tokens.
@@ -116,15 +116,15 @@ def apply_entropy(
     mask = response_mask.bool()
     total = torch.where(mask, entropy, 0).sum(-1, dtype=torch.float64)
     means = (total / mask.sum(-1).clamp(min=1)).float()
-    group_advantage = columns.group_advantage.unsqueeze(-1)
-    regularized = columns.group_advantage - columns.entropy_coeff * means
-    kept = torch.where(means <= columns.highest_entropy, regularized, 0).unsqueeze(-1)
+    group_advantage = inputs.group_advantage.unsqueeze(-1)
+    regularized = inputs.group_advantage - inputs.entropy_coeff * means
+    kept = torch.where(means <= inputs.highest_entropy, regularized, 0).unsqueeze(-1)
     weights = torch.where(group_advantage == 0, mask.double(), advantages / group_advantage)
     return (kept * weights).to(advantages.dtype), means
 
 
 def apply_in_actor(
-    config: Any, model_output: dict[str, Any], data: Any, columns: Columns
+    config: Any, model_output: dict[str, Any], data: Any, inputs: UpdateInputs
 ) -> tuple[torch.Tensor, list[RowEntropy]]:
     """`apply_entropy` on a micro-batch, as verl's `ppo_loss` gets it.
 
@@ -132,7 +132,7 @@ def apply_in_actor(
         config: verl's ActorConfig.
         model_output: has `entropy`, which is detached here, unless the loss has verl's own entropy term.
         data: TensorDict, left as it is.
-        columns (Columns): of its rows.
+        inputs (UpdateInputs): of its rows.
 
     Returns:
         The new advantages, (bs, response_length), and the value of the metric `ENTROPIES`.
@@ -152,33 +152,27 @@ def apply_in_actor(
         model_output["entropy"] = model_output["entropy"].detach()  # which frees its graph before the backward pass
     entropy = no_padding_2_padding(model_output["entropy"].detach(), data)
     response_mask, advantages = (_padded(data[name]) for name in ("response_mask", "advantages"))
-    advantages, means = apply_entropy(advantages, response_mask, entropy, columns)
+    advantages, means = apply_entropy(advantages, response_mask, entropy, inputs)
     bounds = entropy_range(getattr(config.model_config, "tokenizer", None))
-    check_range("entropy", means, bounds, columns.row.tolist(), "row of the batch")
-    tokens = [row.tolist() if dumped else None for row, dumped in zip(entropy, columns.dumped.tolist(), strict=True)]
-    return advantages, [*map(RowEntropy, columns.row.tolist(), means.tolist(), tokens)]
+    check_range("entropy", means, bounds, inputs.row.tolist(), "row of the batch")
+    tokens = [row.tolist() if dumped else None for row, dumped in zip(entropy, inputs.dumped.tolist(), strict=True)]
+    return advantages, [*map(RowEntropy, inputs.row.tolist(), means.tolist(), tokens)]
 
 
 def _padded(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_padded_tensor(0) if tensor.is_nested else tensor
 
 
-def gather_means(entropies: list[RowEntropy], rows: int) -> torch.Tensor:
-    """(rows,) ⟨H⟩_i from the metric `ENTROPIES` of a whole update; nan where there is none, of several the first.
+def gather(entropies: list[RowEntropy], shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor]:
+    """⟨H⟩_i of a whole update, (bs,), nan where there is none; and the entropy of each token, (bs, response_length), 0
+    where the dump has not asked for it.
 
-    Several for a row come of `ppo_epochs` above 1, and from ranks that share their rows.
+    The first of a row counts: several come of `ppo_epochs` above 1, and from ranks that share their rows.
     """
-    gathered = torch.full((rows,), torch.nan)
+    means, tokens = torch.full(shape[:1], torch.nan), torch.zeros(shape)
     for entropy in reversed(entropies):
-        gathered[entropy.row] = entropy.mean
-    return gathered
-
-
-def gather_tokens(entropies: list[RowEntropy], shape: torch.Size) -> torch.Tensor:
-    """The entropy of each token, (bs, response_length), of the rows of which the dump has asked for it; 0 elsewhere."""
-    gathered = torch.zeros(shape)
-    for entropy in reversed(entropies):
+        means[entropy.row] = entropy.mean
         if entropy.tokens is not None:
             own = torch.tensor(entropy.tokens[: shape[1]])
-            gathered[entropy.row, : len(own)] = own
-    return gathered
+            tokens[entropy.row, : len(own)] = own
+    return means, tokens
