@@ -37,37 +37,24 @@ def check_range(name: str, values: torch.Tensor, bounds: tuple[float, float], id
 
 
 class RowEntropy(NamedTuple):
-    """The entropy of one row of the batch, as its update saw it.
+    """The entropy of one row of the batch, as its update saw it."""
 
-    Args:
-        row (int): its place in the batch.
-        mean (float): ⟨H⟩_i, nats per token.
-        tokens (list | None): the entropy of each token, if the token dump asks for it.
-    """
-
-    row: int
-    mean: float
-    tokens: list[float] | None
+    row: int  # its place in the batch
+    mean: float  # ⟨H⟩_i, nats per token
+    tokens: list[float] | None  # nats, if the token dump asks for them
 
 
 class UpdateInputs(NamedTuple):
     """What the actor needs of each row to apply δ and −γ⟨H⟩: tensors of shape (bs,).
 
     They travel in verl's batch as fields `gtpo_<name>` of shape (bs, 1), wherever its rows go.
-
-    Args:
-        row: int64, its place in the batch.
-        group_advantage: float64, A_i.
-        entropy_coeff: float64, γ.
-        highest_entropy: float64, the highest ⟨H⟩_i that δ_i keeps.
-        dumped: bool, whether the token dump asks for the entropy of each token.
     """
 
-    row: torch.Tensor
-    group_advantage: torch.Tensor
-    entropy_coeff: torch.Tensor
-    highest_entropy: torch.Tensor
-    dumped: torch.Tensor
+    row: torch.Tensor  # int64, its place in the batch
+    group_advantage: torch.Tensor  # float64, A_i
+    entropy_coeff: torch.Tensor  # float64, γ
+    highest_entropy: torch.Tensor  # float64, the highest ⟨H⟩_i that δ_i keeps
+    dumped: torch.Tensor  # bool, whether the token dump asks for the entropy of each token
 
     @classmethod
     def make(cls, group_advantages: torch.Tensor, config: GTPOConfig, initial_entropy: float | None) -> "UpdateInputs":
@@ -77,11 +64,9 @@ class UpdateInputs(NamedTuple):
             ValueError: the filter needs the initial entropy, which is None.
         """
         advantages = group_advantages.double()
-        highest = torch.full_like(advantages, torch.inf)
+        coeff, highest = torch.full_like(advantages, config.entropy_coeff), torch.full_like(advantages, torch.inf)
         if config.filter_is_active(initial_entropy):
-            may_be_dropped = advantages < 0 if config.filter_scope == "negative" else torch.ones_like(advantages).bool()
-            highest[may_be_dropped] = config.entropy_threshold
-        coeff = torch.full_like(advantages, config.entropy_coeff)
+            highest[(advantages < 0) | (config.filter_scope == "all")] = config.entropy_threshold
         return cls(torch.arange(len(advantages)), advantages, coeff, highest, torch.zeros_like(advantages).bool())
 
     def to_batch(self) -> dict[str, torch.Tensor]:
