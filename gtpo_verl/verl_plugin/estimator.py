@@ -56,6 +56,9 @@ class GTPOEstimator:
         trainer: verl's, at its first batch.
         run (RunConfig): what its config asks for.
 
+    Attributes:
+        run (GTPORun): with the run's initial entropy.
+
     Raises:
         ValueError: a resumed run lacks the initial entropy that it needs.
     """
@@ -69,7 +72,7 @@ class GTPOEstimator:
             resumed_from = folder if InitialEntropy.path(folder).exists() else None
         self.mode, self.config = run.mode, run.gtpo
         norm_by_std = config.algorithm.get("norm_adv_by_std_in_grpo", True)
-        self._run = GTPORun(self.config, folder, resumed_from, norm_by_std, applied=run.mode.applies_gtpo)
+        self.run = GTPORun(self.config, folder, resumed_from, norm_by_std, applied=run.mode.applies_gtpo)
         self._max_response_length = config.data.max_response_length
         self._max_model_len = select(config, "actor_rollout_ref.rollout.max_model_len") or math.inf
         self._rejects = select(config, "algorithm.rollout_correction.rollout_rs") is not None
@@ -108,7 +111,7 @@ class GTPOEstimator:
         pending.result = result
         if self.mode is Mode.GTPO_FROM_UPDATE:
             a = result.group_advantages[fields.sessions]
-            pending.inputs = update_pass.UpdateInputs.make(a, self.config, self.initial_entropy_value)
+            pending.inputs = update_pass.UpdateInputs.make(a, self.config, self.run.initial_entropy_value)
         else:
             pending.metrics = self._metrics(fields, result)
         return advantages
@@ -123,7 +126,7 @@ class GTPOEstimator:
         result, last = pending.result, pending.fields.last_outputs
         entropy = trajectory_entropy[last]
         check_finite("entropy", entropy, result.completions.uids)
-        self._run.measure(entropy, result.completions)
+        self.run.measure(entropy, result.completions)
         keep, regularizer = entropy <= pending.inputs.highest_entropy[last], self.config.entropy_coeff * entropy
         pending.result = result._replace(trajectory_entropy=entropy, regularizer=regularizer, keep=keep)
         pending.metrics |= self._metrics(pending.fields, pending.result)
@@ -138,26 +141,21 @@ class GTPOEstimator:
         if fields.entropy is not None and self.mode.applies_gtpo:
             entropies = completions.mean(fields.entropy)
             update_pass.check_range("entropy", entropies, self._entropy_range, completions.uids)
-        return self._run.compute(token_level_rewards.sum(-1), completions, fields.responses, fields.entropy)
+        return self.run.compute(token_level_rewards.sum(-1), completions, fields.responses, fields.entropy)
 
     def _metrics(self, fields: BatchFields, result: GTPOAdvantage) -> dict[str, float]:
         self._check_filter(result)
         last = fields.of_sessions()
         length = last.response_len + torch.tensor([len(ids) for ids in last.prompts])
         truncated = (last.response_len >= self._max_response_length) | (length >= self._max_model_len)
-        return compute_gtpo_metrics(result, self.config, self.initial_entropy_value, truncated)
-
-    @property
-    def initial_entropy_value(self) -> float | None:
-        """⟨H⟩_ini in nats per token; None in a resumed run that does not need it and has no record of it."""
-        return self._run.initial_entropy_value
+        return compute_gtpo_metrics(result, self.config, self.run.initial_entropy_value, truncated)
 
     def keep_with_checkpoint(self) -> None:
         """Write the record of ⟨H⟩_ini into a checkpoint that verl has saved since the last call: by default the runs of
         a project share one folder of checkpoints, where each start writes its own record."""
         before, self._saved = self._saved, self._last_saved()
-        if self._saved and self._saved != before and self._saved[0].is_dir() and self._run.initial_entropy:
-            self._run.initial_entropy.save(self._saved[0], self.config)
+        if self._saved and self._saved != before and self._saved[0].is_dir() and self.run.initial_entropy:
+            self.run.initial_entropy.save(self._saved[0], self.config)
 
     def _last_saved(self) -> tuple[Path, int] | None:
         """The last checkpoint, and when verl noted it."""

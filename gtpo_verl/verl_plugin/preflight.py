@@ -41,7 +41,7 @@ _BYPASS, _REJECTS, _WEIGHS = f"{_CORRECTION}.bypass_mode", f"{_CORRECTION}.rollo
 _ENTROPY_FROM, _INITIAL_ENTROPY = "algorithm.gtpo.entropy_from", "algorithm.gtpo.initial_entropy"
 _FILTER_GROUPS, _KL_IN_REWARD = "algorithm.filter_groups.enable", "algorithm.use_kl_in_reward"
 _LENGTH_PENALTY = "reward.reward_kwargs.overlong_buffer_cfg.enable"
-_CALCULATE = f"{_ACTOR}.calculate_entropy"
+_CALCULATE, _FUSED = f"{_ACTOR}.calculate_entropy", "actor_rollout_ref.model.use_fused_kernels"
 
 V1_PACKAGES = {"transfer_queue": "TransferQueue", "cachetools": "cachetools"}
 """What verl's V1 trainer imports once its workers are up, and what pip calls it; verl without extras brings neither."""
@@ -56,7 +56,7 @@ _LOSSES_THAT_CHANGE_LAMBDA = {
 
 
 class Departure(NamedTuple):
-    """A setting under which the run is not the paper's GTPO."""
+    """A setting under which the run is not the paper's GTPO, its value, and what the paper has."""
 
     setting: str
     value: str
@@ -105,11 +105,9 @@ def start(config: DictConfig) -> None:
     if not need_reference_policy(config):
         logger.info("GTPO runs without a reference policy: no KL term, no reference worker")
     if not compat.is_tested():
-        logger.warning(
-            "GTPO was tested with verl %s to %s; this is %s. Every function that it hooks exists; "
-            "compare the first steps' gtpo/* metrics with what you expect",
-            *(compat.SUPPORTED_VERL[0], compat.SUPPORTED_VERL[-1], verl.__version__),
-        )
+        advice = "Every function that it hooks exists; compare the first steps' gtpo/* metrics with what you expect"
+        tested = " to ".join((compat.SUPPORTED_VERL[0], compat.SUPPORTED_VERL[-1]))
+        logger.warning("GTPO was tested with verl %s; this is %s. %s", tested, verl.__version__, advice)
 
 
 def validated(config: DictConfig) -> RunConfig:
@@ -164,7 +162,7 @@ def _misspelt(config: DictConfig) -> Iterator[str]:
     A section that is called `gtpo` may be another team's where the run does not ask for GTPO.
     """
     ours, serves = {field.name for field in fields(VerlGTPOConfig)}, uses_gtpo(config)
-    sections: list[tuple[str, Any]] = [("", OmegaConf.to_container(config))] if OmegaConf.is_config(config) else []
+    sections: list[tuple[str, Any]] = [("", OmegaConf.to_container(config) if OmegaConf.is_config(config) else {})]
     for prefix, section in sections:
         for name, value in section.items():
             key, is_section = f"{prefix}{name}", isinstance(value, dict)
@@ -205,7 +203,7 @@ def _entropy(config: DictConfig, run: RunConfig) -> Iterator[str]:
                 "(verl's fully_async trainer ships True)"
             )
         return
-    if _measures_initial_entropy(run.gtpo) and not run.resumed_from:
+    if run.gtpo.measures_initial_entropy and not run.resumed_from:
         yield (
             f"{_ENTROPY_FROM}=update with {_INITIAL_ENTROPY}=null: the filter needs the initial entropy before the "
             f"first update; measure it with `gtpo-verl initial-entropy` and set ++{_INITIAL_ENTROPY}=VALUE, or set "
@@ -274,10 +272,7 @@ PAPER_SETTINGS: _Papers = {
     f"{_ACTOR}.loss_agg_mode": (("seq-mean-token-mean",), "seq-mean-token-mean (Eq. 11)"),
     "algorithm.norm_adv_by_std_in_grpo": ((True,), "True (Sec. 3)"),
     f"{_ACTOR}.use_kl_loss": ((False,), "False (no KL term: this loads a reference model)"),
-    _KL_IN_REWARD: (
-        (False,),
-        "False (no KL term: this loads a reference model, and KL noise gives equal scores a sign, which λ amplifies)",
-    ),
+    _KL_IN_REWARD: ((False,), "False (no KL term: this loads a reference model; KL noise gives equal scores a sign)"),
     "critic.enable": ((False,), "False (no critic: GTPO takes no values)"),
     "distillation.enabled": ((False,), "False (no teacher)"),
     f"{_ACTOR}.entropy_coeff": ((0,), "0 (GTPO has its own entropy term, algorithm.gtpo.entropy_coeff)"),
@@ -287,10 +282,7 @@ PAPER_SETTINGS: _Papers = {
     _WEIGHS: ((), "null (no importance weights; they multiply λ)"),
     _REJECTS: ((), "null (no rejected tokens)"),
     f"{_ROLLOUT}.quantization": ((), "null (completions of the policy that is trained, verl #8076)"),
-    "actor_rollout_ref.model.use_fused_kernels": (
-        (False,),
-        "False (fused kernels gave wrong entropies and log-probabilities, verl #2656, #3723, or failed, #3730)",
-    ),
+    _FUSED: ((False,), "False (fused kernels gave wrong entropies, verl #2656, #3723, or failed, #3730)"),
     _FILTER_GROUPS: ((False,), "False (groups without signal stay; −γ⟨H⟩ acts on them)"),
 }
 """Settings, their values in the paper's GTPO (null is one everywhere), and the message for any other value."""
@@ -316,11 +308,14 @@ def departures(config: DictConfig, gtpo: VerlGTPOConfig) -> list[Departure]:
     if from_update and loss_mode in NAMES:
         papers[_BYPASS] = (False,), "False (the gtpo loss does not bound π/π_rollout; loss_mode=vanilla does)"
     found = _differing(config, papers)
-    if _measures_initial_entropy(gtpo) and not from_update and (biased := _first_batch(config)):
-        paper = (
-            f"mean of {PAPER_SAMPLES} prompts (Sec. 5.2); this run's first batch holds {biased}: measure it with "
-            f"`gtpo-verl initial-entropy` and set {_INITIAL_ENTROPY}"
-        )
+    biased = ""
+    if select(config, _FILTER_GROUPS) and select(config, "trainer.use_v1"):
+        biased = "groups with signal only"
+    elif _is_async(config) or select(config, "async_training") is not None:  # a section of verl's fully_async
+        biased = "what finished first"
+    if biased and gtpo.measures_initial_entropy and not from_update:
+        remedy = f"measure it with `gtpo-verl initial-entropy` and set {_INITIAL_ENTROPY}"
+        paper = f"mean of {PAPER_SAMPLES} prompts (Sec. 5.2); this run's first batch holds {biased}: {remedy}"
         found.append(Departure(_INITIAL_ENTROPY, "null", paper))
     return found + unclipped_updates(config)
 
@@ -357,18 +352,6 @@ def _trained_in(config: DictConfig) -> tuple[str, ...]:
         return (rollout,)
     trained = select(config, f"{_ACTOR}.{key}") or "bf16"
     return (rollout,) if PrecisionType.to_dtype(rollout) == PrecisionType.to_dtype(trained) else ()
-
-
-def _measures_initial_entropy(gtpo: VerlGTPOConfig) -> bool:
-    return gtpo.completion_filter == "auto" and gtpo.initial_entropy is None
-
-
-def _first_batch(config: DictConfig) -> str:
-    """What a run's first batch holds, if not simply its first prompts."""
-    if select(config, _FILTER_GROUPS) and select(config, "trainer.use_v1"):
-        return "groups with signal only"
-    # verl's fully_async trainer has a section of its own.
-    return "what finished first" if _is_async(config) or select(config, "async_training") is not None else ""
 
 
 def _is_async(config: DictConfig) -> bool:

@@ -61,14 +61,14 @@ class TrainerState:
         return trainer._gtpo_state
 
     @property
-    def acts(self) -> bool:
+    def has_work(self) -> bool:
         """Whether there is something to do at this step."""
         return self.run.mode.applies_gtpo or self._dump_is_due
 
     @property
     def reads_entropy(self) -> bool:
         """Whether the entropy of verl's old-log-prob pass is read at this step."""
-        return self.acts and self.run.mode is not Mode.GTPO_FROM_UPDATE
+        return self.has_work and self.run.mode is not Mode.GTPO_FROM_UPDATE
 
     @property
     def _dump_is_due(self) -> bool:
@@ -88,7 +88,7 @@ class TrainerState:
                     "sums up, as in verl's own trainers: so the entropy terms may be missing from the loss, and the "
                     "metrics gtpo/* from the log. Use verl's trainers, through verl.trainer.main_ppo"
                 )
-        return self.acts
+        return self.has_work
 
     def estimate(self, token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Any) -> torch.Tensor:
         """What verl's call of the estimator `gtpo` returns.
@@ -106,9 +106,16 @@ class TrainerState:
         return advantages
 
     def compute_advantage(self, compute: Callable[[], Any], fields: BatchFields, data: Any) -> Any:
-        """verl's `compute_advantage` on the batch with these fields, and record its result."""
-        if self.run.mode.applies_gtpo:
-            _check_log_probs(data.batch, fields.response_mask, data.non_tensor_batch["uid"])
+        """Return what verl's `compute_advantage` makes of the batch with these fields, and record it.
+
+        Raises:
+            ValueError: a log-probability of a completion's own token that is not finite, or above 0.
+        """
+        for name in ("old_log_probs", "rollout_log_probs"):
+            if self.run.mode.applies_gtpo and name in data.batch.keys():
+                own, uids = torch.where(fields.response_mask.bool(), data.batch[name], 0), data.non_tensor_batch["uid"]
+                check_finite(name, own.sum(-1), uids)
+                update_pass.check_range(name, own.amax(-1), (-torch.inf, 0.0), uids)
         pending = self.pending = PendingUpdate(self._trainer.global_steps, fields)
         data = compute()
         if (result := pending.result) and "old_log_probs" in data.batch.keys():
@@ -147,12 +154,12 @@ class TrainerState:
         fields = fields._replace(entropy=entropy).of_sessions()
         uids = data.non_tensor_batch["uid"]
         result = pending.result or self.estimator.compute(fields, data.batch["token_level_rewards"], uids)
-        columns: dict[str, torch.Tensor] = {name: data.batch[name] for name in _DUMPED & set(data.batch.keys())}
+        columns: dict[str, Any] = {name: data.batch[name] for name in _DUMPED & set(data.batch.keys())}
         columns |= {"loss_mask": data.batch["response_mask"], "response_mask": fields.response_mask}
-        columns |= {"responses": fields.responses, "entropy": fields.entropy}  # type: ignore[dict-item]
-        initial_entropy = self.estimator.initial_entropy_value
+        columns |= {"responses": fields.responses, "entropy": fields.entropy}
+        initial = self.estimator.run.initial_entropy_value
         try:
-            self.dump.write(pending.step, columns, uids, fields.prompts, fields.response_len, result, initial_entropy)
+            self.dump.write(pending.step, columns, uids, fields.prompts, fields.response_len, result, initial)
         except OSError as error:
             logger.warning("GTPO's token dump ends at step %d, and the run goes on without it: %s", pending.step, error)
             self.dump = None
@@ -166,14 +173,6 @@ _NOT_HOOKED = (
     "algorithm.adv_estimator=gtpo was called without token ids and entropy, by a trainer that gtpo_verl does not know; "
     "use verl's own trainers, through verl.trainer.main_ppo"
 )
-
-
-def _check_log_probs(batch: Any, response_mask: torch.Tensor, index: Any) -> None:
-    """Raise on a log-probability of a completion's own token that is not finite, or above 0."""
-    for name in (name for name in ("old_log_probs", "rollout_log_probs") if name in batch.keys()):
-        own = torch.where(response_mask.bool(), batch[name], 0)
-        check_finite(name, own.sum(-1), index)
-        update_pass.check_range(name, own.amax(-1), (-torch.inf, 0.0), index)
 
 
 def estimate_gtpo_advantage(
