@@ -71,9 +71,8 @@ class GTPOConfig:
             raise ValueError(f"{both}: leave the first out; the function alone says which tokens are masked")
         for key in ("entropy_coeff", "conflict_weight_positive", "conflict_weight_negative"):
             self._check_number(key, "a number of at least 0", lambda x: x >= 0)
-        self._check_number(
-            "entropy_threshold", "a number of nats per token above 0 (ln 2 in the paper)", lambda x: x > 0
-        )
+        remedy = "a number of nats per token above 0 (ln 2 in the paper)"
+        self._check_number("entropy_threshold", remedy, lambda x: x > 0)
         if self.initial_entropy is not None:
             remedy = "a number of nats per token of at least 0, or null to measure it on the first rollouts"
             self._check_number("initial_entropy", remedy, lambda x: x >= 0)
@@ -120,12 +119,11 @@ class GTPOConfig:
 
     @property
     def own_mask(self) -> Callable | None:
-        """The function of `conflict_span=pkg://module.function`; a ValueError if there is none of this name."""
-        scheme, separator, path = str(self.conflict_span).partition("://")
-        if (scheme, separator) != ("pkg", "://"):
+        """Return the function of `conflict_span=pkg://module.function`; a ValueError if there is none of this name."""
+        if not str(self.conflict_span).startswith("pkg://"):
             return None
         try:
-            function = resolve_name(":".join(path.rsplit(".", 1)))
+            function = resolve_name(":".join(self.conflict_span.removeprefix("pkg://").rsplit(".", 1)))
             if not callable(function):
                 raise ValueError("it is no function")
         except (AttributeError, ImportError, ValueError) as error:
@@ -134,6 +132,11 @@ class GTPOConfig:
                 "finds on every node, installed or on PYTHONPATH"
             ) from error
         return function
+
+    @property
+    def measures_initial_entropy(self) -> bool:
+        """Whether a new run measures ⟨H⟩_ini, since the filter needs it and the config does not say it."""
+        return self.completion_filter == "auto" and self.initial_entropy is None
 
     def filter_is_active(self, initial_entropy: float | None) -> bool:
         """Whether completions are filtered at all in this run: the ⟨H⟩_ini cases of Eq. 10.

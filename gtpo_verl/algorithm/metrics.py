@@ -24,15 +24,42 @@ def compute_gtpo_metrics(
         initial_entropy (float | None): ⟨H⟩_ini of the run, if it is known.
         truncated (torch.Tensor): (bs,) bool, completions that reached a limit of length.
     """
-    metrics = (
-        _conflict_metrics(result)
-        | _lambda_metrics(result)
-        | _entropy_metrics(result, truncated)
-        | _group_metrics(result)
-        | {"entropy/threshold": config.entropy_threshold, "filter/active": config.filter_is_active(initial_entropy)}
-    )
-    if initial_entropy is not None:
-        metrics["entropy/initial"] = initial_entropy
+    a, entropy = result.group_advantages, result.trajectory_entropy
+    conflicts, weights = result.conflicts, result.conflict_weights
+    lengths, groups = result.completions.lengths, result.completions.groups
+    real, tokens = lengths > 0, lengths.sum().clamp(min=1)
+    signal = (weights - 1) * (conflicts.conflict_len / lengths.clamp(min=1)) * a
+    added, removed = signal[a > 0].sum(), signal[a < 0].sum()
+    moved = added.abs() + removed.abs()
+    metrics = {
+        "conflict/token_frac": conflicts.conflict_len.sum() / tokens,
+        "conflict/group_frac": _mean(_groups_with_any(result, conflicts.conflict_len > 0)),
+        "conflict/fork_frac": None if conflicts.forks is None else _mean(conflicts.forks[real]),
+        "lambda/zeroed_frac": (conflicts.conflict_len * (weights == 0)).sum() / tokens,
+        "lambda/amplified_frac": (conflicts.conflict_len * (weights > 1)).sum() / tokens,
+        "lambda/signal_residual": (added - removed) / moved if moved > 0 else 0.0,
+        "entropy/initial": initial_entropy,
+        "entropy/threshold": config.entropy_threshold,
+        "entropy/mean": _mean(entropy[real]),
+        "entropy/max": _max(entropy[real]),
+        "entropy/positive": _mean(entropy[real & (a > 0)]),
+        "entropy/negative": _mean(entropy[real & (a < 0)]),
+        "entropy/truncated": _mean(entropy[real & truncated]),
+        "filter/active": config.filter_is_active(initial_entropy),
+        "filter/dropped_frac": _mean(~result.keep[real]),
+        "regularizer/mean": _mean(result.regularizer[real]),
+        "regularizer/sign_flip_frac": _mean(((a > 0) & (a < result.regularizer))[real]),
+    }
+    for end, length in (("prefix", conflicts.prefix_len), ("suffix", conflicts.suffix_len)):
+        if length is not None:
+            metrics |= {f"conflict/{end}_len/mean": _mean(length[real]), f"conflict/{end}_len/max": _max(length[real])}
+    if real.any():
+        metrics |= {
+            "filter/dropped_groups": (~_groups_with_any(result, result.keep)).sum(),
+            "group/size_min": groups[real].unique(return_counts=True)[1].min(),
+            "group/zero_std_frac": _mean(~_groups_with_any(result, a != 0)),
+            "group/positive_frac": _mean(a[real] > 0),
+        }
     return {f"gtpo/{name}": float(value) for name, value in metrics.items() if value is not None}
 
 
@@ -65,68 +92,7 @@ def _max(values: torch.Tensor) -> float | None:
     return values.max().item() if values.numel() else None
 
 
-def _conflict_metrics(result: GTPOAdvantage) -> dict[str, float | None]:
-    real, conflicts = result.completions.lengths > 0, result.conflicts
-    metrics = {
-        "conflict/token_frac": _token_frac(result, conflicts.conflict_len),
-        "conflict/group_frac": _mean(_groups_with_any(result, conflicts.conflict_len > 0)),
-    }
-    for end, length in (("prefix", conflicts.prefix_len), ("suffix", conflicts.suffix_len)):
-        if length is not None:
-            metrics |= {f"conflict/{end}_len/mean": _mean(length[real]), f"conflict/{end}_len/max": _max(length[real])}
-    if conflicts.forks is not None:
-        metrics["conflict/fork_frac"] = _mean(conflicts.forks[real])
-    return metrics
-
-
-def _lambda_metrics(result: GTPOAdvantage) -> dict[str, float]:
-    advantages, conflict_len = result.group_advantages, result.conflicts.conflict_len
-    share = conflict_len / result.completions.lengths.clamp(min=1)
-    signal = (result.conflict_weights - 1) * share * advantages
-    added, removed = signal[advantages > 0].sum(), signal[advantages < 0].sum()
-    moved = added.abs() + removed.abs()
-    return {
-        "lambda/zeroed_frac": _token_frac(result, conflict_len * (result.conflict_weights == 0)),
-        "lambda/amplified_frac": _token_frac(result, conflict_len * (result.conflict_weights > 1)),
-        "lambda/signal_residual": ((added - removed) / moved).item() if moved > 0 else 0.0,
-    }
-
-
-def _entropy_metrics(result: GTPOAdvantage, truncated: torch.Tensor) -> dict[str, float | None]:
-    real = result.completions.lengths > 0
-    advantages, entropy = result.group_advantages, result.trajectory_entropy
-    flipped = (advantages > 0) & (advantages < result.regularizer)
-    return {
-        "entropy/mean": _mean(entropy[real]),
-        "entropy/max": _max(entropy[real]),
-        "entropy/positive": _mean(entropy[real & (advantages > 0)]),
-        "entropy/negative": _mean(entropy[real & (advantages < 0)]),
-        "entropy/truncated": _mean(entropy[real & truncated]),
-        "filter/dropped_frac": _mean(~result.keep[real]),
-        "regularizer/mean": _mean(result.regularizer[real]),
-        "regularizer/sign_flip_frac": _mean(flipped[real]),
-    }
-
-
-def _group_metrics(result: GTPOAdvantage) -> dict[str, float | None]:
-    real = result.completions.lengths > 0
-    sizes = result.completions.groups[real].unique(return_counts=True)[1]
-    if len(sizes) == 0:
-        return {}
-    return {
-        "filter/dropped_groups": (~_groups_with_any(result, result.keep)).sum().item(),
-        "group/size_min": sizes.min().item(),
-        "group/zero_std_frac": _mean(~_groups_with_any(result, result.group_advantages != 0)),
-        "group/positive_frac": _mean(result.group_advantages[real] > 0),
-    }
-
-
-def _token_frac(result: GTPOAdvantage, tokens: torch.Tensor) -> float:
-    """Share of (bs,) counts of tokens in all tokens."""
-    return (tokens.sum() / result.completions.lengths.sum().clamp(min=1)).item()
-
-
 def _groups_with_any(result: GTPOAdvantage, flags: torch.Tensor) -> torch.Tensor:
-    """(groups,) bool: whether one of the group's (bs,) flags is set."""
+    """Return, (groups,) bool, whether one of the group's (bs,) flags is set."""
     groups = result.completions.groups
     return torch.isin(groups[result.completions.lengths > 0].unique(), groups[flags])

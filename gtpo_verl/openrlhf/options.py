@@ -46,25 +46,31 @@ def parse_args(wrapped: Callable, parser: argparse.ArgumentParser, args: tuple, 
     return parsed
 
 
+PAPER_SETTINGS: dict[str, tuple[Any, str]] = {
+    "train.max_epochs": (1, "1: one update per rollout (Sec. 6)"),
+    "train.async_enable": (False, "no rollouts of an earlier policy"),
+    "actor.loss_agg_mode": ("seq-mean-token-mean", "seq-mean-token-mean (Eq. 11)"),
+    "algo.advantage.no_std_norm": (False, "A_i over the std (Sec. 3)"),
+    "algo.dynamic_filtering_enable": (False, "groups without signal stay; −γ⟨H⟩ acts on them"),
+    "rollout.temperature": (1, "1.0 (Sec. 6)"),
+    "rollout.top_p": (1, "1.0 (completions of the policy itself)"),
+}
+"""Options, their values in the paper's GTPO, and what is said of any other value."""
+
+
 def check(options: Mapping[str, Any], text: str) -> GTPOConfig:
-    """The settings of a run with these options of OpenRLHF, GTPO's as JSON; warns where it is not the paper's.
+    """Return the settings of a run with these options of OpenRLHF, GTPO's as JSON; warn where it is not the paper's.
 
     Raises:
         ValueError: GTPO cannot run so; the message names option, value and remedy.
     """
-    config = _config(text)
-    _check_options(options)
-    folder = options["ckpt.path"]
-    if options["ckpt.load_enable"] and os.path.exists(os.path.join(folder, "_actor")):
-        InitialEntropy.known_before(config, folder)
-        if changed := changed_settings(folder, config):
-            logger.warning("GTPO goes on from %s with other settings: %s", folder, "; ".join(changed))
-    if found := _departures(options):
-        logger.warning("GTPO: with these options the run is not the paper's:\n  %s", "\n  ".join(found))
-    return config
-
-
-def _check_options(options: Mapping[str, Any]) -> None:
+    try:
+        if not isinstance(section := json.loads(text), dict):
+            raise ValueError("but another value")
+    except ValueError as error:
+        wrong = f"--{SETTINGS} {text}: not a JSON object, {error}; give it as '{{\"entropy_coeff\": 0.1}}'"
+        raise ValueError(wrong) from error
+    config = OpenRLHFGTPOConfig.from_config(section)
     installed = Version(version("openrlhf"))
     if installed > Version(SUPPORTED_OPENRLHF[1]):
         advice = "compare the first steps' gtpo/* metrics with what you expect"
@@ -78,40 +84,29 @@ def _check_options(options: Mapping[str, Any]) -> None:
     ):
         if is_wrong:
             raise ValueError(f"--{name} {options[name]}: {why}")
-
-
-def _config(text: str) -> GTPOConfig:
-    try:
-        section = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"--{SETTINGS} {text}: not JSON, {error}; give it as '{{\"entropy_coeff\": 0.1}}'") from error
-    if not isinstance(section, dict):
-        raise ValueError(f"--{SETTINGS} {text}: must be a JSON object, such as '{{\"entropy_coeff\": 0.1}}'")
-    return OpenRLHFGTPOConfig.from_config(section)
+    folder = options["ckpt.path"]
+    if options["ckpt.load_enable"] and os.path.exists(os.path.join(folder, "_actor")):
+        InitialEntropy.known_before(config, folder)
+        if changed := changed_settings(folder, config):
+            logger.warning("GTPO goes on from %s with other settings: %s", folder, "; ".join(changed))
+    if found := _departures(options):
+        logger.warning("GTPO: with these options the run is not the paper's:\n  %s", "\n  ".join(found))
+    return config
 
 
 def _departures(options: Mapping[str, Any]) -> list[str]:
     """Options under which GTPO runs but is not the paper's GTPO, one line each."""
     rollout = options["rollout.batch_size"] * options["rollout.n_samples_per_prompt"]
-    one_update = "one update per rollout (Sec. 6)"
-    papers: dict[str, tuple[Any, str]] = {
-        "train.batch_size": (rollout, f"{rollout}, batch_size * n_samples_per_prompt: {one_update}"),
-        "train.max_epochs": (1, f"1: {one_update}"),
-        "train.async_enable": (False, "no rollouts of an earlier policy"),
-        "actor.loss_agg_mode": ("seq-mean-token-mean", "seq-mean-token-mean (Eq. 11)"),
-        "algo.advantage.no_std_norm": (False, "A_i over the std (Sec. 3)"),
-        "algo.dynamic_filtering_enable": (False, "groups without signal stay; −γ⟨H⟩ acts on them"),
-        "rollout.temperature": (1, "1.0 (Sec. 6)"),
-        "rollout.top_p": (1, "1.0 (completions of the policy itself)"),
-    }
+    one_update = f"{rollout}, batch_size * n_samples_per_prompt: one update per rollout (Sec. 6)"
+    papers = {"train.batch_size": (rollout, one_update), **PAPER_SETTINGS}
+    if options["actor.entropy_coef"]:
+        papers["actor.entropy_coef"] = 0, f"none beside {SETTINGS}.entropy_coeff"
     found = [
         f"--{name} {options[name]}: in the paper {paper}"
         for name, (value, paper) in papers.items()
         if name in options and options[name] != value
     ]
     if "actor.loss_agg_mode" not in options:
-        found.append("the loss is a mean over all tokens: for Eq. 11 upgrade openrlhf to 0.11.2, and set "
-                     "--actor.loss_agg_mode seq-mean-token-mean")  # fmt: skip
-    if options["actor.entropy_coef"]:
-        found.append(f"--actor.entropy_coef {options['actor.entropy_coef']}: none beside {SETTINGS}.entropy_coeff")
+        remedy = "upgrade openrlhf to 0.11.2, and set --actor.loss_agg_mode seq-mean-token-mean"
+        found.append(f"the loss is a mean over all tokens: for Eq. 11 {remedy}")
     return found

@@ -68,8 +68,7 @@ class GTPORun:
         if least is None or not self._applied or len(self._rewards) == _FIRST_ROLLOUTS:
             return
         self._rewards.append(rewards)
-        seen = torch.cat(self._rewards)
-        if len(self._rewards) < _FIRST_ROLLOUTS or not len(seen):
+        if len(self._rewards) < _FIRST_ROLLOUTS or not len(seen := torch.cat(self._rewards)):
             return
         low, high = seen.min().item(), seen.max().item()
         if low >= least or low < high < least:

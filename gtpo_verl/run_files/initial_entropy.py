@@ -25,19 +25,12 @@ PAPER_SAMPLES = 100
 
 @dataclass(frozen=True)
 class InitialEntropy:
-    """⟨H⟩_ini and how it was measured.
+    """⟨H⟩_ini and how it was measured."""
 
-    Args:
-        value (float): mean of ⟨H⟩_i over the completions, nats per token.
-        std (float): standard deviation of ⟨H⟩_i over the completions, nats per token.
-        completions (int): completions measured; 0 if the config gave the value.
-        prompts (int): their prompts.
-    """
-
-    value: float
-    std: float = 0.0
-    completions: int = 0
-    prompts: int = 0
+    value: float  # mean of ⟨H⟩_i over the completions, nats per token
+    std: float = 0.0  # standard deviation of ⟨H⟩_i over the completions, nats per token
+    completions: int = 0  # 0 if the config gave the value
+    prompts: int = 0  # of these completions
 
     @classmethod
     def measure(
@@ -48,11 +41,10 @@ class InitialEntropy:
         Raises:
             ValueError: there is no completion.
         """
-        real = (lengths > 0).tolist()
         values = trajectory_entropy[lengths > 0].double()
         if len(values) == 0:
             raise ValueError("the initial entropy cannot be measured: no completion has a token")
-        prompts = {uid for uid, is_real in zip(index, real, strict=True) if is_real}
+        prompts = {uid for uid, length in zip(index, lengths.tolist(), strict=True) if length}
         return cls(values.mean().item(), values.std(correction=0).item(), len(values), len(prompts))
 
     def may_be_chance(self, config: GTPOConfig) -> bool:
@@ -97,10 +89,9 @@ class InitialEntropy:
         """
         if config.initial_entropy is not None:
             return cls(config.initial_entropy)
-        if resumed_from is None:
+        if resumed_from is None or not (config.measures_initial_entropy or cls.path(resumed_from).exists()):
             return None
-        needed = config.completion_filter == "auto"
-        return cls.load(resumed_from, config.section) if needed or cls.path(resumed_from).exists() else None
+        return cls.load(resumed_from, config.section)
 
     @classmethod
     def load(cls, folder: str | Path, section: str = GTPOConfig.section) -> "InitialEntropy":

@@ -5,9 +5,9 @@ What happens to a batch:
 
 1. Before verl computes advantages, a hook fetches what verl does not give an estimator (token ids, entropy, prompts)
    from TransferQueue (V1 trainer) or from the batch (legacy trainer), and puts it into the trainer's `TrainerState`.
-2. verl's `compute_advantage` calls the estimator, which finds it there, and weighs each token.
-3. Back in the hook, the result goes to the token dump, if there is one.
-4. verl's update sees only `advantages`, under any policy loss; GTPO's metrics join those of the update. Where verl
+2. verl's `compute_advantage` calls the estimator, which finds it there, and weighs each token. The result goes to the
+   token dump, if there is one.
+3. verl's update sees only `advantages`, under any policy loss; GTPO's metrics join those of the update. Where verl
    logs an update before which nobody asked for GTPO's advantages, the run ends.
 
 With `algorithm.gtpo.entropy_from=update` there is no entropy before the update: the estimator gives λA, and a hook on

@@ -41,12 +41,11 @@ class BatchFields(NamedTuple):
         """The last outputs alone, in the order in which verl's `grpo` has them."""
         if len(self.last_outputs) == len(self.sessions):
             return self
-        rows = self.last_outputs
-        responses, response_mask, response_len = self.responses[rows], self.response_mask[rows], self.response_len[rows]
-        entropy = None if self.entropy is None else self.entropy[rows]
+        rows, places = self.last_outputs, list(range(len(self.last_outputs)))
+        tensors = self.responses[rows], self.entropy if self.entropy is None else self.entropy[rows]
         prompts, pictures = [self.prompts[row] for row in rows], [self.pictures[row] for row in rows if self.pictures]
-        of_rows = responses, entropy, response_mask, response_len, prompts
-        return BatchFields(*of_rows, *_one_each(len(rows)), pictures)
+        of_rows = *tensors, self.response_mask[rows], self.response_len[rows], prompts
+        return BatchFields(*of_rows, places, places, pictures)
 
 
 def from_transfer_queue(tq: Any, batch: Any, with_entropy: bool = True) -> BatchFields:
@@ -105,14 +104,10 @@ def take_from_batch(batch: Any, with_entropy: bool = True) -> BatchFields | None
     responses = batch["responses"]
     prompt_mask, mask = batch["attention_mask"].bool().tensor_split([-responses.shape[1]], dim=1)
     prompts = [ids[own] for ids, own in zip(batch["prompts"].numpy(), prompt_mask.numpy(), strict=True)]
-    entropy, response_mask = None, batch["response_mask"]
-    if with_entropy:
-        entropy, response_mask = batch.pop(ENTROPY), batch.pop(RESPONSE_MASK)
-    return BatchFields(responses, entropy, response_mask, mask.sum(-1), prompts, *_one_each(len(responses)))
-
-
-def _one_each(rows: int) -> tuple[list[int], list[int]]:
-    return list(range(rows)), list(range(rows))
+    entropy = batch.pop(ENTROPY) if with_entropy else None
+    response_mask = batch.pop(RESPONSE_MASK) if with_entropy else batch["response_mask"]
+    rows = list(range(len(responses)))
+    return BatchFields(responses, entropy, response_mask, mask.sum(-1), prompts, rows, rows)
 
 
 def _sessions(keys: Iterable[str]) -> tuple[list[int], list[int]]:

@@ -26,20 +26,25 @@ _EMPTIED_LIMIT = 20
 
 
 @dataclass
-class Estimate:
-    """The estimator's output for one batch.
+class PendingUpdate:
+    """A batch whose update has not passed yet: what GTPO makes of it, and what is logged and dumped once it has.
 
     Args:
-        advantages (torch.Tensor): (bs, response_length), for the loss.
-        result (GTPOAdvantage): of one output per session.
-        columns (update_pass.Columns | None): what the actor needs, if the entropy comes from the update.
-        metrics (dict): to be logged; in that case there are none before the update.
+        step (int): verl's `global_steps`.
+        fields (BatchFields): of the batch.
+        result (GTPOAdvantage | None): of one output per session; None before verl asks for it, and under another
+            estimator.
+        inputs (update_pass.UpdateInputs | None): what the actor needs, if its update is to give the entropy.
+        metrics (dict): to be logged with those of the update.
+        dumped: rows for the token dump that wait for the entropies of the update, verl's DataProto.
     """
 
-    advantages: torch.Tensor
-    result: GTPOAdvantage
-    columns: update_pass.Columns | None = None
+    step: int
+    fields: BatchFields
+    result: GTPOAdvantage | None = None
+    inputs: update_pass.UpdateInputs | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    dumped: Any = None
 
 
 class GTPOEstimator:
@@ -50,6 +55,9 @@ class GTPOEstimator:
     Args:
         trainer: verl's, at its first batch.
         run (RunConfig): what its config asks for.
+
+    Attributes:
+        run (GTPORun): with the run's initial entropy.
 
     Raises:
         ValueError: a resumed run lacks the initial entropy that it needs.
@@ -64,7 +72,7 @@ class GTPOEstimator:
             resumed_from = folder if InitialEntropy.path(folder).exists() else None
         self.mode, self.config = run.mode, run.gtpo
         norm_by_std = config.algorithm.get("norm_adv_by_std_in_grpo", True)
-        self._run = GTPORun(self.config, folder, resumed_from, norm_by_std, applied=run.mode.applies_gtpo)
+        self.run = GTPORun(self.config, folder, resumed_from, norm_by_std, applied=run.mode.applies_gtpo)
         self._max_response_length = config.data.max_response_length
         self._max_model_len = select(config, "actor_rollout_ref.rollout.max_model_len") or math.inf
         self._rejects = select(config, "algorithm.rollout_correction.rollout_rs") is not None
@@ -74,10 +82,9 @@ class GTPOEstimator:
         self._saved = self._last_saved()
 
     def estimate(
-        self, fields: BatchFields, token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Any
-    ) -> Estimate:
-        """Advantages of a batch, from what `compute_gtpo_outcome_advantage` takes; λA, where the entropy comes from the
-        update.
+        self, pending: PendingUpdate, token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Any
+    ) -> torch.Tensor:
+        """Return the advantages of a batch, (bs, response_length); λA, where the entropy comes from the update.
 
         If a session of an agent loop has several outputs, the last one counts, as in verl's `grpo`: group statistics,
         entropy, conflicts and metrics are those of the last outputs. The other outputs of a session get
@@ -88,6 +95,7 @@ class GTPOEstimator:
             ValueError: a reward that is not finite, or an entropy that no distribution has; it names uid and row.
             Or the completion filter has dropped every completion of too many batches in a row.
         """
+        fields = pending.fields
         last = fields.last_outputs
         if len(last) == len(token_level_rewards):
             result = self.compute(fields, token_level_rewards, index)
@@ -100,37 +108,28 @@ class GTPOEstimator:
             advantages[last] = result.advantages
         if self._rejects:
             advantages = advantages * response_mask
-        estimate = Estimate(advantages, result)
+        pending.result = result
         if self.mode is Mode.GTPO_FROM_UPDATE:
             a = result.group_advantages[fields.sessions]
-            estimate.columns = update_pass.Columns.make(a, self.config, self.initial_entropy_value)
+            pending.inputs = update_pass.UpdateInputs.make(a, self.config, self.run.initial_entropy_value)
         else:
-            estimate.metrics = self._metrics(fields, result)
-        return estimate
+            pending.metrics = self._metrics(fields, result)
+        return advantages
 
-    def complete(
-        self,
-        fields: BatchFields,
-        estimate: Estimate,
-        columns: update_pass.Columns,
-        entropies: list[update_pass.RowEntropy],
-    ) -> None:
-        """Give the estimate of a batch the entropies that its update returned, and its metrics.
+    def complete(self, pending: PendingUpdate, trajectory_entropy: torch.Tensor) -> None:
+        """Give a batch the (bs,) ⟨H⟩_i that its update returned, nats per token, and its metrics.
 
         Raises:
-            ValueError: an entropy that is not finite, or of which the update said nothing; the message names uid and
-                row.
+            ValueError: an entropy that is not finite, or of which the update said nothing; it names uid and row.
         """
-        result, last = estimate.result, fields.last_outputs
-        trajectory_entropy = update_pass.gather_means(entropies, len(columns.row))[last]
-        check_finite("entropy", trajectory_entropy, result.completions.uids)
-        self._run.measure(trajectory_entropy, result.completions)
-        estimate.result = result._replace(
-            trajectory_entropy=trajectory_entropy,
-            regularizer=self.config.entropy_coeff * trajectory_entropy,
-            keep=trajectory_entropy <= columns.highest_entropy[last],
-        )
-        estimate.metrics |= self._metrics(fields, estimate.result)
+        assert pending.result and pending.inputs
+        result, last = pending.result, pending.fields.last_outputs
+        entropy = trajectory_entropy[last]
+        check_finite("entropy", entropy, result.completions.uids)
+        self.run.measure(entropy, result.completions)
+        keep, regularizer = entropy <= pending.inputs.highest_entropy[last], self.config.entropy_coeff * entropy
+        pending.result = result._replace(trajectory_entropy=entropy, regularizer=regularizer, keep=keep)
+        pending.metrics |= self._metrics(pending.fields, pending.result)
 
     def compute(self, fields: BatchFields, token_level_rewards: torch.Tensor, index: Any) -> GTPOAdvantage:
         """GTPO on one output per session."""
@@ -142,26 +141,21 @@ class GTPOEstimator:
         if fields.entropy is not None and self.mode.applies_gtpo:
             entropies = completions.mean(fields.entropy)
             update_pass.check_range("entropy", entropies, self._entropy_range, completions.uids)
-        return self._run.compute(token_level_rewards.sum(-1), completions, fields.responses, fields.entropy)
+        return self.run.compute(token_level_rewards.sum(-1), completions, fields.responses, fields.entropy)
 
     def _metrics(self, fields: BatchFields, result: GTPOAdvantage) -> dict[str, float]:
         self._check_filter(result)
         last = fields.of_sessions()
         length = last.response_len + torch.tensor([len(ids) for ids in last.prompts])
         truncated = (last.response_len >= self._max_response_length) | (length >= self._max_model_len)
-        return compute_gtpo_metrics(result, self.config, self.initial_entropy_value, truncated)
-
-    @property
-    def initial_entropy_value(self) -> float | None:
-        """⟨H⟩_ini in nats per token; None in a resumed run that does not need it and has no record of it."""
-        return self._run.initial_entropy_value
+        return compute_gtpo_metrics(result, self.config, self.run.initial_entropy_value, truncated)
 
     def keep_with_checkpoint(self) -> None:
         """Write the record of ⟨H⟩_ini into a checkpoint that verl has saved since the last call: by default the runs of
         a project share one folder of checkpoints, where each start writes its own record."""
         before, self._saved = self._saved, self._last_saved()
-        if self._saved and self._saved != before and self._saved[0].is_dir() and self._run.initial_entropy:
-            self._run.initial_entropy.save(self._saved[0], self.config)
+        if self._saved and self._saved != before and self._saved[0].is_dir() and self.run.initial_entropy:
+            self.run.initial_entropy.save(self._saved[0], self.config)
 
     def _last_saved(self) -> tuple[Path, int] | None:
         """The last checkpoint, and when verl noted it."""

@@ -6,7 +6,6 @@ arguments that the hook reads.
 
 import logging
 import sys
-import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ from gtpo_verl.verl_plugin import (
     weight_transfer,
 )
 from gtpo_verl.verl_plugin.loss import compute_policy_loss_gtpo
-from gtpo_verl.verl_plugin.run_config import ADV_ESTIMATOR, ALIAS, LOSS_MODE, foreign_function, registry, uses_gtpo
+from gtpo_verl.verl_plugin.run_config import ADV_ESTIMATOR, LOSS_MODE, registry, uses_gtpo
 from gtpo_verl.verl_plugin.state import TrainerState, current, estimate_gtpo_advantage
 
 logger = logging.getLogger("gtpo_verl")
@@ -42,7 +41,7 @@ class Hook(NamedTuple):
 def validate_config(proceed: Callable, *, config: Any) -> Any:
     """Before any worker is up: verl's own trainers call `validate_config` in their driver, some again in their task
     runner; the experimental ones call `run_ppo` before they start Ray, fully_async nothing else."""
-    _start(config)
+    preflight.start(config)
     return proceed()
 
 
@@ -58,36 +57,6 @@ def get_policy_loss_fn(proceed: Callable, *, name: Any) -> Callable:
     if name == "gtpo":
         registry(LOSS_MODE).setdefault("gtpo", compute_policy_loss_gtpo)
     return proceed()
-
-
-def _start(config: Any) -> None:
-    from verl.trainer.ppo.utils import need_reference_policy
-
-    if preflight.is_validated(config):
-        return
-    run = preflight.validated(config)
-    serves = run.mode.applies_gtpo
-    found = preflight.departures(config, run.gtpo) if serves else preflight.unclipped_updates(config)
-    if found:
-        table = textwrap.indent(preflight.as_table(found), "GTPO: ")
-        logger.warning("GTPO: with these settings the run is not the paper's:\n%s", table)
-    other = foreign_function(config)
-    if other and not other.startswith("verl."):
-        chosen = config.algorithm.adv_estimator
-        logger.warning("%s=%s is %s; for GTPO of arXiv:2508.03772 set it to %s", ADV_ESTIMATOR, chosen, other, ALIAS)
-    if not serves:
-        return
-    preflight.ask_for_entropy(config, run.mode)
-    for warning in preflight.resume_warnings(config, run):
-        logger.warning("%s", warning)
-    if not need_reference_policy(config):
-        logger.info("GTPO runs without a reference policy: no KL term, no reference worker")
-    if not compat.is_tested():
-        logger.warning(
-            "GTPO was tested with verl %s to %s; this is %s. Every function that it hooks exists; "
-            "compare the first steps' gtpo/* metrics with what you expect",
-            *(compat.SUPPORTED_VERL[0], compat.SUPPORTED_VERL[-1], verl.__version__),
-        )
 
 
 def v1_compute_advantage(proceed: Callable, trainer: Any, *, batch: Any) -> Any:
@@ -107,8 +76,8 @@ def v1_compute_advantage(proceed: Callable, trainer: Any, *, batch: Any) -> Any:
             f"verl {verl.__version__} computed the advantages without the function compute_advantage that gtpo_verl "
             f"hooks: use verl {compat.SUPPORTED_VERL[-1]}, or trainer.use_v1=False"
         )
-    if columns := state.pending.columns:
-        fields = TensorDict(columns.fields(), batch_size=len(batch.keys))
+    if inputs := state.pending.inputs:
+        fields = TensorDict(inputs.to_batch(), batch_size=len(batch.keys))
         result = trainer_base.tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
     return result
 
@@ -132,7 +101,7 @@ def compute_advantage(proceed: Callable, *, data: Any) -> Any:
     state = current.get()
     if state is None:
         return proceed()
-    fields = state.batch
+    fields, state.batch = state.batch, None  # it serves once
     if fields is None and state.begin_step():  # the legacy trainer
         fields = batch_fields.take_from_batch(data.batch, state.reads_entropy)
     return state.compute_advantage(proceed, fields, data) if fields else proceed()
@@ -140,11 +109,11 @@ def compute_advantage(proceed: Callable, *, data: Any) -> Any:
 
 def ppo_loss(proceed: Callable, *, config: Any, model_output: Any, data: Any) -> Any:
     """The actor's loss, in a worker: of the whole rows of a micro-batch, with their entropy."""
-    columns = update_pass.Columns.of(data)
-    if columns is None:
+    inputs = update_pass.UpdateInputs.from_batch(data)
+    if inputs is None:
         return proceed()
     before = data["advantages"]
-    data["advantages"], entropies = update_pass.apply_in_actor(config, model_output, data, columns)
+    data["advantages"], entropies = update_pass.apply_in_actor(config, model_output, data, inputs)
     try:
         loss, metrics = proceed()
     finally:
@@ -159,7 +128,7 @@ def reduce_metrics(proceed: Callable, *, metrics: dict[str, Any]) -> dict[str, A
     reduced, state = proceed(), current.get()
     if state is None or state.pending is None:
         return reduced
-    if state.pending.columns:
+    if state.pending.inputs:
         if entropies is None and not any(name.startswith("actor/") for name in reduced):
             return reduced  # of the critic
         if entropies is None:
@@ -226,7 +195,8 @@ def log(proceed: Callable, tracking: Any, *, data: dict[str, Any], step: Any) ->
 
 def _class_that_logs(tracking: Any) -> str:
     """The class of the trainer that called `tracking.log`: of the nearest method up the stack that is not its own."""
-    frame, trainer = sys._getframe().f_back, tracking
+    frame: Any = sys._getframe(1)
+    trainer = tracking
     while frame and trainer is tracking:
         frame, trainer = frame.f_back, frame.f_locals.get("self", tracking)
     return f"{type(trainer).__module__}.{type(trainer).__qualname__}"

@@ -121,4 +121,4 @@ def _resumed_from(trainer: DictConfig) -> str | None:
             checkpoint = (trainer.resume_mode == "auto" and find_latest_ckpt_path(trainer.default_local_dir)) or ""
     if not checkpoint:
         return None
-    return checkpoint if InitialEntropy.path(checkpoint).exists() else os.path.dirname(checkpoint)
+    return checkpoint if InitialEntropy.path(checkpoint).exists() else os.path.dirname(checkpoint) or "."

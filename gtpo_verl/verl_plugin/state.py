@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -14,7 +13,7 @@ from gtpo_verl.algorithm.advantage import check_finite
 from gtpo_verl.algorithm.metrics import compute_log_prob_metrics
 from gtpo_verl.verl_plugin import compat, preflight, update_pass
 from gtpo_verl.verl_plugin.batch_fields import BatchFields
-from gtpo_verl.verl_plugin.estimator import Estimate, GTPOEstimator
+from gtpo_verl.verl_plugin.estimator import GTPOEstimator, PendingUpdate
 from gtpo_verl.verl_plugin.run_config import Mode, select
 from gtpo_verl.verl_plugin.token_dump import TokenDump, bounded_rows
 from gtpo_verl.verl_plugin.training_monitor import TrainerWatch
@@ -22,30 +21,6 @@ from gtpo_verl.verl_plugin.training_monitor import TrainerWatch
 logger = logging.getLogger("gtpo_verl")
 
 _DUMPED = {"old_log_probs", "token_level_rewards", "advantages", "rollout_log_probs", "response_mask"}
-
-
-@dataclass
-class PendingUpdate:
-    """A step whose update has not passed yet: GTPO's estimate, and what is logged and dumped once it has.
-
-    Args:
-        step (int): verl's `global_steps`.
-        fields (BatchFields): of the step's batch.
-        estimate (Estimate | None): GTPO's; None before verl asks for it, and under another estimator.
-        metrics (dict): to be logged with those of the update.
-        dumped: rows for the token dump that wait for the entropies of the update, verl's DataProto.
-    """
-
-    step: int
-    fields: BatchFields
-    estimate: Estimate | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    dumped: Any = None
-
-    @property
-    def columns(self) -> update_pass.Columns | None:
-        """What the actor needs, if its update is to give the entropy."""
-        return self.estimate.columns if self.estimate else None
 
 
 class TrainerState:
@@ -86,14 +61,14 @@ class TrainerState:
         return trainer._gtpo_state
 
     @property
-    def acts(self) -> bool:
+    def has_work(self) -> bool:
         """Whether there is something to do at this step."""
         return self.run.mode.applies_gtpo or self._dump_is_due
 
     @property
     def reads_entropy(self) -> bool:
         """Whether the entropy of verl's old-log-prob pass is read at this step."""
-        return self.acts and self.run.mode is not Mode.GTPO_FROM_UPDATE
+        return self.has_work and self.run.mode is not Mode.GTPO_FROM_UPDATE
 
     @property
     def _dump_is_due(self) -> bool:
@@ -106,14 +81,14 @@ class TrainerState:
             RuntimeError: the last step's update did not pass through the hooks that it needs.
         """
         left, self.pending = self.pending, None
-        if left and self.run.mode.applies_gtpo and (left.columns or left.step < self._trainer.global_steps):
+        if left and self.run.mode.applies_gtpo and (left.inputs or left.step < self._trainer.global_steps):
             if left.step >= (select(self._trainer.config, "trainer.critic_warmup") or 0):
                 raise RuntimeError(
                     f"GTPO's advantages of step {left.step} were not followed by an update that verl's reduce_metrics "
                     "sums up, as in verl's own trainers: so the entropy terms may be missing from the loss, and the "
                     "metrics gtpo/* from the log. Use verl's trainers, through verl.trainer.main_ppo"
                 )
-        return self.acts
+        return self.has_work
 
     def estimate(self, token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Any) -> torch.Tensor:
         """What verl's call of the estimator `gtpo` returns.
@@ -121,52 +96,53 @@ class TrainerState:
         Raises:
             RuntimeError: a trainer called it that GTPO does not hook.
         """
-        if self.batch is None or self.pending is None or not self.run.mode.applies_gtpo:
+        pending = self.pending
+        if pending is None or pending.result or not self.run.mode.applies_gtpo:
             raise RuntimeError(_NOT_HOOKED)
         start = time.perf_counter()
-        estimate = self.estimator.estimate(self.batch, token_level_rewards, response_mask, index)
-        estimate.metrics["timing_s/gtpo"] = time.perf_counter() - start
-        self.pending.estimate = estimate
+        advantages = self.estimator.estimate(pending, token_level_rewards, response_mask, index)
+        pending.metrics["timing_s/gtpo"] = time.perf_counter() - start
         TrainerState.estimates += 1
-        return estimate.advantages
+        return advantages
 
     def compute_advantage(self, compute: Callable[[], Any], fields: BatchFields, data: Any) -> Any:
-        """verl's `compute_advantage` on the batch with these fields, and record its result."""
-        if self.run.mode.applies_gtpo:
-            _check_log_probs(data.batch, fields.response_mask, data.non_tensor_batch["uid"])
+        """Return what verl's `compute_advantage` makes of the batch with these fields, and record it.
+
+        Raises:
+            ValueError: a log-probability of a completion's own token that is not finite, or above 0.
+        """
+        for name in ("old_log_probs", "rollout_log_probs"):
+            if self.run.mode.applies_gtpo and name in data.batch.keys():
+                own, uids = torch.where(fields.response_mask.bool(), data.batch[name], 0), data.non_tensor_batch["uid"]
+                check_finite(name, own.sum(-1), uids)
+                update_pass.check_range(name, own.amax(-1), (-torch.inf, 0.0), uids)
         pending = self.pending = PendingUpdate(self._trainer.global_steps, fields)
-        self.batch = fields
-        try:
-            data = compute()
-        finally:
-            self.batch = None  # it serves once
-        if estimate := pending.estimate:
-            pending.metrics = estimate.metrics
-            if "old_log_probs" in data.batch.keys():
-                old_log_probs, result = data.batch["old_log_probs"][fields.last_outputs], estimate.result
-                pending.metrics |= compute_log_prob_metrics(old_log_probs, result.group_advantages, result.completions)
-        if estimate and estimate.columns:
+        data = compute()
+        if (result := pending.result) and "old_log_probs" in data.batch.keys():
+            old_log_probs = data.batch["old_log_probs"][fields.last_outputs]
+            pending.metrics |= compute_log_prob_metrics(old_log_probs, result.group_advantages, result.completions)
+        if result and pending.inputs:
             if self._dump_is_due:
-                estimate.columns.dumped[[fields.last_outputs[row] for row in bounded_rows(estimate.result)]] = True
+                pending.inputs.dumped[[fields.last_outputs[row] for row in bounded_rows(result)]] = True
                 pending.dumped = data.select([*_DUMPED & set(data.batch.keys())])
-            for name, column in estimate.columns.fields().items():
+            for name, column in pending.inputs.to_batch().items():
                 data.batch[name] = column
         elif self._dump_is_due:
             self._write_dump(pending, data, fields.entropy)
         return data
 
     def complete(self, pending: PendingUpdate, entropies: list[update_pass.RowEntropy]) -> None:
-        """Give the estimate the entropies of its update, and the dump the advantages that the update used."""
-        if pending.estimate is None or pending.columns is None:
-            return
-        fields = pending.fields
-        self.estimator.complete(fields, pending.estimate, pending.columns, entropies)
+        """Give a batch the entropies of its update, and the dump the advantages that the update used."""
+        fields, inputs = pending.fields, pending.inputs
+        assert inputs
+        means, tokens = update_pass.gather(entropies, fields.responses.shape)
+        self.estimator.complete(pending, means)
         if pending.dumped is not None:
             batch = pending.dumped.batch
-            entropy = update_pass.gather_tokens(entropies, fields.responses.shape)
-            applied = batch["advantages"], fields.response_mask, entropy, pending.columns
-            batch["advantages"], _ = update_pass.apply_entropy(*applied)
-            self._write_dump(pending, pending.dumped, entropy)
+            batch["advantages"], _ = update_pass.apply_entropy(
+                batch["advantages"], fields.response_mask, tokens, inputs
+            )
+            self._write_dump(pending, pending.dumped, tokens)
 
     def _write_dump(self, pending: PendingUpdate, data: Any, entropy: torch.Tensor | None) -> None:
         """One output per session; a dump that fails ends, and the run goes on."""
@@ -177,15 +153,13 @@ class TrainerState:
             data = data.select_idxs(fields.last_outputs)
         fields = fields._replace(entropy=entropy).of_sessions()
         uids = data.non_tensor_batch["uid"]
-        result = pending.estimate.result if pending.estimate else None
-        if result is None:
-            result = self.estimator.compute(fields, data.batch["token_level_rewards"], uids)
-        columns: dict[str, torch.Tensor] = {name: data.batch[name] for name in _DUMPED & set(data.batch.keys())}
+        result = pending.result or self.estimator.compute(fields, data.batch["token_level_rewards"], uids)
+        columns: dict[str, Any] = {name: data.batch[name] for name in _DUMPED & set(data.batch.keys())}
         columns |= {"loss_mask": data.batch["response_mask"], "response_mask": fields.response_mask}
-        columns |= {"responses": fields.responses, "entropy": fields.entropy}  # type: ignore[dict-item]
-        initial_entropy = self.estimator.initial_entropy_value
+        columns |= {"responses": fields.responses, "entropy": fields.entropy}
+        initial = self.estimator.run.initial_entropy_value
         try:
-            self.dump.write(pending.step, columns, uids, fields.prompts, fields.response_len, result, initial_entropy)
+            self.dump.write(pending.step, columns, uids, fields.prompts, fields.response_len, result, initial)
         except OSError as error:
             logger.warning("GTPO's token dump ends at step %d, and the run goes on without it: %s", pending.step, error)
             self.dump = None
@@ -199,14 +173,6 @@ _NOT_HOOKED = (
     "algorithm.adv_estimator=gtpo was called without token ids and entropy, by a trainer that gtpo_verl does not know; "
     "use verl's own trainers, through verl.trainer.main_ppo"
 )
-
-
-def _check_log_probs(batch: Any, response_mask: torch.Tensor, index: Any) -> None:
-    """Raise on a log-probability of a completion's own token that is not finite, or above 0."""
-    for name in (name for name in ("old_log_probs", "rollout_log_probs") if name in batch.keys()):
-        own = torch.where(response_mask.bool(), batch[name], 0)
-        check_finite(name, own.sum(-1), index)
-        update_pass.check_range(name, own.amax(-1), (-torch.inf, 0.0), index)
 
 
 def estimate_gtpo_advantage(

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,12 +26,8 @@ from gtpo_verl.verl_plugin.run_config import RunConfig, VerlGTPOConfig
 # A step's groups are written whole until there are this many tokens; the first one always is.
 _STEP_TOKENS = 1 << 19
 _FOLDER_BYTES = 4 << 30
-_VALUES = dict(
-    advantages="advantages",
-    entropy="entropy",
-    trainer_logprobs="old_log_probs",
-    inference_logprobs="rollout_log_probs",
-)
+_VALUES = {"advantages": "advantages", "entropy": "entropy"}
+_VALUES |= {"trainer_logprobs": "old_log_probs", "inference_logprobs": "rollout_log_probs"}
 
 logger = logging.getLogger("gtpo_verl")
 
@@ -59,22 +55,14 @@ class TokenDump:
         applied: bool = True,
         loaded: Any = None,
     ):
-        self.config = config
-        self.folder = Path(folder)
-        self._tokenizer = loaded
-        self._header = {
-            "schema_version": SCHEMA_VERSION,
-            "adv_estimator": adv_estimator,
-            "gtpo_applied": applied,
-            "tokenizer": tokenizer,
-            "checkpoints": checkpoints,
-        }
-        self._step = -1
+        self.config, self.folder, self._tokenizer, self._step = config, Path(folder), loaded, -1
+        self._header = {"schema_version": SCHEMA_VERSION, "adv_estimator": adv_estimator, "gtpo_applied": applied}
+        self._header |= {"tokenizer": tokenizer, "checkpoints": checkpoints}
         self._bytes = sum(path.stat().st_size for path in self.folder.glob(STEP_FILES))
 
     @classmethod
     def of(cls, trainer: Any, run: RunConfig) -> "TokenDump | None":
-        """The dump that a trainer of verl asks for, without the steps that it will make again."""
+        """Return the dump that a trainer of verl asks for, without the steps that it will make again."""
         if run.gtpo.dump_dir is None:
             return None
         config, model = trainer.config, trainer.config.actor_rollout_ref.model
@@ -88,15 +76,11 @@ class TokenDump:
             # A tokenizer in Python has none, and a trainer's may be a processor.
             getattr(getattr(trainer, "tokenizer", None), "backend_tokenizer", None),
         )
-        dump.remove_from(trainer.global_steps)
-        return dump
-
-    def remove_from(self, step: int) -> None:
-        """Remove what an earlier start has dumped of this step and of later ones, which come again."""
-        for path in self.folder.glob(STEP_FILES):
-            if int(path.stem.removeprefix("step_")) >= step:
-                self._bytes -= path.stat().st_size
+        for path in dump.folder.glob(STEP_FILES):
+            if int(path.stem.removeprefix("step_")) >= trainer.global_steps:
+                dump._bytes -= path.stat().st_size
                 path.unlink()
+        return dump
 
     def is_due(self, step: int) -> bool:
         """Whether the groups of this step are written."""
@@ -116,15 +100,12 @@ class TokenDump:
         in it.
 
         Args:
-            step (int): verl's `global_steps`.
             batch: tensors of shape (bs, response_length): `responses`, `entropy` (nats), `response_mask`,
                 `old_log_probs`, `token_level_rewards`, `advantages`; `loss_mask`, the response mask that the loss
                 sees, without the tokens that verl's rollout correction rejected; and `rollout_log_probs` where the
                 rollout returns them.
-            uids: (bs,) uid of each row's prompt.
-            prompts: (bs,) token ids of each row's prompt.
+            uids, prompts: (bs,), and token ids of each prompt.
             row_len (torch.Tensor): (bs,), length of each response, tool output included.
-            result (GTPOAdvantage): GTPO of the batch.
             initial_entropy (float | None): ⟨H⟩_ini of the run in nats per token.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -137,8 +118,7 @@ class TokenDump:
         columns |= {name: batch[name][rows].int().tolist() for name in ("response_mask", "loss_mask")}
         values = {"lambda": result.token_weights, **{name: batch[of] for name, of in _VALUES.items() if of in batch}}
         columns |= {name: _short(value[rows]) for name, value in values.items()}
-        rewards = batch["token_level_rewards"].sum(-1)
-        lines = ""
+        rewards, lines = batch["token_level_rewards"].sum(-1), ""
         for at, row in enumerate(rows):
             completion = {
                 "schema_version": SCHEMA_VERSION,
@@ -180,9 +160,5 @@ def bounded_rows(result: GTPOAdvantage, tokens: int = _STEP_TOKENS) -> list[int]
 
 def _short(values: torch.Tensor) -> list[list[float | None]]:
     """Floats of four decimals, which JSON writes short; None where one is not finite, which JSON cannot say."""
-    rounded: Any = np.round(values.double().numpy(), 4)
-    finite = np.isfinite(rounded)
-    if not finite.all():
-        rounded = rounded.astype(object)
-        rounded[~finite] = None
-    return rounded.tolist()
+    rounded, unsaid = np.round(values.double().numpy(), 4), cast(Any, None)
+    return np.where(np.isfinite(rounded), rounded, unsaid).tolist()

@@ -37,59 +37,44 @@ def check_range(name: str, values: torch.Tensor, bounds: tuple[float, float], id
 
 
 class RowEntropy(NamedTuple):
-    """The entropy of one row of the batch, as its update saw it.
+    """The entropy of one row of the batch, as its update saw it."""
 
-    Args:
-        row (int): its place in the batch.
-        mean (float): ⟨H⟩_i, nats per token.
-        tokens (list | None): the entropy of each token, if the token dump asks for it.
-    """
-
-    row: int
-    mean: float
-    tokens: list[float] | None
+    row: int  # its place in the batch
+    mean: float  # ⟨H⟩_i, nats per token
+    tokens: list[float] | None  # nats, if the token dump asks for them
 
 
-class Columns(NamedTuple):
+class UpdateInputs(NamedTuple):
     """What the actor needs of each row to apply δ and −γ⟨H⟩: tensors of shape (bs,).
 
     They travel in verl's batch as fields `gtpo_<name>` of shape (bs, 1), wherever its rows go.
-
-    Args:
-        row: int64, its place in the batch.
-        group_advantage: float64, A_i.
-        entropy_coeff: float64, γ.
-        highest_entropy: float64, the highest ⟨H⟩_i that δ_i keeps.
-        dumped: bool, whether the token dump asks for the entropy of each token.
     """
 
-    row: torch.Tensor
-    group_advantage: torch.Tensor
-    entropy_coeff: torch.Tensor
-    highest_entropy: torch.Tensor
-    dumped: torch.Tensor
+    row: torch.Tensor  # int64, its place in the batch
+    group_advantage: torch.Tensor  # float64, A_i
+    entropy_coeff: torch.Tensor  # float64, γ
+    highest_entropy: torch.Tensor  # float64, the highest ⟨H⟩_i that δ_i keeps
+    dumped: torch.Tensor  # bool, whether the token dump asks for the entropy of each token
 
     @classmethod
-    def make(cls, group_advantages: torch.Tensor, config: GTPOConfig, initial_entropy: float | None) -> "Columns":
+    def make(cls, group_advantages: torch.Tensor, config: GTPOConfig, initial_entropy: float | None) -> "UpdateInputs":
         """The columns of a batch, from A_i, (bs,), and ⟨H⟩_ini in nats per token.
 
         Raises:
             ValueError: the filter needs the initial entropy, which is None.
         """
         advantages = group_advantages.double()
-        highest = torch.full_like(advantages, torch.inf)
+        coeff, highest = torch.full_like(advantages, config.entropy_coeff), torch.full_like(advantages, torch.inf)
         if config.filter_is_active(initial_entropy):
-            may_be_dropped = advantages < 0 if config.filter_scope == "negative" else torch.ones_like(advantages).bool()
-            highest[may_be_dropped] = config.entropy_threshold
-        coeff = torch.full_like(advantages, config.entropy_coeff)
+            highest[(advantages < 0) | (config.filter_scope == "all")] = config.entropy_threshold
         return cls(torch.arange(len(advantages)), advantages, coeff, highest, torch.zeros_like(advantages).bool())
 
-    def fields(self) -> dict[str, torch.Tensor]:
+    def to_batch(self) -> dict[str, torch.Tensor]:
         """As fields of a batch of verl."""
         return {f"gtpo_{name}": column.unsqueeze(-1) for name, column in self._asdict().items()}
 
     @classmethod
-    def of(cls, data: Any) -> "Columns | None":
+    def from_batch(cls, data: Any) -> "UpdateInputs | None":
         """From the fields of a batch of verl, or of a part of it; None if it has none."""
         if "gtpo_row" not in data.keys():
             return None
@@ -98,7 +83,7 @@ class Columns(NamedTuple):
 
 @torch.no_grad()
 def apply_entropy(
-    advantages: torch.Tensor, response_mask: torch.Tensor, entropy: torch.Tensor, columns: Columns
+    advantages: torch.Tensor, response_mask: torch.Tensor, entropy: torch.Tensor, inputs: UpdateInputs
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """δ_i (A_i − γ⟨H⟩_i) λ_{i,t} of Eq. 11, for each row by itself.
 
@@ -108,7 +93,7 @@ def apply_entropy(
         advantages (torch.Tensor): (bs, response_length), λ_{i,t} A_i.
         response_mask (torch.Tensor): (bs, response_length), 1 on the completion's own tokens.
         entropy (torch.Tensor): (bs, response_length), in nats.
-        columns (Columns): of these rows.
+        inputs (UpdateInputs): of these rows.
 
     Returns:
         The advantages, (bs, response_length), and ⟨H⟩_i, (bs,) in nats per token; 0 for a row without tokens.
@@ -116,15 +101,15 @@ def apply_entropy(
     mask = response_mask.bool()
     total = torch.where(mask, entropy, 0).sum(-1, dtype=torch.float64)
     means = (total / mask.sum(-1).clamp(min=1)).float()
-    group_advantage = columns.group_advantage.unsqueeze(-1)
-    regularized = columns.group_advantage - columns.entropy_coeff * means
-    kept = torch.where(means <= columns.highest_entropy, regularized, 0).unsqueeze(-1)
+    group_advantage = inputs.group_advantage.unsqueeze(-1)
+    regularized = inputs.group_advantage - inputs.entropy_coeff * means
+    kept = torch.where(means <= inputs.highest_entropy, regularized, 0).unsqueeze(-1)
     weights = torch.where(group_advantage == 0, mask.double(), advantages / group_advantage)
     return (kept * weights).to(advantages.dtype), means
 
 
 def apply_in_actor(
-    config: Any, model_output: dict[str, Any], data: Any, columns: Columns
+    config: Any, model_output: dict[str, Any], data: Any, inputs: UpdateInputs
 ) -> tuple[torch.Tensor, list[RowEntropy]]:
     """`apply_entropy` on a micro-batch, as verl's `ppo_loss` gets it.
 
@@ -132,7 +117,7 @@ def apply_in_actor(
         config: verl's ActorConfig.
         model_output: has `entropy`, which is detached here, unless the loss has verl's own entropy term.
         data: TensorDict, left as it is.
-        columns (Columns): of its rows.
+        inputs (UpdateInputs): of its rows.
 
     Returns:
         The new advantages, (bs, response_length), and the value of the metric `ENTROPIES`.
@@ -152,33 +137,27 @@ def apply_in_actor(
         model_output["entropy"] = model_output["entropy"].detach()  # which frees its graph before the backward pass
     entropy = no_padding_2_padding(model_output["entropy"].detach(), data)
     response_mask, advantages = (_padded(data[name]) for name in ("response_mask", "advantages"))
-    advantages, means = apply_entropy(advantages, response_mask, entropy, columns)
+    advantages, means = apply_entropy(advantages, response_mask, entropy, inputs)
     bounds = entropy_range(getattr(config.model_config, "tokenizer", None))
-    check_range("entropy", means, bounds, columns.row.tolist(), "row of the batch")
-    tokens = [row.tolist() if dumped else None for row, dumped in zip(entropy, columns.dumped.tolist(), strict=True)]
-    return advantages, [*map(RowEntropy, columns.row.tolist(), means.tolist(), tokens)]
+    check_range("entropy", means, bounds, inputs.row.tolist(), "row of the batch")
+    tokens = [row.tolist() if dumped else None for row, dumped in zip(entropy, inputs.dumped.tolist(), strict=True)]
+    return advantages, [*map(RowEntropy, inputs.row.tolist(), means.tolist(), tokens)]
 
 
 def _padded(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_padded_tensor(0) if tensor.is_nested else tensor
 
 
-def gather_means(entropies: list[RowEntropy], rows: int) -> torch.Tensor:
-    """(rows,) ⟨H⟩_i from the metric `ENTROPIES` of a whole update; nan where there is none, of several the first.
+def gather(entropies: list[RowEntropy], shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor]:
+    """⟨H⟩_i of a whole update, (bs,), nan where there is none; and the entropy of each token, (bs, response_length), 0
+    where the dump has not asked for it.
 
-    Several for a row come of `ppo_epochs` above 1, and from ranks that share their rows.
+    The first of a row counts: several come of `ppo_epochs` above 1, and from ranks that share their rows.
     """
-    gathered = torch.full((rows,), torch.nan)
+    means, tokens = torch.full(shape[:1], torch.nan), torch.zeros(shape)
     for entropy in reversed(entropies):
-        gathered[entropy.row] = entropy.mean
-    return gathered
-
-
-def gather_tokens(entropies: list[RowEntropy], shape: torch.Size) -> torch.Tensor:
-    """The entropy of each token, (bs, response_length), of the rows of which the dump has asked for it; 0 elsewhere."""
-    gathered = torch.zeros(shape)
-    for entropy in reversed(entropies):
+        means[entropy.row] = entropy.mean
         if entropy.tokens is not None:
             own = torch.tensor(entropy.tokens[: shape[1]])
-            gathered[entropy.row, : len(own)] = own
-    return gathered
+            tokens[entropy.row, : len(own)] = own
+    return means, tokens

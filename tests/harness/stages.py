@@ -94,14 +94,14 @@ class Stage:
     def update(self) -> dict[str, float]:
         """What the trainer logs of its actor's update; `self.used` are then the advantages that it used, in the order
         of the batch."""
-        from gtpo_verl.verl_plugin.update_pass import ENTROPIES, Columns, RowEntropy, apply_entropy
+        from gtpo_verl.verl_plugin.update_pass import ENTROPIES, RowEntropy, UpdateInputs, apply_entropy
 
         metrics: dict[str, Any] = {"actor/pg_loss": [1.0]}
-        if columns := Columns.of(self.batch):
+        if inputs := UpdateInputs.from_batch(self.batch):
             entropy, mask = (padded([self.rows[name][i] for i in self.order]) for name in ("entropy", "response_mask"))
-            self.used, means = apply_entropy(self.batch["advantages"], mask, entropy, columns)
-            tokens = [row.tolist() if dumped else None for row, dumped in zip(entropy, columns.dumped, strict=True)]
-            found = [*map(RowEntropy, columns.row.tolist(), means.tolist(), tokens)]
+            self.used, means = apply_entropy(self.batch["advantages"], mask, entropy, inputs)
+            tokens = [row.tolist() if dumped else None for row, dumped in zip(entropy, inputs.dumped, strict=True)]
+            found = [*map(RowEntropy, inputs.row.tolist(), means.tolist(), tokens)]
             metrics[f"actor/{ENTROPIES}"] = found[3:] + found[:3]  # workers return them in an order of their own
         logged = reduce_metrics(metrics)
         assert logged.pop("actor/pg_loss") == 1.0

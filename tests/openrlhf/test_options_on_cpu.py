@@ -72,8 +72,8 @@ def test_another_parser_and_one_with_gtpo_of_openrlhfs_own_are_left_alone(option
     [
         ({"algo__kl__init_coef": 0.01}, "--algo.kl.init_coef 0.01: GTPO has no KL term"),
         ({"rollout__n_samples_per_prompt": 1}, "--rollout.n_samples_per_prompt 1: GTPO compares"),
-        ({"algo__gtpo": "entropy_coeff=1"}, "--algo.gtpo entropy_coeff=1: not JSON"),
-        ({"algo__gtpo": "[1]"}, "--algo.gtpo [1]: must be a JSON object"),
+        ({"algo__gtpo": "entropy_coeff=1"}, "--algo.gtpo entropy_coeff=1: not a JSON object"),
+        ({"algo__gtpo": "[1]"}, "--algo.gtpo [1]: not a JSON object"),
         ({"algo__gtpo": '{"entropy_coef": 1}'}, "algo.gtpo.entropy_coef=1: unknown key; did you mean"),
         ({"algo__gtpo": '{"entropy_coeff": -1}'}, "algo.gtpo.entropy_coeff=-1: must be a number of at least 0"),
         ({"algo__gtpo": '{"dump_dir": "x"}'}, "algo.gtpo.dump_dir='x': unknown key; only the plugin"),

@@ -21,7 +21,7 @@ from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
 from gtpo_verl import GTPOConfig, compute_gtpo_outcome_advantage
-from gtpo_verl.verl_plugin.update_pass import Columns
+from gtpo_verl.verl_plugin.update_pass import UpdateInputs
 
 PROMPT = torch.tensor([3, 4])
 RESPONSES = torch.tensor([[5, 7, 8, 2], [5, 9, 2, 0]])
@@ -74,11 +74,11 @@ def worker_arguments(
     ref_log_prob=None,
     weights=None,
     loss_agg_mode="seq-mean-token-mean",
-    columns=None,
+    inputs=None,
     entropy_coeff=0,
     **policy,
 ):
-    """What verl's actor hands to `ppo_loss`, from (bs, response_length) log-probabilities; with `columns`, GTPO's
+    """What verl's actor hands to `ppo_loss`, from (bs, response_length) log-probabilities; with `inputs`, GTPO's
     fields of the batch, the model's output has ENTROPY too.
     """
     if loss_mode == "dro":
@@ -113,8 +113,8 @@ def worker_arguments(
         tensors["ref_log_prob"] = jagged(ref_log_prob)
     batch_info = {"dp_size": 1, "batch_num_tokens": int(MASK.sum()), "global_batch_size": len(MASK)}
     output = {"log_probs": output_of(log_prob)}
-    if columns is not None:
-        tensors |= columns.fields()
+    if inputs is not None:
+        tensors |= inputs.to_batch()
         output["entropy"] = output_of(ENTROPY - log_prob + log_prob.detach())  # has a gradient, as the model's
     return config, output, tu.get_tensordict(tensors, batch_info)
 
@@ -184,15 +184,15 @@ def test_entropy_from_the_update_gives_the_same_gradient(loss_mode, gtpo, settin
     """λA before the update, δ and −γ⟨H⟩ in the actor: as if the advantages had come whole, at any ratio."""
     gtpo = {"completion_filter": "always", "entropy_threshold": 0.201} | gtpo  # ⟨H⟩ is 0.2 in both
     without = advantages(entropy_coeff=0, completion_filter="never")
-    columns = Columns.make(without[:, 1], GTPOConfig(**gtpo), None)
-    from_update = gradient(loss_mode, without, LOG_RATIO, columns=columns, **settings)
+    inputs = UpdateInputs.make(without[:, 1], GTPOConfig(**gtpo), None)
+    from_update = gradient(loss_mode, without, LOG_RATIO, inputs=inputs, **settings)
     torch.testing.assert_close(from_update, gradient(loss_mode, advantages(**gtpo), LOG_RATIO, **settings))
 
 
 def test_with_the_entropy_from_the_update_a_second_epoch_starts_from_the_same_advantages():
     without = advantages(entropy_coeff=0, completion_filter="never")
-    columns = Columns.make(without[:, 1], GTPOConfig(), 0.9)
-    arguments = worker_arguments(OLD_LOG_PROB, "gtpo", without, columns=columns)
+    inputs = UpdateInputs.make(without[:, 1], GTPOConfig(), 0.9)
+    arguments = worker_arguments(OLD_LOG_PROB, "gtpo", without, inputs=inputs)
     before = arguments[-1]["advantages"].values().clone()
     first, second = (ppo_loss(*arguments)[0] for _ in range(2))
     assert first == second and torch.equal(arguments[-1]["advantages"].values(), before)
@@ -201,8 +201,8 @@ def test_with_the_entropy_from_the_update_a_second_epoch_starts_from_the_same_ad
 @pytest.mark.parametrize(("entropy", "sound"), [(-3.0, False), (-0.2, True), (3.0, True), (40.0, False)])
 def test_an_entropy_that_no_distribution_has_is_an_error_before_the_loss(entropy, sound):
     without = advantages(entropy_coeff=0, completion_filter="never")
-    columns = Columns.make(without[:, 1], GTPOConfig(), 0.9)._replace(row=torch.tensor([4, 9]))
-    config, output, data = worker_arguments(OLD_LOG_PROB, "gtpo", without, columns=columns)
+    inputs = UpdateInputs.make(without[:, 1], GTPOConfig(), 0.9)._replace(row=torch.tensor([4, 9]))
+    config, output, data = worker_arguments(OLD_LOG_PROB, "gtpo", without, inputs=inputs)
     output["entropy"] = output["entropy"] * 0 + entropy
     if sound:
         ppo_loss(config, output, data)
@@ -217,8 +217,8 @@ def test_an_entropy_that_no_distribution_has_is_an_error_before_the_loss(entropy
 def test_verls_own_entropy_bonus_keeps_its_gradient_beside_gtpos():
     """The entropy here is −log_prob and a constant: the bonus pushes each log-probability down by its weight."""
     without = advantages(entropy_coeff=0, completion_filter="never")
-    columns = Columns.make(without[:, 1], GTPOConfig(), 0.9)
-    plain, with_bonus = (gradient("gtpo", without, columns=columns, entropy_coeff=x) for x in (0, 0.3))
+    inputs = UpdateInputs.make(without[:, 1], GTPOConfig(), 0.9)
+    plain, with_bonus = (gradient("gtpo", without, inputs=inputs, entropy_coeff=x) for x in (0, 0.3))
     torch.testing.assert_close(with_bonus - plain, 0.3 * WEIGHT)
 
 

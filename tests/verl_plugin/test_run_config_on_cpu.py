@@ -43,3 +43,8 @@ def test_a_process_reads_the_settings_once(stage, rows, monkeypatch, tmp_path, o
     for of_trainer.trainer.global_steps in (1, 2):
         of_trainer.step()
     assert read == ["VerlGTPOConfig"]
+
+
+def test_a_checkpoint_given_by_its_bare_name_is_resumed_from_the_working_directory(compose_config):
+    config = compose_config("trainer.resume_mode=resume_path", "trainer.resume_from_path=global_step_7")
+    assert RunConfig.read(config).resumed_from == "."

@@ -14,7 +14,7 @@ from gtpo_verl import GTPOConfig
 from gtpo_verl.run_files.initial_entropy import InitialEntropy
 from gtpo_verl.verl_plugin import hooks
 from gtpo_verl.verl_plugin.state import current
-from gtpo_verl.verl_plugin.update_pass import Columns
+from gtpo_verl.verl_plugin.update_pass import UpdateInputs
 
 KNOWN = "algorithm.gtpo.initial_entropy=0.3"
 ORDER = [4, 2, 0, 5, 1, 3]
@@ -82,7 +82,7 @@ def test_a_critic_may_be_warmed_up_first(stage):
 def test_an_actor_whose_loss_did_not_apply_the_entropy_is_an_error(stage):
     gtpo = stage(KNOWN, "algorithm.gtpo.entropy_from=update")
     gtpo.advantages()
-    assert Columns.of(gtpo.batch) is not None
+    assert UpdateInputs.from_batch(gtpo.batch) is not None
     with pytest.raises(RuntimeError, match="the actor's loss did not apply the entropy"):
         reduce_metrics({"actor/my_loss": [1.0]})
 

@@ -20,7 +20,7 @@ from gtpo_verl.tools.diagnose.verdict import read_run
 from gtpo_verl.verl_plugin import preflight
 from gtpo_verl.verl_plugin.run_config import RunConfig, VerlGTPOConfig
 from gtpo_verl.verl_plugin.token_dump import TokenDump, bounded_rows
-from gtpo_verl.verl_plugin.update_pass import Columns
+from gtpo_verl.verl_plugin.update_pass import UpdateInputs
 
 KNOWN = "algorithm.gtpo.initial_entropy=0.3"
 GROUPED = [0, 1, 3, 2, 5]  # the real rows, group by group
@@ -193,7 +193,7 @@ def test_with_the_entropy_from_the_update_the_same_is_dumped(dumping, rows, tmp_
     from_update = dumping(trainer, "gtpo", KNOWN, "algorithm.gtpo.entropy_from=update")
     from_update.advantages()
     assert not (tmp_path / "dump").exists()
-    assert Columns.of(from_update.batch).dumped.tolist() == [i in GROUPED for i in range(6)]
+    assert UpdateInputs.from_batch(from_update.batch).dumped.tolist() == [i in GROUPED for i in range(6)]
     assert from_update.update()["timing_s/gtpo_dump"] > 0
     for line, expected in zip(lines(tmp_path / "dump"), before, strict=True):
         assert line.keys() == expected.keys()

@@ -10,7 +10,7 @@ from gtpo_verl import GTPOConfig, compute_gtpo_outcome_advantage
 from gtpo_verl.algorithm.advantage import compute_group_advantages
 from gtpo_verl.algorithm.completions import Completions
 from gtpo_verl.verl_plugin import update_pass
-from gtpo_verl.verl_plugin.update_pass import Columns, RowEntropy, apply_entropy
+from gtpo_verl.verl_plugin.update_pass import RowEntropy, UpdateInputs, apply_entropy
 
 UIDS = [f"uid{row // 4}" for row in range(16)]
 
@@ -59,7 +59,7 @@ def test_micro_batches_of_whole_rows_get_eq_11(batch, settings, size):
     weighed, _ = compute_gtpo_outcome_advantage(
         **batch, config=replace(config, entropy_coeff=0, completion_filter="never")
     )
-    columns = Columns.make(group_advantages, config, config.initial_entropy)
+    inputs = UpdateInputs.make(group_advantages, config, config.initial_entropy)
     order = torch.randperm(16, generator=torch.Generator().manual_seed(size))
     means = torch.empty(16)
     for micro in order.split(size):
@@ -67,7 +67,7 @@ def test_micro_batches_of_whole_rows_get_eq_11(batch, settings, size):
             weighed[micro],
             batch["response_mask"][micro],
             batch["entropy"][micro],
-            Columns(*(column[micro] for column in columns)),
+            UpdateInputs(*(column[micro] for column in inputs)),
         )
         torch.testing.assert_close(advantages, whole[micro])
     mask = batch["response_mask"]
@@ -75,41 +75,41 @@ def test_micro_batches_of_whole_rows_get_eq_11(batch, settings, size):
 
 
 def test_entropy_off_the_mask_may_be_anything(batch):
-    columns = Columns.make(torch.ones(16), GTPOConfig(), 0.1)
-    kept, _ = apply_entropy(batch["response_mask"].float(), batch["response_mask"], batch["entropy"], columns)
+    inputs = UpdateInputs.make(torch.ones(16), GTPOConfig(), 0.1)
+    kept, _ = apply_entropy(batch["response_mask"].float(), batch["response_mask"], batch["entropy"], inputs)
     entropy = torch.where(batch["response_mask"].bool(), batch["entropy"], torch.nan)
     torch.testing.assert_close(
-        apply_entropy(batch["response_mask"].float(), batch["response_mask"], entropy, columns)[0], kept
+        apply_entropy(batch["response_mask"].float(), batch["response_mask"], entropy, inputs)[0], kept
     )
 
 
-def test_the_first_mean_of_a_row_counts_and_a_missing_one_is_nan():
-    means = update_pass.gather_means([RowEntropy(2, 0.5, None), RowEntropy(0, 0.1, None), RowEntropy(2, 0.9, None)], 4)
-    torch.testing.assert_close(means, torch.tensor([0.1, torch.nan, 0.5, torch.nan]), equal_nan=True)
-
-
-def test_the_first_entropies_of_a_rows_tokens_count():
+def test_the_first_entropy_of_a_row_counts_and_a_missing_one_is_nan():
     """Several come of `ppo_epochs` above 1; the advantages that are dumped are the first epoch's."""
-    found = [RowEntropy(1, 0.5, [0.4, 0.6]), RowEntropy(0, 0.1, None), RowEntropy(1, 0.9, [0.8, 1.0, 9.0])]
-    gathered = update_pass.gather_tokens(found, torch.Size((2, 2)))
-    torch.testing.assert_close(gathered, torch.tensor([[0.0, 0.0], [0.4, 0.6]]))
+    found = [RowEntropy(2, 0.5, [0.4, 0.6]), RowEntropy(0, 0.1, None), RowEntropy(2, 0.9, [0.8, 1.0, 9.0])]
+    means, tokens = update_pass.gather(found, torch.Size((4, 2)))
+    torch.testing.assert_close(means, torch.tensor([0.1, torch.nan, 0.5, torch.nan]), equal_nan=True)
+    torch.testing.assert_close(tokens, torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.4, 0.6], [0.0, 0.0]]))
 
 
-def test_columns_pass_through_a_batch_of_verl_in_any_order():
-    columns = Columns.make(torch.arange(4.0), GTPOConfig(), 0.1)
-    data = TensorDict(columns.fields(), batch_size=4)[[2, 0, 3, 1]]
-    assert Columns.of(data).row.tolist() == Columns.of(data).group_advantage.tolist() == [2, 0, 3, 1]
-    assert Columns.of(data.exclude("gtpo_row")) is None
+def test_inputs_pass_through_a_batch_of_verl_in_any_order():
+    inputs = UpdateInputs.make(torch.arange(4.0), GTPOConfig(), 0.1)
+    data = TensorDict(inputs.to_batch(), batch_size=4)[[2, 0, 3, 1]]
+    assert (
+        UpdateInputs.from_batch(data).row.tolist()
+        == UpdateInputs.from_batch(data).group_advantage.tolist()
+        == [2, 0, 3, 1]
+    )
+    assert UpdateInputs.from_batch(data.exclude("gtpo_row")) is None
 
 
 def test_a_forward_pass_without_entropy_is_an_error():
-    columns = Columns.make(torch.ones(2), GTPOConfig(), 0.1)
+    inputs = UpdateInputs.make(torch.ones(2), GTPOConfig(), 0.1)
     with pytest.raises(RuntimeError, match="set actor_rollout_ref.actor.calculate_entropy=True"):
-        update_pass.apply_in_actor(None, {"entropy": None}, TensorDict(columns.fields(), batch_size=2), columns)
+        update_pass.apply_in_actor(None, {"entropy": None}, TensorDict(inputs.to_batch(), batch_size=2), inputs)
 
 
 def test_a_completion_exactly_at_the_threshold_is_kept():
-    columns = Columns.make(torch.tensor([1.0, 1.0]), GTPOConfig(entropy_threshold=0.5, entropy_coeff=0.0), 0.1)
+    inputs = UpdateInputs.make(torch.tensor([1.0, 1.0]), GTPOConfig(entropy_threshold=0.5, entropy_coeff=0.0), 0.1)
     ones = torch.ones(2, 1)
-    advantages, _ = apply_entropy(ones, ones, torch.tensor([[0.5], [0.5000001]]), columns)
+    advantages, _ = apply_entropy(ones, ones, torch.tensor([[0.5], [0.5000001]]), inputs)
     assert advantages.tolist() == [[1.0], [0.0]]
