@@ -5,8 +5,8 @@
 #   ALGO=gtpo SEED=1 bash recipes/run_gtpo_qwen3.sh [override…]    differs in the advantages alone
 #
 # The settings under which TRL #6407 reports an entropy above 2 nats, as far as it names them: 512 questions, 512 tokens,
-# four clipped updates per rollout, a constant rate of 2e-6, 2,000 updates. docs/reproduce.md says when to stop and what to
-# plot. recipes/run_gtpo_qwen.sh with another model; its variables hold.
+# four clipped updates per rollout, a constant learning rate of 2e-6, 2,000 updates. docs/reproduce.md says when to stop
+# and what to plot. recipes/run_gtpo_qwen.sh with another model; its variables hold.
 set -euo pipefail
 
 export MODEL_PATH=${MODEL_PATH:-Qwen/Qwen3-0.6B}

@@ -43,8 +43,8 @@ class Question(NamedTuple):
 
 
 _REWARD = (
-    "consistent with the reward for the form of wrong answers being what loses them",
-    "consistent with GTPO losing them under that reward too",
+    "consistent with the reward for the form of wrong answers being what makes accuracy collapse",
+    "consistent with GTPO's accuracy collapsing under that reward too",
 )
 QUESTIONS = {
     "Q1": Question(

@@ -37,7 +37,7 @@ SETTLED = 100
 LAST = 100
 """Steps at the end over which final values are averaged."""
 LOST = 0.5
-"""A run with a smaller share of clean endings has lost them."""
+"""A run with a smaller share of clean endings has stopped terminating cleanly."""
 
 TITLES = {
     "grpo": "GRPO",
@@ -158,7 +158,7 @@ def runs_of(cells: Iterable[Cell]) -> list[Run]:
 
 
 def lost(run: Run) -> bool:
-    """Whether the run lost its clean endings."""
+    """Return whether the run stopped terminating cleanly."""
     return run.summary["worst"] < LOST
 
 

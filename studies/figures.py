@@ -73,7 +73,7 @@ def answer() -> Any:
         axes[0].set(ylim=(0, 0.85), ylabel="share of runs")
         axes[0].yaxis.set_major_formatter("{x:.0%}")
         handles = [Patch(color=_COLOUR[method], label=TITLES[method]) for method in ("grpo", "gtpo")]
-        handles.append(Patch(**_CLAMPED_BAR, label="GTPO, min_correct_reward"))
+        handles.append(Patch(**_CLAMPED_BAR, label="GTPO, clamped (min_correct_reward)"))
         figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False, fontsize=11)
         return figure
 

@@ -16,7 +16,7 @@ EARLY = 20
 """Steps at the start in which shares of conflict tokens are taken, and at the end for entropy and length."""
 BORNE_ACCURACY = 0.05
 WRONG = 0.25
-"""Accuracy below which a run of the real model has lost its answers: half of what it reaches otherwise."""
+"""Accuracy below which that of a run of the real model has collapsed: half of what it reaches otherwise."""
 METRICS = {
     "accuracy": "accuracy",
     "clean": "clean endings",
@@ -152,7 +152,7 @@ def equal_rate_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
 
 
 def least_accuracy(runs: pd.DataFrame) -> float:
-    """Half of GRPO's mean: below it a run of block 8 or 9 has lost its answers (studies/DESIGN.md, the rule)."""
+    """Half of GRPO's mean: below it that of a run of block 8 or 9 has collapsed (studies/DESIGN.md, the rule)."""
     return float(runs[runs["method"] == "grpo"]["accuracy"].mean()) / 2
 
 

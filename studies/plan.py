@@ -380,7 +380,7 @@ def blocks() -> dict[str, list[tuple[Cell, int]]]:
     ]
     fresh = [*chosen_before, *cells([SUBTRACTION], CONFIRMED, MANY_RATES[2:])]
     return {
-        "1a. rates of the real model": [
+        "1a. learning rates of the real model": [
             (Cell(LEGS, method, rate), 1) for method, grid in real_rates.items() for rate in grid
         ],
         "1b. the real model": [(cell, seed) for seed in range(2, 7) for cell in real],

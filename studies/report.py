@@ -67,22 +67,23 @@ PAGES = {"page": ROOT / "docs/study.md", "one_prompt": HERE / "ONE_PROMPT.md"}
 """By the name of their templates."""
 TABLES_PAGE, RUNS = HERE / "TABLES.md", HERE / "results/one-prompt.csv"
 FURTHER = {
-    "many": "Block 2, rates chosen by accuracy alone",
-    "rivals": "Block 3, rates chosen by accuracy alone",
-    "rivals, clean": "Block 3, rates chosen among those with clean endings of at least 0.9",
-    "many, clean": "Block 2, rates chosen among those with clean endings of at least 0.9",
+    "many": "Block 2, learning rates chosen by accuracy alone",
+    "rivals": "Block 3, learning rates chosen by accuracy alone",
+    "rivals, clean": "Block 3, learning rates chosen among those with clean endings of at least 0.9",
+    "many, clean": "Block 2, learning rates chosen among those with clean endings of at least 0.9",
     "fresh": "Block 5, fresh seeds",
     "real by seed": "Block 1b by seed",
     "by share": "Blocks 2 and 4 by share of conflict tokens in GRPO's steps 1 to 20, GTPO minus GRPO",
     "candidates": "Block 8",
-    "borne": "Block 2, rates with an accuracy within 0.05 of the method's best and clean endings of at least 0.9",
+    "borne": "Block 2, learning rates with an accuracy within 0.05 of the method's best and clean endings of at least "
+    "0.9",
     "real parts": "Block 6 by seed",
     "screened": "Block 7, seeds 3 and 6: push towards the short answer, and the last five steps",
     "real": "Block 1b, GTPO minus each method",
     "longer": "Block 1c, GTPO minus GRPO",
     "longer by seed": "Block 1c by seed",
     "longest by seed": "Block 4, after 440 characters, by seed",
-    "better": "Every mean above GTPO's at chosen rates, the method minus GTPO",
+    "better": "Every mean above GTPO's at chosen learning rates, the method minus GTPO",
 }
 """Tables of TABLES.md beside those of cells, and their titles."""
 
@@ -117,7 +118,7 @@ def cell_table(cells: Sequence[Cell], metrics: Sequence[str] = tuple(METRICS)) -
 
 
 def method_table(cells: Sequence[Cell], metrics: Sequence[str], against: str = "grpo") -> str:
-    """A row per method over all tasks: lost clean endings, interquartile means, and paired differences."""
+    """A row per method over all tasks: runs that stopped terminating, interquartile means, and paired differences."""
     runs = runs_of(cells)
     rows = []
     for method in dict.fromkeys(cell.method for cell in cells):

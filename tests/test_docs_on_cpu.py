@@ -28,6 +28,19 @@ def test_every_link_leads_to_a_file(document):
     assert [link for link in links if "://" not in link and not (document.parent / link).exists()] == []
 
 
+def anchors(document):
+    """Of its headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = [re.sub(r"[^\w\- ]", "", title.lower()) for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    return {title.replace(" ", "-") for title in titles}
+
+
+@each_document
+def test_every_link_to_a_heading_leads_to_one(document):
+    links = re.findall(r"\]\(([^)#\s:]*\.md)?#([^)\s]+)\)", document.read_text())
+    assert [at for page, at in links if at not in anchors(document.parent / page if page else document)] == []
+
+
 def expanded(name):
     """`a/{b,c}.py` as a shell has it."""
     head, brace, rest = name.partition("{")

@@ -2,8 +2,9 @@
 
 It is `gtpo-verl diagnose` step by step: it reads what the trainer logs, and logs each sign of a fault once, with its
 numbers and what to try. `stop` ends a run whose outcome is lost or whose numbers are not finite; `stop_format` also one
-that lost its clean endings or its format, which no reward need see. What is not logged is not watched: verl itself logs
-entropy, score and length, `reward_metrics` adds `reward/*` and `completion/*`, and GTPO adds `gtpo/*`.
+that stopped terminating cleanly or lost its format, which no reward need see. What is not logged is not watched: verl
+itself logs entropy, score and length, `gtpo_verl.reward.replay_buffer` adds `reward/*` and `completion/*`, GTPO adds
+`gtpo/*`.
 """
 
 import logging

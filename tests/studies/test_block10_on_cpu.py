@@ -74,7 +74,7 @@ def test_whether_it_is_gamma_or_the_reward_follows_from_the_rule(block_9):
     block_9("gtpo_answer", GTPO)
     block_9("gtpo_authors", [0.0, 0.0, *CLAMPED[2:]])
     assert said("Q2") == "consistent with γ being what shrinks the completions"
-    assert said("Q3, answer alone") == "consistent with GTPO losing them under that reward too"
+    assert said("Q3, answer alone") == "consistent with GTPO's accuracy collapsing under that reward too"
     assert said("Q3, authors' reward") == "undecided"
 
 

@@ -108,7 +108,7 @@ def _read_dump(path: Path, headers: list[Path]) -> tuple[dict[str, Any], list[Pa
             f"{' and '.join(map(str, READABLE_VERSIONS))}: read it with the gtpo-verl that wrote it"
         )
     if not isinstance(header["gtpo"], dict) or not isinstance(header["tokenizer"], str) or _has_nan(header):
-        raise ValueError(f"{headers[0]} is corrupt: restore or remove it")
+        raise ValueError(f"{headers[0]} is not as a run wrote it: restore or remove it")
     steps = [path] if path.is_file() else [x for x in sorted(headers[0].parent.glob(STEP_FILES)) if x.is_file()]
     if not steps:
         raise ValueError(f"{headers[0].parent} has no {STEP_FILES}: the run has not dumped a step yet")
