@@ -42,10 +42,10 @@ def judge(config: DictConfig, with_machine: bool) -> tuple[list[Finding], list[F
 def _old_reward_keys(config: DictConfig) -> Iterator[Finding]:
     """Keys of the reward that verl's config still has and its `main_ppo` does not read; put where they are read."""
     moves_them = hasattr(sys.modules["__main__"], "migrate_legacy_reward_impl")
-    for key in unknown_keys.keys(OmegaConf.to_container(config)):
+    for key in filter(lambda key: key.startswith(_OLD_REWARD), unknown_keys.keys(OmegaConf.to_container(config))):
         value, (_, now) = OmegaConf.select(config, key), unknown_keys.place_now(key) or ("", "")
-        is_given = key.startswith(_OLD_REWARD) and value is not None and not isinstance(value, DictConfig)
-        if is_given and now and value != OmegaConf.select(config, now):
+        is_set = value is not None and not isinstance(value, DictConfig)
+        if is_set and now and value != OmegaConf.select(config, now):
             if not moves_them:
                 yield Finding(f"{key}={value}", "main_ppo does not read it", unknown_keys.moved(key, value, config))
             OmegaConf.update(config, now, value, force_add=True)
