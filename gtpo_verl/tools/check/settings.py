@@ -17,8 +17,6 @@ _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _TOKENS, _TP = f"{_ACTOR}.ppo_max_token_len_per_gpu", f"{_ROLLOUT}.tensor_model_parallel_size"
 _TASK_REWARDS = "distillation.distillation_loss.use_task_rewards"
 _OLD_REWARD = ("reward_model.", "custom_reward_function.", "sandbox_fusion.")
-_MODEL_ENGINES = {"fsdp": "dp", "fsdp2": "dp"}
-"""The config group `model_engine` of a strategy, where it has another name."""
 
 
 def judge(config: DictConfig, with_machine: bool) -> tuple[list[Finding], list[Finding]]:
@@ -60,8 +58,8 @@ def _verls(config: DictConfig) -> Iterator[Finding]:
     target = str(actor.get("_target_")).replace("Mcore", "Megatron")
     engine = next((x for x in ("Megatron", "VeOmni", "TorchTitan", "FSDP") if x in target), "")
     if engine and not str(actor.strategy).startswith(engine.lower()):
-        name = _MODEL_ENGINES.get(actor.strategy, actor.strategy)
-        remedy = f"write model_engine={name}, which brings its own, and no strategy"
+        group = "dp" if actor.strategy in ("fsdp", "fsdp2") else actor.strategy
+        remedy = f"write model_engine={group}, which brings its own, and no strategy"
         yield Finding(f"{_ACTOR}.strategy={actor.strategy}", f"the settings are of {engine}", remedy)
         return
     if OmegaConf.is_missing(rollout, "name"):
