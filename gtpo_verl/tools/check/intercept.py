@@ -28,9 +28,8 @@ _ENDS_IN = {
     "verl.trainer.ppo.v1.trainer_base": "PPOTrainer.__init__",
     "verl.workers.engine.base": "EngineRegistry.new",
 }
-_of_keys: dict[Finding, None] = {}
+_of_words: dict[Finding, None] = {}
 """Found where Hydra composes, in order and once each: it composes twice."""
-_not_numbers: dict[Finding, None] = {}
 status_if_sound = 1
 """With the variable a process ends with 1 in any case, so that a script under `set -e` goes no further."""
 
@@ -72,15 +71,13 @@ def _judge(function: Callable, instance: Any, args: Sequence, kwargs: dict) -> N
     """Judge the first argument of `validate_config` or `run_ppo`."""
     from gtpo_verl.tools.check import settings
 
-    if _not_numbers:
-        end_unjudged("what is to be a number must be one first")
     try:
         config = copy.deepcopy(kwargs["config"] if "config" in kwargs else args[0])
         found = settings.judge(config, with_machine=os.environ[VARIABLE] != "settings")
     except Exception:
         traceback.print_exc()
         end_unjudged("the check itself failed, see above")
-    counts = {"in its settings": print_all([*_of_keys, *found[0]]), "on this machine": print_all(found[1])}
+    counts = {"in its settings": print_all([*_of_words, *found[0]]), "on this machine": print_all(found[1])}
     said = [f"{n} problem{'s' if n > 1 else ''} {place}" for place, n in counts.items() if n]
     end(f"judged: {_program()}: {', '.join(said) or 'no problem'}", 1 if said else status_if_sound)
 
@@ -98,7 +95,7 @@ def print_all(found: Iterable[Finding], verbose: bool = False) -> int:
 
 def end_unjudged(why: str) -> NoReturn:
     """Say what was found so far, and why there is no judgement."""
-    print_all([*_of_keys, *_not_numbers])
+    print_all(_of_words)
     end(f"not judged: {_program()}: {why}", 1)
 
 
@@ -134,27 +131,29 @@ def _compose(function: Callable, instance: Any, args: Sequence, kwargs: dict) ->
 
 
 def _apply_overrides(function: Callable, instance: Any, args: Sequence, kwargs: dict) -> None:
-    """Apply the overrides to the config without them, in spite of keys that it does not have or has already."""
+    """Apply the overrides to the config without them, except what it does not have, has already, or has as a number."""
     from hydra.errors import ConfigCompositionException
     from omegaconf import OmegaConf
 
     from gtpo_verl.tools.check import unknown_keys
 
     overrides, config = args
-    _not_numbers.update(dict.fromkeys(unknown_keys.not_numbers(overrides, config)))
     unknown = []
     for override in overrides:
+        if finding := unknown_keys.not_a_number(override, config):
+            _of_words[finding] = None
+            continue
         try:
             function([override], config)
         except ConfigCompositionException as error:
             if "already at" in str(error):
                 key = override.key_or_group
-                _of_keys[Finding(key, "verl has this key, and Hydra adds none twice", "leave its + out")] = None
+                _of_words[Finding(key, "verl has this key, and Hydra adds none twice", "leave its + out")] = None
                 OmegaConf.update(config, key, override.value(), merge=True)
             elif re.match("Could not override|.*does not exist", str(error)):
                 unknown.append(override.input_line)
             else:
                 raise
-    _of_keys.update(dict.fromkeys(unknown_keys.unknown(unknown, config)))
+    _of_words.update(dict.fromkeys(unknown_keys.unknown(unknown, config)))
     config.hydra.run.dir = config.hydra.sweep.dir = folder = tempfile.mkdtemp(prefix="gtpo-check-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

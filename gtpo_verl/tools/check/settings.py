@@ -17,8 +17,6 @@ _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _TOKENS, _TP = f"{_ACTOR}.ppo_max_token_len_per_gpu", f"{_ROLLOUT}.tensor_model_parallel_size"
 _TASK_REWARDS = "distillation.distillation_loss.use_task_rewards"
 _OLD_REWARD = ("reward_model.", "custom_reward_function.", "sandbox_fusion.")
-_MODEL_ENGINES = {"fsdp": "dp", "fsdp2": "dp"}
-"""The config group `model_engine` of a strategy, where it has another name."""
 
 
 def judge(config: DictConfig, with_machine: bool) -> tuple[list[Finding], list[Finding]]:
@@ -42,10 +40,10 @@ def judge(config: DictConfig, with_machine: bool) -> tuple[list[Finding], list[F
 def _old_reward_keys(config: DictConfig) -> Iterator[Finding]:
     """Keys of the reward that verl's config still has and its `main_ppo` does not read; put where they are read."""
     moves_them = hasattr(sys.modules["__main__"], "migrate_legacy_reward_impl")
-    for key in unknown_keys.keys(OmegaConf.to_container(config)):
+    for key in filter(lambda key: key.startswith(_OLD_REWARD), unknown_keys.keys(OmegaConf.to_container(config))):
         value, (_, now) = OmegaConf.select(config, key), unknown_keys.place_now(key) or ("", "")
-        is_given = key.startswith(_OLD_REWARD) and value is not None and not isinstance(value, DictConfig)
-        if is_given and now and value != OmegaConf.select(config, now):
+        is_set = value is not None and not isinstance(value, DictConfig)
+        if is_set and now and value != OmegaConf.select(config, now):
             if not moves_them:
                 yield Finding(f"{key}={value}", "main_ppo does not read it", unknown_keys.moved(key, value, config))
             OmegaConf.update(config, now, value, force_add=True)
@@ -60,8 +58,8 @@ def _verls(config: DictConfig) -> Iterator[Finding]:
     target = str(actor.get("_target_")).replace("Mcore", "Megatron")
     engine = next((x for x in ("Megatron", "VeOmni", "TorchTitan", "FSDP") if x in target), "")
     if engine and not str(actor.strategy).startswith(engine.lower()):
-        name = _MODEL_ENGINES.get(actor.strategy, actor.strategy)
-        remedy = f"write model_engine={name}, which brings its own, and no strategy"
+        group = "dp" if actor.strategy in ("fsdp", "fsdp2") else actor.strategy
+        remedy = f"write model_engine={group}, which brings its own, and no strategy"
         yield Finding(f"{_ACTOR}.strategy={actor.strategy}", f"the settings are of {engine}", remedy)
         return
     if OmegaConf.is_missing(rollout, "name"):

@@ -77,20 +77,19 @@ def keys(node: Any, prefix: str = "") -> Iterator[str]:
             yield from keys(value, f"{prefix}{name}.")
 
 
-def not_numbers(overrides: Iterable[Any], base: DictConfig) -> Iterator[Finding]:
-    """Yield a finding for each word where verl's default is a number or a truth value, such as an empty variable of the
-    shell.
+def not_a_number(override: Any, config: DictConfig) -> Finding | None:
+    """Return a finding on text where the config has a number or a truth value, such as an empty variable of the shell.
 
     Args:
-        overrides: Hydra's own, parsed.
-        base: the config without them.
+        override: Hydra's own, parsed.
     """
-    for override in overrides:
-        key, value = override.key_or_group, override.value()
-        if not isinstance(value, str) or "${" in value:
-            continue
-        with suppress(OmegaConfBaseException):  # a key that the config does not have
-            default = OmegaConf.select(base, key)
-            if isinstance(default, int) or (isinstance(default, float) and not value):  # some floats also take a range
-                kind = "True or False" if isinstance(default, bool) else "a number"
-                yield Finding(key, f"is {value!r}, and must be {kind}", f"give one, as verl's own {key}={default}")
+    key, value, default = override.key_or_group, override.value(), None
+    with suppress(OmegaConfBaseException):  # a key that the config does not have
+        default = OmegaConf.select(config, key)
+    is_number = isinstance(default, int) or (
+        isinstance(default, float) and value == ""
+    )  # some floats also take a range
+    if not is_number or not isinstance(value, str) or "${" in value:
+        return None
+    kind = "True or False" if isinstance(default, bool) else "a number"
+    return Finding(key, f"is {value!r}, and must be {kind}", f"give one, as verl's own {key}={default}")
