@@ -27,24 +27,14 @@ _EMPTIED_LIMIT = 20
 
 @dataclass
 class PendingUpdate:
-    """A batch whose update has not passed yet: what GTPO makes of it, and what is logged and dumped once it has.
+    """A batch whose update has not passed yet: what GTPO makes of it, and what is logged and dumped once it has."""
 
-    Args:
-        step (int): verl's `global_steps`.
-        fields (BatchFields): of the batch.
-        result (GTPOAdvantage | None): of one output per session; None before verl asks for it, and under another
-            estimator.
-        inputs (update_pass.UpdateInputs | None): what the actor needs, if its update is to give the entropy.
-        metrics (dict): to be logged with those of the update.
-        dumped: rows for the token dump that wait for the entropies of the update, verl's DataProto.
-    """
-
-    step: int
+    step: int  # verl's `global_steps`
     fields: BatchFields
-    result: GTPOAdvantage | None = None
-    inputs: update_pass.UpdateInputs | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    dumped: Any = None
+    result: GTPOAdvantage | None = None  # one output per session; None until verl asks for it
+    inputs: update_pass.UpdateInputs | None = None  # what the actor needs, if its update is to give the entropy
+    metrics: dict[str, float] = field(default_factory=dict)  # to be logged with those of the update
+    dumped: Any = None  # rows for the token dump that wait for the entropies of the update, verl's DataProto
 
 
 class GTPOEstimator:

@@ -54,7 +54,7 @@ def _old_reward_keys(config: DictConfig) -> Iterator[Finding]:
 def _set_values(node: Any, key: str) -> Iterator[tuple[str, Any]]:
     if isinstance(node, DictConfig):
         for name, value in node.items():
-            yield from _set_values(value, f"{key}.{name}")
+            yield from _set_values(value, f"{key}.{name!s}")
     elif node is not None:
         yield key, node
 
