@@ -169,13 +169,13 @@ class GTPOEstimator:
             logger.warning("GTPO: %s. After %d such batches the run ends", said, _EMPTIED_LIMIT)
 
     def _warn_of_sessions(self, fields: BatchFields) -> None:
-        if not self._warned_of_sessions:
-            real = fields.response_mask.any(-1)  # verl's padding rows have no token
-            logger.warning(
-                "GTPO: the agent loop made %d outputs in %d sessions; GTPO uses the last output of each session. A "
-                "session weighs as much as it has outputs (verl #7580). verl counts its mini-batches in outputs too, "
-                "so it may update more than once per rollout, and the gtpo loss does not clip",
-                int(real.sum()),
-                int(real[fields.last_outputs].sum()),
-            )
+        if self._warned_of_sessions:
+            return
         self._warned_of_sessions = True
+        real = fields.response_mask.any(-1)  # verl's padding rows have no token
+        logger.warning(
+            "GTPO: the agent loop made %d outputs in %d sessions; GTPO uses the last output of each session. A "
+            "session weighs as much as it has outputs (verl #7580). verl counts its mini-batches in outputs too, "
+            "so it may update more than once per rollout, and the gtpo loss does not clip",
+            *(int(real.sum()), int(real[fields.last_outputs].sum())),
+        )
