@@ -76,9 +76,8 @@ def find_conflicts(
 
     Args:
         responses (torch.Tensor): (bs, response_length) int64 token ids.
-        completions (Completions): which tokens are their own, and who shares a prompt.
         advantages (torch.Tensor): (bs,), one per completion, before the entropy term; only the sign is used.
-        config (GTPOConfig): for `conflict_span` and `conflict_masks`.
+        completions, config: whose `prompts`, `conflict_span` and `conflict_masks` are used.
 
     Raises:
         ValueError: the user's function returns something else, or masks a token that is no completion's own.

@@ -71,12 +71,7 @@ def compute_log_prob_metrics(
 
     `gtpo/log_prob/positive` and `gtpo/log_prob/negative` are means over completions of the mean log-probability of
     their own tokens, in nats per token; a mean over no completions is left out. Completions with A_i = 0 count in
-    neither.
-
-    Args:
-        old_log_probs (torch.Tensor): (bs, response_length), of the old-log-prob pass.
-        group_advantages (torch.Tensor): (bs,), A_i.
-        completions (Completions): lengths and own tokens of the rows.
+    neither. `old_log_probs` is (bs, response_length), of the old-log-prob pass; `group_advantages` (bs,).
     """
     means = completions.mean(old_log_probs)
     sides = {"positive": group_advantages > 0, "negative": group_advantages < 0}

@@ -89,13 +89,6 @@ def check(options: Mapping[str, Any], text: str) -> GTPOConfig:
         InitialEntropy.known_before(config, folder)
         if changed := changed_settings(folder, config):
             logger.warning("GTPO goes on from %s with other settings: %s", folder, "; ".join(changed))
-    if found := _departures(options):
-        logger.warning("GTPO: with these options the run is not the paper's:\n  %s", "\n  ".join(found))
-    return config
-
-
-def _departures(options: Mapping[str, Any]) -> list[str]:
-    """Options under which GTPO runs but is not the paper's GTPO, one line each."""
     rollout = options["rollout.batch_size"] * options["rollout.n_samples_per_prompt"]
     one_update = f"{rollout}, batch_size * n_samples_per_prompt: one update per rollout (Sec. 6)"
     papers = {"train.batch_size": (rollout, one_update), **PAPER_SETTINGS}
@@ -109,4 +102,6 @@ def _departures(options: Mapping[str, Any]) -> list[str]:
     if "actor.loss_agg_mode" not in options:
         remedy = "upgrade openrlhf to 0.11.2, and set --actor.loss_agg_mode seq-mean-token-mean"
         found.append(f"the loss is a mean over all tokens: for Eq. 11 {remedy}")
-    return found
+    if found:
+        logger.warning("GTPO: with these options the run is not the paper's:\n  %s", "\n  ".join(found))
+    return config

@@ -18,14 +18,9 @@ from gtpo_verl.run_files.gtpo_run import GTPORun
 
 
 class GTPOStage:
-    """The advantages of one trainer of OpenRLHF.
+    """The advantages of one trainer of OpenRLHF, whose experience maker's are GTPO's from now on.
 
-    Args:
-        trainer: OpenRLHF's trainer; its experience maker's advantages are GTPO's from now on.
-        resumed (bool): the run goes on from a checkpoint.
-
-    Attributes:
-        metrics (dict[str, float]): of the last rollout.
+    `metrics` are those of the last rollout; `resumed` says that the run goes on from a checkpoint.
 
     Raises:
         ValueError: a resumed run without its initial entropy.

@@ -22,9 +22,7 @@ class GTPORun:
         ValueError: a resumed run lacks the initial entropy that it needs.
     """
 
-    def __init__(
-        self, config: GTPOConfig, folder: str, resumed_from: str | None, by_std: bool = True, applied: bool = True
-    ):
+    def __init__(self, config: GTPOConfig, folder: str, resumed_from: str | None, by_std: bool, applied: bool = True):
         self.initial_entropy: InitialEntropy | None = None
         self._config, self._folder, self._resumed = config, folder, resumed_from is not None
         self._by_std, self._applied = by_std, applied

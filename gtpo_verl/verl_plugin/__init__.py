@@ -18,9 +18,8 @@ Before workers start, verl's `validate_config` runs `preflight`. While the train
 it logs, if the config asks for it, under any estimator. A run that asks for nothing gets verl's own numbers, with two
 differences: one Ray cluster takes one run at a time, and each run has weight sockets of its own.
 
-verl swallows what a plugin raises while it loads. So `compat.load_errors()` keeps the errors: a hook that
-does not fit, a name that is taken, a verl that is too old. `gtpo-verl check` shows them, and they are raised once a
-config asks for GTPO. An untested verl gets a warning and the same checks.
+verl swallows what a plugin raises while it loads. So `compat` keeps it (a hook that does not fit, a verl that is too
+old): `gtpo-verl check` shows it, and it is raised once a config asks for GTPO.
 """
 
 import functools

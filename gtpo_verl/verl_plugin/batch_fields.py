@@ -13,29 +13,17 @@ ENTROPY, RESPONSE_MASK = "gtpo_entropy", "gtpo_response_mask"
 
 
 class BatchFields(NamedTuple):
-    """Fields of the rows of a batch, in their order.
+    """Fields of the rows of a batch, in their order."""
 
-    Args:
-        responses (torch.Tensor): (bs, response_length) int64 token ids.
-        entropy (torch.Tensor | None): (bs, response_length), entropy of the policy at each token, in nats; None where
-            it comes from the update.
-        response_mask (torch.Tensor): (bs, response_length), 1 on the completion's own tokens, those included that
-            verl's rollout correction takes out of its own mask before it computes advantages.
-        response_len (torch.Tensor): (bs,) int64, length of each response, tool output included.
-        prompts: (bs,) token ids of each prompt, NumPy arrays.
-        last_outputs (list): rows that are the last output of their session, one for each session of the agent loop.
-        sessions (list): (bs,), for each row the place of its session in `last_outputs`.
-        pictures: (bs,), a digest of those in each prompt; empty where equal ids mean equal prompts.
-    """
-
-    responses: torch.Tensor
-    entropy: torch.Tensor | None
+    responses: torch.Tensor  # (bs, response_length) int64 token ids
+    entropy: torch.Tensor | None  # (bs, response_length), nats; None where it comes from the update
+    # (bs, response_length), 1 on the completion's own tokens, also on those that verl's rollout correction takes out
     response_mask: torch.Tensor
-    response_len: torch.Tensor
-    prompts: Sequence[np.ndarray]
-    last_outputs: list[int]
-    sessions: list[int]
-    pictures: Sequence[bytes] = ()
+    response_len: torch.Tensor  # (bs,) int64, length of each response, tool output included
+    prompts: Sequence[np.ndarray]  # (bs,) token ids of each prompt
+    last_outputs: list[int]  # rows that are the last output of their session, one for each session of the agent loop
+    sessions: list[int]  # (bs,), for each row the place of its session in `last_outputs`
+    pictures: Sequence[bytes] = ()  # (bs,), a digest of those in each prompt; empty where equal ids are equal prompts
 
     def of_sessions(self) -> "BatchFields":
         """The last outputs alone, in the order in which verl's `grpo` has them."""

@@ -18,12 +18,8 @@ def verl_version() -> Version | None:
 
 def is_tested() -> bool:
     """Whether this verl is a release from the first to the last of `SUPPORTED_VERL`, not a checkout or a fork."""
-    found = verl_version()
-    return (
-        found is not None
-        and not (found.is_prerelease or found.local)
-        and Version(SUPPORTED_VERL[0]) <= found <= Version(SUPPORTED_VERL[-1])
-    )
+    found, first, last = verl_version(), Version(SUPPORTED_VERL[0]), Version(SUPPORTED_VERL[-1])
+    return found is not None and not (found.is_prerelease or found.local) and first <= found <= last
 
 
 def add_load_error(text: str) -> None:

@@ -27,24 +27,14 @@ _EMPTIED_LIMIT = 20
 
 @dataclass
 class PendingUpdate:
-    """A batch whose update has not passed yet: what GTPO makes of it, and what is logged and dumped once it has.
+    """A batch whose update has not passed yet: what GTPO makes of it, and what is logged and dumped once it has."""
 
-    Args:
-        step (int): verl's `global_steps`.
-        fields (BatchFields): of the batch.
-        result (GTPOAdvantage | None): of one output per session; None before verl asks for it, and under another
-            estimator.
-        inputs (update_pass.UpdateInputs | None): what the actor needs, if its update is to give the entropy.
-        metrics (dict): to be logged with those of the update.
-        dumped: rows for the token dump that wait for the entropies of the update, verl's DataProto.
-    """
-
-    step: int
+    step: int  # verl's `global_steps`
     fields: BatchFields
-    result: GTPOAdvantage | None = None
-    inputs: update_pass.UpdateInputs | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    dumped: Any = None
+    result: GTPOAdvantage | None = None  # one output per session; None until verl asks for it
+    inputs: update_pass.UpdateInputs | None = None  # what the actor needs, if its update is to give the entropy
+    metrics: dict[str, float] = field(default_factory=dict)  # to be logged with those of the update
+    dumped: Any = None  # rows for the token dump that wait for the entropies of the update, verl's DataProto
 
 
 class GTPOEstimator:
@@ -179,13 +169,13 @@ class GTPOEstimator:
             logger.warning("GTPO: %s. After %d such batches the run ends", said, _EMPTIED_LIMIT)
 
     def _warn_of_sessions(self, fields: BatchFields) -> None:
-        if not self._warned_of_sessions:
-            real = fields.response_mask.any(-1)  # verl's padding rows have no token
-            logger.warning(
-                "GTPO: the agent loop made %d outputs in %d sessions; GTPO uses the last output of each session. A "
-                "session weighs as much as it has outputs (verl #7580). verl counts its mini-batches in outputs too, "
-                "so it may update more than once per rollout, and the gtpo loss does not clip",
-                int(real.sum()),
-                int(real[fields.last_outputs].sum()),
-            )
+        if self._warned_of_sessions:
+            return
         self._warned_of_sessions = True
+        real = fields.response_mask.any(-1)  # verl's padding rows have no token
+        logger.warning(
+            "GTPO: the agent loop made %d outputs in %d sessions; GTPO uses the last output of each session. A "
+            "session weighs as much as it has outputs (verl #7580). verl counts its mini-batches in outputs too, "
+            "so it may update more than once per rollout, and the gtpo loss does not clip",
+            *(int(real.sum()), int(real[fields.last_outputs].sum())),
+        )

@@ -5,7 +5,6 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Container, Iterator
-from dataclasses import fields
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,8 +49,7 @@ V1_PACKAGES = {"transfer_queue": "TransferQueue", "cachetools": "cachetools"}
 _LOSSES_THAT_CHANGE_LAMBDA = {
     "geo_mean": "averages λ over each completion",
     "clip_cov": "chooses the tokens it drops by λ·A among others: λ = 2 can mean 0",
-    "kl_cov": "penalises tokens with λ = 0 too, from the second update on",
-    "dro": "penalises tokens with λ = 0 too, from the second update on",
+    **dict.fromkeys(("kl_cov", "dro"), "penalises tokens with λ = 0 too, from the second update on"),
 }
 
 
@@ -100,7 +98,7 @@ def start(config: DictConfig) -> None:
     if run.mode is Mode.GTPO_FROM_UPDATE and not select(config, _CALCULATE):
         OmegaConf.update(config, _CALCULATE, True)
         logger.info("%s=True, since %s=update", _CALCULATE, _ENTROPY_FROM)
-    for warning in resume_warnings(config, run):
+    if warning := resume_warning(config, run):
         logger.warning("%s", warning)
     if not need_reference_policy(config):
         logger.info("GTPO runs without a reference policy: no KL term, no reference worker")
@@ -161,7 +159,7 @@ def _misspelt(config: DictConfig) -> Iterator[str]:
 
     A section that is called `gtpo` may be another team's where the run does not ask for GTPO.
     """
-    ours, serves = {field.name for field in fields(VerlGTPOConfig)}, uses_gtpo(config)
+    ours, serves = {*VerlGTPOConfig.__dataclass_fields__}, uses_gtpo(config)
     sections: list[tuple[str, Any]] = [("", OmegaConf.to_container(config) if OmegaConf.is_config(config) else {})]
     for prefix, section in sections:
         for name, value in section.items():
@@ -372,19 +370,19 @@ def as_table(found: list[Departure]) -> str:
     return "\n".join(f"  {x.setting:<{first}}  {x.value:<{second}}  {x.paper}" for x in lines)
 
 
-def resume_warnings(config: DictConfig, run: RunConfig) -> list[str]:
-    """Return what is odd about a run's checkpoints: other settings before, or checkpoints that verl ignores."""
+def resume_warning(config: DictConfig, run: RunConfig) -> str:
+    """Return what is odd about a run's checkpoints: other settings before, or checkpoints that verl ignores; or ""."""
     if run.resumed_from is None:
         record = InitialEntropy.path(config.trainer.default_local_dir)
         if config.trainer.resume_mode == "disable" or not record.exists():
-            return []
-        return [
+            return ""
+        return (
             f"{record} is of an earlier start, but verl finds no checkpoint there and begins at step 0. If there is "
             "one, name it: trainer.resume_mode=resume_path trainer.resume_from_path=… (verl #7952: under FSDP "
             "actor.checkpoint.async_save=True hides it)"
-        ]
+        )
     try:
-        changed = changed_settings(run.resumed_from, run.gtpo)
+        changed = "; ".join(changed_settings(run.resumed_from, run.gtpo))
     except ValueError as error:
-        changed = [f"unknown which, since {error}"]
-    return [f"GTPO resumes from {run.resumed_from} with other settings: {'; '.join(changed)}"] if changed else []
+        changed = f"unknown which, since {error}"
+    return changed and f"GTPO resumes from {run.resumed_from} with other settings: {changed}"

@@ -83,22 +83,17 @@ class Mode(Enum):
 
 
 class RunConfig(NamedTuple):
-    """What a verl config asks for.
-
-    Args:
-        mode (Mode): of the run.
-        gtpo (VerlGTPOConfig): GTPO's settings; the defaults where the run asks for nothing.
-        resumed_from (str | None): the folder whose record of ⟨H⟩_ini is of the run that verl will resume, the
-            checkpoint itself or, where that has none, the folder around it; None of a new run.
-    """
+    """What a verl config asks for."""
 
     mode: Mode
-    gtpo: VerlGTPOConfig
+    gtpo: VerlGTPOConfig  # the defaults where the run asks for nothing
+    # The folder whose record of ⟨H⟩_ini is of the run that verl will resume, the checkpoint itself or, where that has
+    # none, the folder around it; None of a new run.
     resumed_from: str | None = None
 
     @classmethod
     def read(cls, config: Any) -> "RunConfig":
-        """From verl's whole config.
+        """Read it from verl's whole config.
 
         Raises:
             ValueError: a wrong setting of GTPO in a run that asks for it.

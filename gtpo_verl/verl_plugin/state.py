@@ -90,21 +90,6 @@ class TrainerState:
                 )
         return self.has_work
 
-    def estimate(self, token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Any) -> torch.Tensor:
-        """What verl's call of the estimator `gtpo` returns.
-
-        Raises:
-            RuntimeError: a trainer called it that GTPO does not hook.
-        """
-        pending = self.pending
-        if pending is None or pending.result or not self.run.mode.applies_gtpo:
-            raise RuntimeError(_NOT_HOOKED)
-        start = time.perf_counter()
-        advantages = self.estimator.estimate(pending, token_level_rewards, response_mask, index)
-        pending.metrics["timing_s/gtpo"] = time.perf_counter() - start
-        TrainerState.estimates += 1
-        return advantages
-
     def compute_advantage(self, compute: Callable[[], Any], fields: BatchFields, data: Any) -> Any:
         """Return what verl's `compute_advantage` makes of the batch with these fields, and record it.
 
@@ -169,11 +154,6 @@ class TrainerState:
 current: ContextVar[TrainerState | None] = ContextVar("gtpo_trainer", default=None)
 """The trainer that runs now in this process."""
 
-_NOT_HOOKED = (
-    "algorithm.adv_estimator=gtpo was called without token ids and entropy, by a trainer that gtpo_verl does not know; "
-    "use verl's own trainers, through verl.trainer.main_ppo"
-)
-
 
 def estimate_gtpo_advantage(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, config: Any = None, index: Any = None, **kwargs: Any
@@ -183,9 +163,15 @@ def estimate_gtpo_advantage(
     Raises:
         RuntimeError: a trainer called it that GTPO does not hook.
     """
-    state = current.get()
+    start, state = time.perf_counter(), current.get()
     if state is None:
         compat.raise_load_errors()
-        raise RuntimeError(_NOT_HOOKED)
-    advantages = state.estimate(token_level_rewards, response_mask, index)
+    if state is None or state.pending is None or state.pending.result or not state.run.mode.applies_gtpo:
+        raise RuntimeError(
+            "algorithm.adv_estimator=gtpo was called without token ids and entropy, by a trainer that gtpo_verl does "
+            "not know; use verl's own trainers, through verl.trainer.main_ppo"
+        )
+    advantages = state.estimator.estimate(state.pending, token_level_rewards, response_mask, index)
+    state.pending.metrics["timing_s/gtpo"] = time.perf_counter() - start
+    TrainerState.estimates += 1
     return advantages, advantages

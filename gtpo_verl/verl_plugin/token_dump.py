@@ -36,13 +36,11 @@ class TokenDump:
     """Writes the groups of every `dump_freq`-th step, and of the first, into `dump_dir`.
 
     Args:
-        folder: for the files.
-        config (VerlGTPOConfig): the run's settings of GTPO.
-        adv_estimator (str): verl's name of the run's estimator.
+        folder, config, adv_estimator: of the run; the files go into the folder.
         tokenizer (str): folder or Hub name of its tokenizer.
-        loaded (tokenizers.Tokenizer | None): that tokenizer; None: no words are written, and the view needs it.
         checkpoints (str): folder of the run's checkpoints, by which a later start knows its own dump.
         applied (bool): whether the advantages are GTPO's.
+        loaded (tokenizers.Tokenizer | None): its tokenizer; None: no words are written, and the view needs it.
     """
 
     def __init__(

@@ -90,9 +90,7 @@ def apply_entropy(
     λ_{i,t} is advantages / A_i; where A_i = 0 nothing conflicts, and it is 1.
 
     Args:
-        advantages (torch.Tensor): (bs, response_length), λ_{i,t} A_i.
-        response_mask (torch.Tensor): (bs, response_length), 1 on the completion's own tokens.
-        entropy (torch.Tensor): (bs, response_length), in nats.
+        advantages, response_mask, entropy: (bs, response_length), λ_{i,t} A_i, 1 on own tokens, and nats.
         inputs (UpdateInputs): of these rows.
 
     Returns:
@@ -111,16 +109,10 @@ def apply_entropy(
 def apply_in_actor(
     config: Any, model_output: dict[str, Any], data: Any, inputs: UpdateInputs
 ) -> tuple[torch.Tensor, list[RowEntropy]]:
-    """`apply_entropy` on a micro-batch, as verl's `ppo_loss` gets it.
+    """Return `apply_entropy` of a micro-batch, (bs, response_length), and the value of the metric `ENTROPIES`.
 
-    Args:
-        config: verl's ActorConfig.
-        model_output: has `entropy`, which is detached here, unless the loss has verl's own entropy term.
-        data: TensorDict, left as it is.
-        inputs (UpdateInputs): of its rows.
-
-    Returns:
-        The new advantages, (bs, response_length), and the value of the metric `ENTROPIES`.
+    Config (verl's ActorConfig), model output and data are as verl's `ppo_loss` gets them; the output's `entropy` is
+    detached, unless the loss has verl's own entropy term.
 
     Raises:
         RuntimeError: the forward pass computed no entropy.

@@ -2,10 +2,8 @@
 
 verl sends a rollout its weights over a Unix socket that it names by Ray job, replica and rank, and removes whatever has
 that name. Every Ray that a run starts for itself calls its first job 01000000. So two runs on one host share the name:
-one rollout gets the other run's weights, without an error, and the other run hangs.
-
-Sender (a training worker) and receiver (a process of the rollout engine) are in different processes. Both descend from
-one Ray node, whose raylet they can name.
+one rollout gets the other run's weights, without an error, and the other run hangs. Sender (a training worker) and
+receiver (a process of the rollout engine) both descend from one Ray node, whose raylet they can name.
 """
 
 import logging

@@ -22,8 +22,8 @@ def departures(config):
     return preflight.departures(config, RunConfig.read(config).gtpo)
 
 
-def resume_warnings(config):
-    return preflight.resume_warnings(config, RunConfig.read(config))
+def resume_warning(config):
+    return preflight.resume_warning(config, RunConfig.read(config))
 
 
 @pytest.mark.parametrize("initial_entropy", ["null", "0.2"])
@@ -299,14 +299,14 @@ def test_resuming_with_other_settings_is_told(compose_config, tmp_path):
     checkpoints = tmp_path / "checkpoints"
     checkpoint(checkpoints)
     InitialEntropy(0.2).save(checkpoints, VerlGTPOConfig())
-    assert resume_warnings(compose_config()) == []
+    assert not resume_warning(compose_config())
     changed = compose_config("+algorithm.gtpo.conflict_span=all", "algorithm.gtpo.initial_entropy=0.5")
-    assert resume_warnings(changed) == [
+    assert resume_warning(changed) == (
         f"GTPO resumes from {checkpoints} with other settings: algorithm.gtpo.initial_entropy=0.5, was None; "
         "algorithm.gtpo.conflict_span=all, was leading"
-    ]
+    )
     InitialEntropy.path(checkpoints).write_text("{")
-    (warning,) = resume_warnings(compose_config("algorithm.gtpo.initial_entropy=0.5"))
+    warning = resume_warning(compose_config("algorithm.gtpo.initial_entropy=0.5"))
     assert "unknown which, since" in warning and "gtpo_initial_entropy.json" in warning
 
 
@@ -319,7 +319,7 @@ def test_a_record_without_the_checkpoint_that_verl_would_resume_from_is_told(com
     config = compose_config(KNOWN)
     validate(config)
     assert "gtpo_initial_entropy.json is of an earlier start" in caplog.text and "verl #7952" in caplog.text
-    assert resume_warnings(compose_config(KNOWN, "trainer.resume_mode=disable")) == []
+    assert not resume_warning(compose_config(KNOWN, "trainer.resume_mode=disable"))
 
 
 def test_checkpoint_of_another_folder_brings_its_own_record(compose_config, tmp_path):
