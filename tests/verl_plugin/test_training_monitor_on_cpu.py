@@ -58,7 +58,7 @@ def test_a_lost_reward_ends_a_run_with_its_numbers_and_what_to_do():
     with pytest.raises(CollapseError) as raised:
         [*watch(trainer("stop"), run(**LOST))]
     assert str(raised.value) == (
-        "trainer.collapse_watch=stop, checkpoint of step 38 written: the reward is lost: reward 0 (first 15, best 15), "
+        "trainer.collapse_watch=stop, checkpoint of step 36 written: the reward is lost: reward 0 (first 15, best 15), "
         "means over 10 steps. Go back to the last checkpoint before step 20, and read completions of both sides of it: "
         "did data, the reward function or a tool change? If not, the updates are too large. "
         "Try: actor_rollout_ref.actor.optim.lr=5e-05"
@@ -81,7 +81,7 @@ def test_a_reward_that_falls_to_0_ends_a_run_that_logs_verls_own_metrics_alone()
 def test_lost_endings_or_format_end_a_run_only_if_that_was_asked_for(caplog, metric):
     assert len([*watch(trainer("stop"), run(**{metric: 0.2}))]) == 5 * STEPS
     assert "Go back to the last checkpoint before step 20." in caplog.text
-    with pytest.raises(CollapseError, match="collapse_watch=stop_format, checkpoint of step 4. written"):
+    with pytest.raises(CollapseError, match="collapse_watch=stop_format, checkpoint of step 37 written"):
         [*watch(trainer("stop_format"), run(**{metric: 0.2}))]
 
 

@@ -55,7 +55,7 @@ def test_a_dump_is_read_without_torch_and_what_a_text_needs_is_named(tmp_path, t
     assert "no package torch here: pip install '.[rollouts]'" in failed.stderr
     code = SLIM + (
         "from pathlib import Path; from gtpo_verl.tools.diagnose.rollout_stats import read_rollouts\n"
-        "print(len(read_rollouts(Path(sys.argv[1]), sys.argv[1], None, 50).steps))"
+        "print(len(read_rollouts(Path(sys.argv[1]), sys.argv[1], None).steps))"
     )
     assert run_python(code, LETTER_COUNTING).stdout == "11\n"
 
