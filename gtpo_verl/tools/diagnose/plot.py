@@ -21,7 +21,7 @@ def plot(run: Run, report: Mapping[str, Any], path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ValueError("--plot needs matplotlib: pip install 'gtpo-verl[diagnose]'") from error
+        raise ValueError("--plot needs matplotlib: pip install '.[diagnose]' in a clone of gtpo-verl") from error
 
     steps = sorted(run.log.steps)
     figure = Figure(figsize=(8, 4.5), layout="constrained")
