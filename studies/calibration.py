@@ -2,7 +2,7 @@
 
     python -m studies.calibration        writes the table in docs/results/diagnose/calibration.md
 
-A run has failed if its outcome, its clean endings or its format are lost at its end (`signs.Watch.collapsed`), since
+A run has failed if its outcome, its clean endings or its format are lost at its end, since
 the step from which on they are. Each task is held out in turn: a sign gets a limit from the runs of the other tasks,
 which 19 of 20 of those that did not fail stay below, and is tried on the runs of this task; the columns add up all
 turns. The last columns are with the limit of the package, chosen on the runs of the tiny model. Runs that do not fill
@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gtpo_verl.monitor.frameworks import translate
-from gtpo_verl.monitor.signs import NUMBERS, SIGNS, Sign, Watch, sign_of, window
+from gtpo_verl.monitor.signs import CLEAN, FAILED, NUMBERS, SIGNS, Sign, Watch, window
 from gtpo_verl.tools.diagnose.logs import read_metrics
 from studies import verl_runs
 from studies.plan import ROOT, complete, one_prompt, planned, read_log
@@ -43,9 +43,9 @@ Steps = dict[int, dict[str, float]]
 
 ALL_SIGNS = (
     *SIGNS,
-    sign_of("grad_norm", lambda norm: norm.now / norm.first, math.inf, "gradient norm rises"),
-    sign_of("grad_norm", lambda norm: norm.first / max(norm.now, 1e-3), math.inf, "gradient norm falls"),
-    sign_of("dropped", lambda dropped: dropped.now, math.inf, "GTPO filters completions out"),
+    Sign("grad_norm", "gradient norm rises", lambda norm, _: norm.now / norm.first, math.inf),
+    Sign("grad_norm", "gradient norm falls", lambda norm, _: norm.first / max(norm.now, 1e-3), math.inf),
+    Sign("dropped", "GTPO filters completions out", lambda dropped, _: dropped.now, math.inf),
 )
 
 
@@ -77,7 +77,8 @@ def observe(path: Path, task: str, model: str, completions: int, limit: int, ste
     failed = None
     for step, numbers in steps.items():
         watch.observe(step, numbers)
-        failed = (failed or step) if watch.collapsed() else None
+        lost = any(sign in CLEAN or watch.level(sign) == FAILED for sign in watch.showing)
+        failed = (failed or step) if lost else None
         for sign in signs:
             values[sign].append(watch.value(sign))
     name = str(path.relative_to(ROOT)).partition(".json")[0]

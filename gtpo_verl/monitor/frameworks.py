@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import NamedTuple
 
-_METRICS_OF_COMPLETIONS = (
+_TO_LOG = dict.fromkeys(
+    "terminated repetition zero_std_groups no_correct_groups exact_format format accuracy".split(),
     "trainer.v1.sampler.custom_sampler.path=pkg://gtpo_verl.reward.replay_buffer "
-    "trainer.v1.sampler.custom_sampler.name=RewardMetricsReplayBuffer"
+    "trainer.v1.sampler.custom_sampler.name=RewardMetricsReplayBuffer",
 )
-_COMPLETIONS = "terminated repetition zero_std_groups no_correct_groups exact_format format accuracy".split()
 PART = "part "
 """Begins the name of a number that is one part of the reward, with its own name behind."""
 
@@ -38,13 +38,12 @@ _TRL = {
     "format": ("rewards/think_format_reward/mean",),
     "accuracy": tuple(
         f"rewards/{name}{mean}"
-        for name in ("accuracy_reward", "accuracy", "AccuracyORM", "MathAccuracy")
+        for name in "accuracy_reward accuracy AccuracyORM MathAccuracy".split()
         for mean in ("/mean", "")
     ),
     "reward": ("reward",),
     "entropy": ("entropy", "entropy/mean"),
     "length": ("completions/mean_length", "completion_length"),
-    "mismatch": ("sampling/sampling_logp_difference/mean",),
     "reward_std": ("reward_std",),
     "lr": ("learning_rate",),
     "longest": ("completions/max_length",),
@@ -64,6 +63,7 @@ FRAMEWORKS = {
             "terminated": ("completion/eos_rate",),
             "repetition": ("completion/repetition/mean",),
             "zero_std_groups": ("gtpo/group/zero_std_frac", "group/zero_std_frac"),
+            "positive": ("gtpo/group/positive_frac",),
             "no_correct_groups": ("group/none_right_frac",),
             "exact_format": ("reward/strict/mean",),
             "format": ("reward/format/mean",),
@@ -71,8 +71,6 @@ FRAMEWORKS = {
             "reward": ("critic/score/mean", "reward/score/mean", "critic/rewards/mean"),
             "entropy": ("actor/entropy", "actor/entropy_loss"),  # the second without an old-log-prob pass
             "length": ("response_length/mean", "completion/length/mean"),
-            "mismatch": ("training/rollout_probs_diff_mean",),
-            "aborted": ("response/aborted_ratio",),
             "lowest": ("critic/score/min",),
             "highest": ("critic/score/max",),
             "lr": ("actor/lr",),
@@ -88,12 +86,10 @@ FRAMEWORKS = {
             "lr": "actor_rollout_ref.actor.optim.lr={lr}",
             "limit": "data.max_response_length={limit}",
             "filter": "algorithm.filter_groups.enable=True algorithm.filter_groups.metric=acc",
-            "correct": "algorithm.rollout_correction.rollout_is=token",
             "explore": "actor_rollout_ref.actor.clip_ratio_high=0.28",
             "look": "trainer.rollout_data_dir=rollouts",
         },
-        dict.fromkeys(_COMPLETIONS, _METRICS_OF_COMPLETIONS)
-        | {"mismatch": "actor_rollout_ref.rollout.calculate_log_probs=True"},
+        _TO_LOG,
         r"reward/(?!score|acc|format|strict|timeout)(\w+)/mean",
         (r"val-core/.+/mean@\d+|val/(.+/)?test_score(/.+)?", r"val-aux/.+/(acc|score|reward)/mean@\d+"),
     ),
@@ -105,10 +101,10 @@ FRAMEWORKS = {
         {
             "terminated": ("1 - rollout/truncated_rate", "1 - truncated"),
             "zero_std_groups": ("gtpo/group/zero_std_frac",),
+            "positive": ("gtpo/group/positive_frac",),
             "reward": ("rollout/reward_mean", "reward"),
             "entropy": ("gtpo/entropy/mean",),
             "length": ("rollout/response_length_mean", "response_length"),
-            "mismatch": ("logprobs_diff",),
             "lr": ("actor_lr",),
             "loss": ("policy_loss",),
             "kl": ("kl",),
@@ -143,12 +139,10 @@ def translate(metrics: Mapping[str, float], framework: str, limit: float | None 
     of, found = FRAMEWORKS[framework], dict[str, float]()
     real = {metric: value for metric, value in metrics.items() if isinstance(value, Real)}
     metrics = {metric: float(x) if abs(x) < 1e300 or x != x else math.inf for metric, x in real.items()}
+    of_one = {f"1 - {metric}": 1 - value for metric, value in metrics.items()}
     for name, sources in of.metrics.items():
-        for source in sources:
-            metric = source.removeprefix("1 - ")
-            if metric in metrics:
-                found[name] = metrics[metric] if metric == source else 1 - metrics[metric]
-                break
+        if source := next((x for x in sources if x in metrics or x in of_one), None):
+            found[name] = metrics[source] if source in metrics else of_one[source]
     for metric, value in metrics.items():
         if metric not in _OF_METRICS[framework] and (part := re.fullmatch(of.parts, metric)):
             found[f"{PART}{part[1]}"] = value

@@ -9,7 +9,6 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 from gtpo_verl.monitor.frameworks import PART, remedy
@@ -22,11 +21,11 @@ VALIDATIONS = 2
 
 NUMBERS = {
     "terminated": ("completions terminated", True),
-    "aborted": ("aborted completions", False),
     "repetition": ("repetition", False),
     "zero_std_groups": ("zero-std groups", None),
     "reward_std": ("reward std in a group", None),
     "no_correct_groups": ("no-correct groups", False),
+    "positive": ("positive advantages", None),
     "exact_format": ("exact format", True),
     "format": ("format reward", True),
     "validation": ("validation", True),
@@ -34,7 +33,6 @@ NUMBERS = {
     "reward": ("reward", True),
     "entropy": ("entropy, nats per token", None),
     "length": ("length, tokens", None),
-    "mismatch": ("rollout/trainer mismatch", False),
     "kl": ("KL", False),
     "grad_norm": ("gradient norm", None),
     "loss": ("loss", None),
@@ -56,8 +54,8 @@ class Trend:
         deviation, noise: standard deviation of a step, from the differences between consecutive ones; that of a window.
         margin: what it must lose to be called lost: a tenth, of its best if it is no share, and beyond noise.
         drop, falls: how far it is below its best, 0 where that may be noise; whether by more than its margin.
-        bad_steps, broken, broken_since: steps whose values are not finite, which enter no mean; their share of the last
-            window if the last one is such; the first of those.
+        bad_steps, broken: steps whose values are not finite, which enter no mean; their share of the last window if the
+            last one is such.
     """
 
     def __init__(self, window: int, is_share: bool = False) -> None:
@@ -72,7 +70,7 @@ class Trend:
         self.lowest = self.lowest_step = self.deviation = self.noise = self.margin = math.inf
         self.broken = self.drop = 0.0
         self.known = self.settled = self.falls = False
-        self.broken_since = self.count = self._zeros = self._first_zeros = 0
+        self.count = self._zeros = self._first_zeros = 0
 
     def thirds(self, since: int = 0) -> tuple[float, float, float]:
         """Return the means of the first and the last third of its values, and two standard errors between them."""
@@ -98,23 +96,30 @@ class Trend:
         """Return whether two windows or more, from the first on, had hardly a value but 0."""
         return self.settled and self._zeros >= 0.95 * self.count and self._first_zeros >= 0.9 * self.window
 
+    def always_below(self, most: float) -> bool:
+        """Return whether it was lower in two windows or more, from the first on."""
+        return self.settled and self.best < most
+
+    def could_rise(self) -> bool:
+        """Return whether a fifth of what it can be is left to gain."""
+        return self.now - self.floor < 0.8 * (self.limit - self.floor)
+
     def change(self) -> int:
         """Return the step of a change: from which on the values of two windows differ most from those before, or, of a
         validation, which follows the last value near the best, if that is earlier."""
+        if not self.count:
+            return -1
         start = max(0, self.count - 2 * self.window)
         sums, size = self._sums[start:], self.count - start
-        mean = (sums[-1] - sums[0]) / max(size, 1)
+        mean = (sums[-1] - sums[0]) / size
         least = 1 + self.window // 8  # fewer values than that are chance
-        contrasts = [abs(sums[k] - sums[0] - k * mean) / math.sqrt(k * (size - k)) for k in range(least, size)]
-        split = start + least + contrasts.index(max(contrasts)) if contrasts else 0
+        contrasts = {k: abs(sums[k] - sums[0] - k * mean) / math.sqrt(k * (size - k)) for k in range(least, size)}
+        split = start + max(contrasts, key=contrasts.__getitem__, default=0)
         near = self.best - self.deviation if self.drop and self.window <= VALIDATIONS else -math.inf
-        after = next((place for place in range(start, split) if max(self.values[place:]) < near), split)
-        return self.steps[after] if self.count else -1
+        return self.steps[next((place for place in range(start, split) if max(self.values[place:]) < near), split)]
 
     def add(self, step: int, value: float) -> None:
         """Take the value of one more step."""
-        if not any(self._bad):
-            self.broken_since = step
         self._bad.append(not abs(value) < 1e100)  # whose square a float can hold
         self.broken = sum(self._bad) / self.window if self._bad[-1] else 0.0
         if self._bad[-1]:
@@ -142,18 +147,21 @@ class Trend:
         self.falls = self.drop > self.margin
 
 
-class Sign(NamedTuple):
-    """A sign of a fault, which shows while its `measure` in a `Watch` exceeds `limit`.
+_UNKNOWN = Trend(1)
 
-    `number` is whose change it is, `meaning` what has happened, and `level` what it amounts to, where None is a fault
-    if the outcome is held back, and else a note. `remedy` is a kind of `Framework.remedies`, `advice` what else to do,
-    with {since} for the step. Stored runs show it if it is `calibrated`; `from_start` means from the first step on.
+
+class Sign(NamedTuple):
+    """A sign of a fault: what has happened to a number, which shows while its `measure` is above `limit`.
+
+    `level` is what it amounts to, where None is a fault if the outcome is held back, else a note. `remedy` is a kind
+    of `Framework.remedies`, `advice` what else to do, with {since} for the step. Stored runs show it if it is
+    `calibrated`; it may have held `from_start`, the first step.
     """
 
     number: str
-    measure: Callable[["Watch"], float]
-    limit: float
     meaning: str
+    measure: Callable[[Trend, "Watch"], float | None]
+    limit: float = 0.5
     level: int | None = None
     remedy: str = ""
     advice: str = ""
@@ -186,11 +194,6 @@ def fell(trend: Trend) -> float:
     return trend.first / max(trend.now, 1e-9)
 
 
-def rose(trend: Trend, least: float) -> float:
-    """Return how many times larger a number is than at first, or than `least`."""
-    return trend.now / max(trend.first, least)
-
-
 def differ(watch: "Watch") -> bool | None:
     """Return whether rewards ever differed within a group; None if it was not logged, in ten steps and two windows."""
     equal, spread = watch["zero_std_groups"], watch["reward_std"]
@@ -199,13 +202,12 @@ def differ(watch: "Watch") -> bool | None:
     return (equal.settled and equal.lowest_step < 1) or (spread.settled and not spread.is_zero())
 
 
-def no_progress(watch: "Watch", name: str) -> bool:
-    """Return whether a hundred steps or more left an outcome where it was, and a tenth more would have been seen.
+def no_progress(x: Trend, watch: "Watch") -> bool:
+    """Return whether a hundred steps or more left the outcome where it was, and a tenth more would have been seen.
 
     An outcome that is at its ceiling from the start has nowhere to go, and one that was better in between has lost it.
     """
-    x = watch[name]
-    if x.count < max(3 * x.window, 100) or watch.decides() != name:
+    if x.count < max(3 * x.window, 100) or watch[watch.decides()] is not x:
         return False
     trained = differ(watch) is not False and not watch["grad_norm"].is_zero()
     first, last, error = x.thirds()
@@ -214,36 +216,10 @@ def no_progress(watch: "Watch", name: str) -> bool:
     return trained and not moved and not nowhere and not x.drop and error < 0.1 * (first - x.floor)
 
 
-def validation_falls(watch: "Watch") -> float:
+def validation_falls(x: Trend, watch: "Watch") -> float:
     """Return what the validation lost, in margins, while the outcome in training rises."""
-    validation = watch["validation"]
     rises = any(watch[name].rose() and not watch[name].falls for name in ("accuracy", "reward"))
-    return validation.drop / validation.margin if rises and validation.known else 0.0
-
-
-def exploration_lost(watch: "Watch") -> float:
-    """Return how many times smaller entropy is, while a fifth of the reward is left to gain."""
-    reward = watch["reward"]
-    return fell(watch["entropy"]) if reward.now - reward.floor < 0.8 * (reward.limit - reward.floor) else 0.0
-
-
-def part_lost(watch: "Watch", name: str) -> float:
-    """Return the share lost of a part of the reward, if that is no small part of it."""
-    return share_lost(watch[name]) if watch[name].drop > watch["reward"].margin else 0.0
-
-
-def sign_of(number: str, measure: Callable[[Trend], float], limit: float, meaning: str, **more: Any) -> Sign:
-    """Return the sign of one number alone."""
-    return Sign(number, lambda watch: measure(watch[number]), limit, meaning, **more)
-
-
-def _always(
-    number: str, holds: Callable[["Watch"], object], meaning: str, advice: str, remedy: str = "", level: int = FAULT
-) -> Sign:
-    """Return the sign of what holds in ten steps and two windows, from the first on."""
-    return Sign(
-        number, lambda w: float(w[number].settled and bool(holds(w))), 0.5, meaning, level, remedy, advice, False, True
-    )
+    return x.drop / x.margin if rises and x.known else 0.0
 
 
 _LOST = (
@@ -259,76 +235,69 @@ _AS_IT_BEGAN = (
 _CUT = "Completions are cut off at the limit: raise it, or mask or penalise overlong ones."
 _LOOK = "Look at the reward function, the form of an answer that it reads, the limit of a completion and the questions."
 _EQUAL = "Groups need rewards that differ: a finer reward, a higher temperature, easier or harder questions."
+_NEGATIVE = "Rewards differ, but none reaches algorithm.gtpo.min_correct_reward: set it to that of a right answer."
 _FROZEN = "Nothing is trained, and not for the rewards: look for frozen or unattached adapters, a learning rate of 0 "
 _FROZEN += "(warm-up, schedule), the version of DeepSpeed with ZeRO, the precision."
-_IDLE = "Do the rewards of a group differ? If they do: "
-_TOO_LARGE = "Is the reference model the one that training starts from? Look at the precision and at the loss's scale."
+_IDLE = f"Do the rewards of a group differ? If they do: {_FROZEN}"
 _STUCK = "Look at completions: is there anything to learn? If so, try larger updates."
 _EXPLORE = "Raise the upper clip range, add an entropy bonus or KL, or make fewer updates a batch."
 _BOTH = "Use a checkpoint before step {since}; does the reward in training pay for what the validation does not?"
-_new: dict[str, Any] = {"calibrated": False}
-_clean: dict[str, Any] = {"limit": 0.5, "level": FAULT, "remedy": "lr", "advice": _CLEAN}
+_lost: dict[str, Any] = {"measure": lambda x, _: loss(x), "level": FAILED, "remedy": "lr", "advice": _LOST}
+_clean: dict[str, Any] = {"measure": lambda x, _: share_lost(x), "level": FAULT, "remedy": "lr", "advice": _CLEAN}
+_always: dict[str, Any] = {"level": FAULT, "calibrated": False, "from_start": True}
+_equal, _frozen, _idle = (_always | {"advice": advice} for advice in (_EQUAL, _FROZEN, _IDLE))
 _cut: dict[str, Any] = {"remedy": "limit", "advice": _CUT}
-_lost: dict[str, Any] = {"limit": 0.5, "level": FAILED, "remedy": "lr", "advice": _LOST}
+_look: dict[str, Any] = {"remedy": "look", "advice": _LOOK}
+_explore: dict[str, Any] = {"remedy": "explore", "advice": _EXPLORE}
+_noise: dict[str, Any] = {"remedy": "lr", "calibrated": False}
 BROKEN = tuple(
-    sign_of(name, lambda x: x.broken, 0, f"{NUMBERS[name][0]} is not finite", level=FAILED, advice=_NAN, **_new)
+    Sign(name, f"{NUMBERS[name][0]} is not finite", lambda x, _: x.broken, 0, FAILED, advice=_NAN, calibrated=False)
     for name in ("loss", "grad_norm", "kl", "entropy", "reward")
 )
+CLEAN = (
+    Sign("terminated", "completions stopped terminating cleanly", **_clean),
+    Sign("exact_format", "completions contain text outside the required blocks", **_clean),
+    Sign("format", "completions lost their format", **_clean),
+)
+"""Clean endings or a format that are lost, which no reward need see."""
 SIGNS = (
     *BROKEN,
-    sign_of("validation", loss, meaning="the validation is lost", **_lost),
-    sign_of("accuracy", loss, meaning="accuracy is lost", **_lost),
-    sign_of("reward", loss, meaning="the reward is lost", **_lost),
-    Sign("validation", validation_falls, 1, "the validation falls while training rises", FAULT, "", _BOTH, False),
-    _always("terminated", lambda w: w["terminated"].best < 0.3, "nearly all completions are cut off", _CUT, "limit"),
-    _always("zero_std_groups", lambda w: differ(w) is False, "no gradient: all groups have equal rewards", _EQUAL),
-    _always(
-        "grad_norm",
-        lambda w: w["grad_norm"].is_zero() and differ(w),
-        "the gradient is 0 although rewards differ",
-        _FROZEN,
-    ),
-    _always(
-        "grad_norm",
-        lambda w: w["grad_norm"].is_zero() and differ(w) is None,
-        "no gradient: its norm is 0",
-        _IDLE + _FROZEN,
-    ),
-    _always("reward", lambda w: w["reward"].is_zero(), "hardly a completion ever got a reward", _LOOK, "look"),
-    _always("accuracy", lambda w: w["accuracy"].best < 0.02, "hardly a completion was ever right", _LOOK, "look"),
-    _always("kl", lambda w: w["kl"].lowest > 10, "KL is absurd from the start", _TOO_LARGE),
-    _always("grad_norm", lambda w: w["grad_norm"].lowest > 1000, "the gradient norm is absurd", _TOO_LARGE),
-    _always("accuracy", partial(no_progress, name="accuracy"), "no progress in accuracy", _STUCK),
-    _always("reward", partial(no_progress, name="reward"), "no progress in the reward", _STUCK),
-    sign_of("terminated", share_lost, meaning="completions stopped terminating cleanly", **_clean),
-    sign_of("exact_format", share_lost, meaning="completions contain text outside the required blocks", **_clean),
-    sign_of("format", share_lost, meaning="completions lost their format", **_clean),
-    sign_of("terminated", lambda x: x.drop if x.best > 0.5 else 0, 0.1, "more completions are cut off", **_cut),
-    sign_of("terminated", lambda x: 1 - x.best, 0.5, "most completions are cut off", from_start=True, **_cut),
-    sign_of("exact_format", lambda x: x.drop, 0.1, "fewer completions have the exact format", advice=_CLEAN),
-    sign_of("aborted", lambda x: x.now, 0.1, "completions are aborted", remedy="look", **_new),
-    sign_of("repetition", lambda x: x.now - x.lowest, 0.2, "completions repeat themselves", remedy="look", **_new),
-    sign_of("zero_std_groups", lambda x: x.now, 0.95, "nearly all groups have equal rewards", remedy="filter"),
-    sign_of("no_correct_groups", lambda x: x.now, 0.5, "most groups have no correct answer", remedy="filter", **_new),
-    sign_of("entropy", partial(rose, least=math.log(2) / 2), 2, "the policy drifts towards noise", remedy="lr", **_new),
-    Sign("entropy", exploration_lost, 10, "entropy fell to almost nothing", remedy="explore", advice=_EXPLORE),
-    sign_of("length", lambda x: (x.first < 0.7 * x.limit) * x.now / x.limit, 0.9, "completions near the limit", **_cut),
-    sign_of("length", fell, 4, "completions shrink", remedy="look"),
-    sign_of(
-        "mismatch", partial(rose, least=0.01), 3, "rollout and trainer log-probs diverge", remedy="correct", **_new
-    ),
-    sign_of("kl", lambda x: rose(x, 0.1) if x.now > 1 else 0, 5, "KL explodes", remedy="lr", **_new),
+    Sign("validation", "the validation is lost", **_lost),
+    Sign("accuracy", "accuracy is lost", **_lost),
+    Sign("reward", "the reward is lost", **_lost),
+    Sign("validation", "the validation falls while training rises", validation_falls, 1, FAULT, "", _BOTH, False),
+    Sign("terminated", "nearly all completions are cut off", lambda x, _: x.always_below(0.3), **_cut, **_always),
+    Sign("zero_std_groups", "no gradient: all groups have equal rewards", lambda _, w: differ(w) is False, **_equal),
+    Sign("positive", "no advantage is positive", lambda x, w: x.is_zero() and differ(w), advice=_NEGATIVE, **_always),
+    Sign("grad_norm", "the gradient is 0 although rewards differ", lambda x, w: x.is_zero() and differ(w), **_frozen),
+    Sign("grad_norm", "no gradient: its norm is 0", lambda x, w: x.is_zero() and differ(w) is None, **_idle),
+    Sign("reward", "hardly a completion ever got a reward", lambda x, _: x.is_zero(), **_look, **_always),
+    Sign("accuracy", "hardly a completion was ever right", lambda x, _: x.always_below(0.02), **_look, **_always),
+    Sign("accuracy", "no progress in accuracy", no_progress, advice=_STUCK, **_always),
+    Sign("reward", "no progress in the reward", no_progress, advice=_STUCK, **_always),
+    *CLEAN,
+    Sign("terminated", "more completions are cut off", lambda x, _: x.drop if x.best > 0.5 else 0, 0.1, **_cut),
+    Sign("terminated", "most completions are cut off", lambda x, _: 1 - x.best, from_start=True, **_cut),
+    Sign("exact_format", "fewer completions have the exact format", lambda x, _: x.drop, 0.1, advice=_CLEAN),
+    Sign("repetition", "completions repeat themselves", lambda x, _: x.now - x.lowest, 0.2, None, "look", "", False),
+    Sign("zero_std_groups", "nearly all groups have equal rewards", lambda x, _: x.now, 0.95, remedy="filter"),
+    Sign("no_correct_groups", "most groups have no correct answer", lambda x, _: x.now, 0.5, None, "filter", "", False),
+    Sign("entropy", "the policy drifts towards noise", lambda x, _: x.now / max(x.first, math.log(2) / 2), 2, **_noise),
+    Sign("entropy", "entropy fell to almost nothing", lambda x, w: w["reward"].could_rise() * fell(x), 10, **_explore),
+    Sign("length", "completions near the limit", lambda x, _: (x.first < 0.7 * x.limit) * x.now / x.limit, 0.9, **_cut),
+    Sign("length", "completions shrink", lambda x, _: fell(x), 4, remedy="look"),
+    Sign("kl", "KL explodes", lambda x, _: x.now / max(x.first, 0.1) if x.now > 1 else 0, 5, **_noise),
 )
-CLEAN = tuple(sign for sign in SIGNS if sign.remedy == "lr" and sign.advice == _CLEAN)
-"""Clean endings or a format that are lost, which no reward need see."""
 
 
 def _of_part(name: str) -> tuple[Sign, Sign]:
-    part = name.removeprefix(PART)
-    lost = Sign(name, partial(part_lost, name=name), 0.5, f"{part}, a part of the reward, fell below half of its best")
-    unpaid = f"{part}, a part of the reward, never paid anything"
-    look = "Look at what it is to match, and at completions."
-    return lost, _always(name, lambda w: w[name].is_zero(), unpaid, look, "look", NOTE)
+    """Return the signs of a part of the reward: that it lost what is no small part of it, and that it never paid."""
+    part, look = f"{name.removeprefix(PART)}, a part of the reward,", "Look at what it is to match, and at completions."
+    lost = f"{part} fell below half of its best"
+    return (
+        Sign(name, lost, lambda x, w: share_lost(x) if x.drop > w["reward"].margin else 0.0),
+        Sign(name, f"{part} never paid anything", lambda x, _: x.is_zero(), 0.5, NOTE, "look", look, False, True),
+    )
 
 
 def window(completions_per_step: float) -> int:
@@ -349,7 +318,7 @@ class Watch:
 
     `windows` are the steps over which each number is averaged; what is not in it is not watched, but for the parts of
     the reward. Of each number that was logged there is one of the `trends`, whose floor is its lowest value if below 0.
-    `showing` are the signs that show, and since which step; `lr` is the highest learning rate, 0 if none was logged.
+    `showing` are those of its `signs` that show, and since which step.
     """
 
     def __init__(
@@ -357,35 +326,34 @@ class Watch:
     ):
         self.trends: dict[str, Trend] = {}
         self.showing: dict[Sign, int] = {}
-        self.lr, self._start, self._steps, self._limit = 0.0, -1, 0, limit
-        self._windows, self._framework, self._signs = windows, framework, [*signs]
-        self._unknown, self._highest = Trend(1), -math.inf
-        self._named: dict[Sign, int] = {}
-        self._lasting: dict[Sign, int] = {}
-        self._gone: dict[Sign, tuple[float, int]] = {}
+        self._windows, self._framework, self._limit, self.signs = windows, framework, limit, [*signs]
+        self._lr, self._highest, self._start, self._steps = 0.0, -math.inf, -1, 0
+        self._named: dict[Sign, int] = {}  # what it amounted to when it was named
+        self._lasting: dict[Sign, int] = {}  # for how many values it has been grave
+        self._gone: dict[Sign, tuple[float, int]] = {}  # when, and since when it had shown
 
     def __getitem__(self, name: str) -> Trend:
         """Return the trend of a number, one without values if it was not logged."""
-        return self.trends.get(name, self._unknown)
+        return self.trends.get(name, _UNKNOWN)
 
     def observe(self, step: int, numbers: Mapping[str, float]) -> list[Alarm]:
         """Take one more step, and return what shows for the first time."""
         self._steps += 1
         self._start = step if self._start < 0 else self._start
-        self.lr = max(self.lr, numbers.get("lr", 0.0))
+        self._lr = max(self._lr, numbers.get("lr", 0.0))
         self._highest = max(self._highest, numbers.get("highest", -math.inf))
         for name, value in numbers.items():
-            if name in self._windows or (name.startswith(PART) and "reward" in self._windows):
-                self._add(step, name, value, numbers)
-        return [alarm for sign in self._signs for alarm in self._look(sign, step, sign.number in numbers)]
+            window_of = "reward" if name.startswith(PART) and name not in self._windows else name
+            if window_of in self._windows:
+                self._add(step, name, value, self._windows[window_of], numbers.get("lowest", value))
+        return [alarm for sign in self.signs for alarm in self._look(sign, step, sign.number in numbers)]
 
-    def _add(self, step: int, name: str, value: float, numbers: Mapping[str, float]) -> None:
+    def _add(self, step: int, name: str, value: float, size: int, lowest: float) -> None:
         if name not in self.trends:
-            self.trends[name] = Trend(self._windows.get(name, self._windows.get("reward", STEPS)), name in SHARES)
-            self._signs += _of_part(name) if name.startswith(PART) else ()
+            self.trends[name] = Trend(size, name in SHARES)
+            self.signs += _of_part(name) if name.startswith(PART) else ()
         trend = self.trends[name]
-        lowest = min(value, numbers.get("lowest", value)) if name == "reward" else value
-        trend.floor = min(trend.floor, lowest) if math.isfinite(lowest) else trend.floor
+        trend.floor = min([trend.floor, *filter(math.isfinite, (value, lowest if name == "reward" else value))])
         if name == "reward" and self._highest > 0:
             trend.limit = self._highest
         if name == "length" and self._limit:
@@ -393,93 +361,85 @@ class Watch:
         trend.add(step, value)
 
     def _look(self, sign: Sign, step: int, is_new: bool) -> Iterator[Alarm]:
-        value = self.value(sign)
-        if not value > sign.limit:
+        trend = self[sign.number]
+        if not self.value(sign) > sign.limit:
             if sign in self.showing:
                 self._gone[sign] = self._steps, self.showing.pop(sign)
             self._lasting.pop(sign, None)
             return
         if sign not in self.showing:
-            gone, since = self._gone.get(sign, (-math.inf, step))
-            came_back = self._steps - gone <= self[sign.number].window
-            self.showing[sign] = since if came_back or sign.from_start else self[sign.number].change()
+            gone, since = self._gone.get(sign, (-math.inf, -1))
+            if sign.from_start:
+                since = self._start
+            elif self._steps - gone > trend.window:  # else it came back
+                since = step if sign in BROKEN else trend.change()
+            self.showing[sign] = since
         level = self.level(sign)
-        of_half = half_lost(self[sign.number]) > 0.5 if sign.level == FAILED else sign in CLEAN
-        lasting = self._lasting[sign] = self._lasting.get(sign, 0) + is_new if of_half and level else 0
-        grave = level == FAILED if sign in BROKEN else lasting > self[sign.number].window and level == sign.level
+        of_half = half_lost(trend) > 0.5 if sign.level == FAILED else sign in CLEAN
+        self._lasting[sign] = self._lasting.get(sign, 0) + is_new if of_half and level else 0
+        lasts = self._lasting[sign] > trend.window and level == sign.level
+        grave = level == FAILED if sign in BROKEN else lasts
         if level + grave > self._named.get(sign, -1):
             self._named[sign] = level + grave
-            yield Alarm(sign, self._sentence(sign), grave)
+            yield Alarm(sign, self.sentence(sign), grave)
 
     def value(self, sign: Sign) -> float:
         """Return a sign's measure, 0 as long as its number has no trend."""
         trend = self[sign.number]
-        return sign.measure(self) if trend.count >= trend.window or trend.broken else 0.0
-
-    def shown(self) -> list[Sign]:
-        """Return the signs that show, the gravest first, then those that came about first."""
-        return sorted(filter(self.showing.__contains__, self._signs), key=lambda x: (-self.level(x), self.since(x)))
+        return float(sign.measure(trend, self) or 0) if trend.count >= trend.window or trend.broken else 0.0
 
     def level(self, sign: Sign) -> int:
         """Return what a sign that shows amounts to: `NOTE`, `FAULT` or `FAILED`."""
         if sign in BROKEN:
-            trained = any(self[x].count and not self[x].broken for x in ("loss", "grad_norm"))
-            if sign.number in ("kl", "entropy") and trained:
-                return FAULT if self.held_back() else NOTE
-            return FAILED if self.value(sign) > 0.499 else FAULT
-        if sign.level == FAILED and sign.number != "validation":
-            validation = self["validation"]
+            trains = any(self[x].count and not self[x].broken for x in ("loss", "grad_norm"))
+            if not (sign.number in ("kl", "entropy") and trains):
+                return FAILED if self.value(sign) >= 0.5 else FAULT
+        elif sign.level == FAILED:
+            validation, accuracy = self["validation"], self["accuracy"]
             holds = validation.known and validation.values[-1] >= validation.best - validation.margin
-            told_apart = sign.number == "reward" and self["accuracy"].known and self["accuracy"].best > 0.1
-            return NOTE if told_apart or (holds and validation.steps[-1] > self.showing[sign]) else FAILED
-        if sign.level is not None:
+            holds = holds and sign.number != "validation" and validation.steps[-1] > self.showing[sign]
+            told_apart = sign.number == "reward" and accuracy.known and accuracy.best > 0.1
+            return NOTE if holds or told_apart else FAILED
+        elif sign.level is not None:
             return sign.level
-        flat = sign.measure is exploration_lost and self[self.decides()].is_flat_since(self.since(sign))
-        return FAULT if flat or self.held_back() else NOTE
+        elif sign.remedy == "explore" and self[self.decides()].is_flat_since(self.showing[sign]):
+            return FAULT
+        return FAULT if self.held_back() else NOTE
 
     def decides(self) -> str:
         """Return the name of the outcome; empty if none was logged."""
         logged = [name for name in OUTCOMES if self[name].count]
         return next((name for name in logged if self[name].known), next(iter(logged), ""))
 
-    def collapsed(self) -> bool:
-        """Return whether the outcome, clean endings or the format are lost."""
-        return any(sign in CLEAN or self.level(sign) == FAILED for sign in self.showing)
-
     def held_back(self) -> bool:
         """Return whether the outcome falls, or did not rise where it could."""
         outcome = self[self.decides()]
-        could = outcome.now - outcome.floor < 0.8 * (outcome.limit - outcome.floor)
-        return outcome.known and (outcome.falls or (could and not self.learned()))
+        return outcome.known and (outcome.falls or (outcome.could_rise() and not self.learned()))
 
     def learned(self) -> bool:
         """Return whether some outcome rose, or was right from the start."""
         return any(self[name].rose() for name in OUTCOMES)
 
-    def since(self, sign: Sign) -> int:
-        """Return the step from which on there is what a sign says."""
-        if sign.from_start:
-            return self._start
-        return self[sign.number].broken_since if sign in BROKEN else self.showing[sign]
-
     def advice(self, sign: Sign) -> str:
         """Return what to do about a sign, as a sentence."""
-        since = self.since(sign)
+        since = self.showing[sign]
         return _AS_IT_BEGAN if sign in BROKEN and since == self._start else sign.advice.format(since=since)
 
     def remedy(self, sign: Sign) -> str:
         """Return the override that is a sign's remedy, in the run's framework; empty if there is none."""
-        return remedy(sign.remedy, self._framework, self.lr, self._limit)
+        return remedy(sign.remedy, self._framework, self._lr, self._limit)
 
-    def _sentence(self, sign: Sign) -> str:
-        trend, override, outcome = self[sign.number], self.remedy(sign), self.decides()
-        means = f"{label(sign.number)} {trend.now:.3g} (first {trend.first:.3g}, best {trend.best:.3g})"
-        means = f"since step {self.since(sign)}" if sign in BROKEN else f"{means}, means over {trend.window} steps"
-        note = "" if sign.calibrated else " (uncalibrated)"
+    def sentence(self, sign: Sign) -> str:
+        """Return what a sign means, by which numbers, and what to do about it."""
+        x, override, outcome = self[sign.number], self.remedy(sign), self.decides()
+        said = sign.meaning if sign.calibrated else f"{sign.meaning} (uncalibrated)"
         if self.level(sign) == NOTE and outcome:
-            note += f" (a note: {label(outcome)} is {self[outcome].now:.3g}, best {self[outcome].best:.3g})"
-        sentences = (f"{sign.meaning}{note}: {means}.", self.advice(sign), f"Try: {override}" if override else "")
-        return " ".join(filter(None, sentences))
+            said += f" (a note: {label(outcome)} is {self[outcome].now:.3g}, best {self[outcome].best:.3g})"
+        numbers = (
+            f"{label(sign.number)} {x.now:.3g} (first {x.first:.3g}, best {x.best:.3g}), means over {x.window} steps"
+        )
+        said += f" since step {self.showing[sign]}." if sign in BROKEN else f": {numbers}."
+        return " ".join(filter(None, (said, self.advice(sign), f"Try: {override}" if override else "")))
 
 
 def label(name: str) -> str:

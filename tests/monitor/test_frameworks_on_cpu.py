@@ -26,7 +26,7 @@ def test_what_is_to_be_tried_or_logged_is_in_verls_config(compose_config):
     config = compose_config(*" ".join(overrides).split())
     assert config.actor_rollout_ref.actor.optim.lr == 5e-5 and config.data.max_response_length == 128
     assert config.actor_rollout_ref.actor.clip_ratio_high == 0.28 and config.trainer.rollout_data_dir == "rollouts"
-    assert config.algorithm.filter_groups.enable and config.algorithm.rollout_correction.rollout_is == "token"
+    assert config.algorithm.filter_groups.enable
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from gtpo_verl.monitor.signs import FAILED, FAULT, NOTE, NUMBERS, STEPS, VALIDAT
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = sorted((ROOT / "docs/results/cpu").glob("*.jsonl"))
 HEALTHY = {
-    "aborted": 0.0,
     "terminated": 1.0,
     "repetition": 0.02,
     "zero_std_groups": 0.3,
@@ -24,7 +23,6 @@ HEALTHY = {
     "reward": 15.0,
     "entropy": 0.1,
     "length": 30.0,
-    "mismatch": 0.01,
     "kl": 0.01,
     "grad_norm": 0.5,
     "lr": 1e-4,
@@ -68,8 +66,6 @@ def stops(records, **settings):
         ({"entropy": 0.69}, {"entropy": 0.70}, "the policy drifts towards noise"),
         ({"length": 57.5}, {"length": 57.7}, "completions near the limit"),
         ({"length": 7.6}, {"length": 7.4}, "completions shrink"),
-        ({"mismatch": 0.0299}, {"mismatch": 0.0301}, "rollout and trainer log-probs diverge"),
-        ({"aborted": 0.099}, {"aborted": 0.101}, "completions are aborted"),
         ({"kl": 0.99}, {"kl": 1.01}, "KL explodes"),
     ],
 )
@@ -126,7 +122,6 @@ BEGUN, LATER = {"entropy": 0.8, "length": 60.0, "accuracy": 0.1}, {"entropy": 1.
         pytest.param(run(), id="healthy"),
         pytest.param([{"entropy": 0.2}] * 50, id="numbers that are not logged"),
         pytest.param([HEALTHY | (BEGUN if n < 2 * STEPS else LATER) for n in range(4 * STEPS)], id="it began so"),
-        pytest.param([{"mismatch": 0.001}] * STEPS + [{"mismatch": 0.02}] * STEPS, id="a tiny mismatch grows tenfold"),
         pytest.param(
             [*run()[:25], HEALTHY | {"accuracy": 0, "reward": 0, "terminated": 0.1}, *run()[26:]], id="a bad step"
         ),
@@ -151,9 +146,8 @@ FROZEN = {"grad_norm": 0.0}
         (FROZEN | {"zero_std_groups": 1.0}, "no gradient: all groups have equal rewards", "Groups need rewards"),
         (FROZEN, "the gradient is 0 although rewards differ", "not for the rewards: look for frozen"),
         (FROZEN | {"zero_std_groups": math.nan}, "no gradient: its norm is 0", "Do the rewards of a group differ?"),
+        ({"positive": 0.0}, "no advantage is positive", "none reaches algorithm.gtpo.min_correct_reward"),
         ({"accuracy": 0.01}, "hardly a completion was ever right", "Look at the reward function"),
-        ({"kl": 50.0}, "KL is absurd from the start", "Is the reference model"),
-        ({"grad_norm": 5e4}, "the gradient norm is absurd", "Is the reference model"),
     ],
 )
 def test_what_holds_in_every_step_is_a_fault_since_the_first_after_two_windows(numbers, meaning, advice):
@@ -161,7 +155,7 @@ def test_what_holds_in_every_step_is_a_fault_since_the_first_after_two_windows(n
     assert meaning not in [sign.meaning for sign in found[0][0].showing]
     watched, alarms = found[1]
     (sign,) = (sign for sign in watched.showing if sign.meaning == meaning)
-    assert watched.level(sign) == FAULT and watched.since(sign) == 0 and advice in watched.advice(sign)
+    assert watched.level(sign) == FAULT and watched.showing[sign] == 0 and advice in watched.advice(sign)
     assert meaning not in levels([*constant(STEPS), *constant(STEPS, **numbers)])
 
 
@@ -220,13 +214,13 @@ def test_a_sign_that_is_gone_shows_no_longer():
 def test_the_step_of_a_sign_is_that_of_the_change(step):
     records = [HEALTHY | {"accuracy": 0.7 if n < step else 0.1} for n in range(60)]
     watched, _ = watch(records)
-    assert {watched.since(sign) for sign in watched.showing} == {step}
+    assert {*watched.showing.values()} == {step}
 
 
 def test_a_number_that_stays_not_finite_fails_the_run_within_half_a_window():
     watched, alarms = watch(run(grad_norm=math.nan))
     assert [(step, alarm.grave) for step, alarm in alarms] == [(2 * STEPS, False), (2.5 * STEPS - 1, True)]
-    assert [*map(watched.since, watched.showing)] == [2 * STEPS]
+    assert [*watched.showing.values()] == [2 * STEPS]
     assert "Go back to the last checkpoint before step 20;" in alarms[0][1].sentence
 
 

@@ -8,6 +8,7 @@ import argparse
 import json
 from pathlib import Path
 
+from gtpo_verl.tools.diagnose.logs import FORMS
 from gtpo_verl.tools.diagnose.text_report import screen
 from gtpo_verl.tools.diagnose.verdict import STATUS, read_run, report_on
 
@@ -27,9 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "log",
         metavar="LOG",
         type=Path,
-        help="verl's console log or trainer.logger=file; what TRL or ms-swift prints, trainer_state.json or "
-        "logging.jsonl; a CSV of W&B; TensorBoard; compressed or not; a folder with one of these, or of rollouts "
-        "alone; - for the standard input",
+        help=f"{FORMS}; compressed or not; a folder with one of these, or of rollouts alone; - for the standard input",
     )
     parser.add_argument("--rollouts", type=Path, help="the run's completions: trainer.rollout_data_dir, or a dump_dir")
     parser.add_argument("--tokenizer", help="folder or Hub name of the run's tokenizer, for verl's rollouts")

@@ -11,7 +11,7 @@ import re
 import sys
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -25,8 +25,6 @@ FORMS = (
 )
 Steps = dict[int, dict[str, float]]
 Pairs = Iterable[tuple[Any, Any]]
-Keep = Callable[[str], bool]
-"""Return whether a metric of this name is kept."""
 
 _COLOUR = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 _VERL = re.compile(r"\bstep:(\d{1,15}) - (.*)")
@@ -61,7 +59,7 @@ class Log(NamedTuple):
     notes: list[str]
 
 
-def read_log(path: Path, keep: Keep = is_metric) -> Log:
+def read_log(path: Path) -> Log:
     """Return the log at a path, in a folder, or on the standard input, `-`. Its time and memory are bounded.
 
     Raises:
@@ -75,23 +73,24 @@ def read_log(path: Path, keep: Keep = is_metric) -> Log:
             raise ValueError(f"{_shown(path)} is no file; to read from a pipe, give - and the standard input")
     name = _shown(path)
     if path.is_dir() or "tfevents" in path.name:
-        return _log(name, _by_step(name, _read_events(path), keep))
+        return _log(name, _by_step(name, _read_events(path)))
     try:
         with open_text(path) as file:
             first = next((line for line in (file.readline(_LINE) for _ in range(_PRINTED)) if line.strip()), "")
             if first.strip() == "{" or path.suffix in (".json", ".ipynb"):
-                return _log(name, _by_step(name, _read_history(path, first + file.read(_FILE)), keep))
-            if columns := _columns(name, first):
-                rows = csv.reader(_lines(file), delimiter="\t" if "\t" in first else ",")
-                return _log(name, _by_step(name, _read_rows(columns, rows), keep))
-            return _read_lines(name, chain([first], _lines(file, "step:", "{", "%|")), keep)
+                entries: Iterable[tuple[Any, Pairs]] = _read_history(path, first + file.read(_FILE))
+            elif columns := _columns(name, first):
+                entries = _read_rows(columns, csv.reader(_lines(file), delimiter="\t" if "\t" in first else ","))
+            else:
+                return _read_lines(name, chain([first], _lines(file, "step:", "{", "%|")))
+            return _log(name, _by_step(name, entries))
     except (csv.Error, EOFError, OSError, RecursionError, UnicodeError, zlib.error) as error:
         raise ValueError(f"{name} cannot be read ({error}): give {FORMS}") from error
 
 
 def read_metrics(path: Path) -> Steps:
-    """Return all metrics of each step of a log."""
-    return read_log(path, lambda name: name != "step").steps
+    """Return the metrics of each step of a log."""
+    return read_log(path).steps
 
 
 def _shown(path: Path) -> str:
@@ -99,15 +98,16 @@ def _shown(path: Path) -> str:
 
 
 def _find_log(folder: Path) -> Path:
+    """Return the one log of a folder: of checkpoints the newest, which has the whole history."""
     patterns = ("metrics.jsonl", "trainer_state.json", "checkpoint-*/trainer_state.json", "logging.jsonl", "output.log")
     for pattern in (*patterns, "*.jsonl", "*.jsonl.gz", "*.log", "*.csv", "**/*tfevents*"):
         found = sorted(folder.glob(pattern), key=lambda x: (int(re.sub(r"\D", "", x.parent.name)[:9] or 0), x.name))
         if len(found) == 1 or (found and pattern.startswith("checkpoint")):
-            return found[-1]  # the newest checkpoint has the whole history
+            return found[-1]
         if pattern.endswith("tfevents*") and len({file.parent for file in found}) == 1:
             return found[0].parent  # of one run that was resumed
         if found:
-            names = ", ".join([*(_shown(file.relative_to(folder)) for file in found[:3]), *["…" for _ in found[3:4]]])
+            names = ", ".join(_shown(file.relative_to(folder)) for file in found[:3])
             raise ValueError(f"{_shown(folder)} has {len(found)} logs ({names}): name the file of one run")
     raise ValueError(f"{_shown(folder)} has no log: name one, {FORMS}")
 
@@ -125,12 +125,12 @@ def open_text(path: Path) -> Iterator[TextIO]:
         yield io.TextIOWrapper(raw, encoding=encoding, errors="replace")
 
 
-def _log(name: str, steps: Steps, config: Mapping[str, int] | None = None, notes: Iterable[str] = ()) -> Log:
+def _log(name: str, steps: Steps, config: Mapping[str, int] = {}, notes: Iterable[str] = ()) -> Log:
     if not steps:
         raise ValueError(f"{name} has no metrics of a run: give {FORMS}")
     swift = any([metrics.pop(_OF_TOTAL, None) is not None for metrics in steps.values()])
     names = set[str]().union(*steps.values())
-    return Log(name, "ms-swift" if swift else framework_of(names), steps, dict(config or {}), list(notes))
+    return Log(name, "ms-swift" if swift else framework_of(names), steps, dict(config), list(notes))
 
 
 def _lines(file: TextIO, *marks: str) -> Iterator[str]:
@@ -146,7 +146,7 @@ def _lines(file: TextIO, *marks: str) -> Iterator[str]:
         yield rest
 
 
-def _read_lines(name: str, lines: Iterable[str], keep: Keep) -> Log:
+def _read_lines(name: str, lines: Iterable[str]) -> Log:
     """Return, of several runs in one file, the last: a step that comes again begins what follows it anew."""
     steps: Steps = {}
     before, last, starts, unfinished, bar, read = "", -1, 1, False, 0, 0
@@ -155,7 +155,7 @@ def _read_lines(name: str, lines: Iterable[str], keep: Keep) -> Log:
         unfinished = not line.endswith("\n")
         if "%|" in line and (found := _BAR.match(_COLOUR.sub("", line))):
             bar = int(found[1])
-        entry = _entry(line, keep)
+        entry = _entry(line)
         if entry is None:
             read += len(line)
             if not steps and len(before) < _CONFIG_TEXT:
@@ -200,10 +200,10 @@ def _numbered(printed: list[tuple[int, dict[str, float]]]) -> Steps:
     return {bar: metrics for bar, (_, metrics) in zip(bars, printed, strict=True)}
 
 
-def _entry(line: str, keep: Keep) -> tuple[int | None, dict[str, float]] | None:
+def _entry(line: str) -> tuple[int | None, dict[str, float]] | None:
     """Return the step, if the line says it, and its metrics; None of a line that has none."""
     if "step:" in line and (found := _VERL.search(_COLOUR.sub("", line))):
-        metrics = _numbers((item.rpartition(":")[::2] for item in found[2].split(" - ")), keep)
+        metrics = _numbers(item.rpartition(":")[::2] for item in found[2].split(" - "))
         return (int(found[1]), metrics) if any(map(is_metric, metrics)) else None
     start, end = line.find("{"), line.rfind("}")
     if start < 0 or end < start or not _QUOTED.search(line):
@@ -216,7 +216,7 @@ def _entry(line: str, keep: Keep) -> tuple[int | None, dict[str, float]] | None:
         return None
     step: Any = logged.get("step")
     data, null = (logged["data"], math.nan) if isinstance(logged.get("data"), dict) else (logged, None)
-    metrics = _numbers(data.items(), lambda name: keep(name) or name in _PROGRESS, null)
+    metrics = _numbers(data.items(), null)
     if isinstance(of_total := logged.get(_OF_TOTAL), str):
         step, metrics[_OF_TOTAL] = of_total.partition("/")[0], 0.0
     if step is None:
@@ -235,16 +235,16 @@ def _printed(text: str) -> Any:
 
 
 def _number(value: Any, null: float | None = None) -> float | None:
+    """Return a value as a number, infinite beyond 1e100, `null` of None; None if it is no number."""
     if value is None:
         return null  # verl's file logger writes NaN so
-    found = _WRAPPED.fullmatch(value.strip()) if isinstance(value, str) else None
     try:
-        number = float(found[1] if found else value) if isinstance(value, str | int | float) else None
+        number = float(_WRAPPED.sub(r"\1", value) if isinstance(value, str) else value)
     except OverflowError:
-        number = math.inf
-    except ValueError:
-        number = None
-    return number if number is None or abs(number) < 1e100 or number != number else math.copysign(math.inf, number)
+        return math.inf
+    except (TypeError, ValueError):
+        return None
+    return math.copysign(math.inf, number) if abs(number) >= 1e100 else number
 
 
 def _step(value: Any) -> int | None:
@@ -252,32 +252,30 @@ def _step(value: Any) -> int | None:
     return None if number is None or not 0 <= number < 1e15 else int(number)
 
 
-def _numbers(pairs: Pairs, keep: Keep, null: float | None = None) -> dict[str, float]:
-    numbers = ((str(name), _number(value, null)) for name, value in pairs if keep(str(name)))
+def _numbers(pairs: Pairs, null: float | None = None) -> dict[str, float]:
+    numbers = ((str(name), _number(value, null)) for name, value in pairs if name not in ("", *_STEP_COLUMNS))
     return {name: number for name, number in numbers if number is not None}
 
 
-def _by_step(name: str, entries: Iterable[tuple[Any, Pairs]], keep: Keep) -> Steps:
+def _by_step(name: str, entries: Iterable[tuple[Any, Pairs]]) -> Steps:
     """Return all metrics of the steps that have one of a run."""
     steps: Steps = defaultdict(dict)
     for said, pairs in entries:
         if (step := _step(said)) is not None:
-            steps[step] |= _numbers(pairs, keep)
+            steps[step] |= _numbers(pairs)
             _check_size(name, len(steps))
     return {step: metrics for step, metrics in steps.items() if any(map(is_metric, metrics))}
 
 
 def _read_history(path: Path, text: str) -> list[tuple[Any, Pairs]]:
     """Return the entries of TRL's `trainer_state.json`."""
-    name, form = _shown(path), ""
+    name = _shown(path)
     if "_runtime" in text[:_PRINTED] and "log_history" not in text:
-        form = "it is W&B's summary, the last step alone: give output.log, or the history as CSV"
-    elif path.suffix == ".ipynb":
-        form = "it is a notebook: copy its table into a .csv file"
-    elif len(text) >= _FILE:
-        form = f"it is longer than {_FILE >> 20} MB"
-    if form:
-        raise ValueError(f"{name} has no history of steps; {form}")
+        raise ValueError(f"{name} is W&B's summary, the last step alone: give output.log, or the history as CSV")
+    if path.suffix == ".ipynb":
+        raise ValueError(f"{name} is a notebook: copy its table into a .csv file")
+    if len(text) >= _FILE:
+        raise ValueError(f"{name} is longer than {_FILE >> 20} MB: give the log of the run, {FORMS}")
     try:
         history = json.loads(text)["log_history"]
         return [(entry["step"], entry.items()) for entry in history if "train_runtime" not in entry]

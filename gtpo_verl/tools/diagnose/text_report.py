@@ -26,7 +26,7 @@ def screen(report: Mapping[str, Any], plotted: Path | None = None) -> str:
     seen += [f"cut off at {report['limit']:.0f} tokens"] if report["limit"] else []
     lines += [*_wrap(", ".join(seen)), *(line for note in report["notes"] for line in _wrap(note)), "", *_table(report)]
     lines += ["" for _ in report["beside"][:1]]
-    lines += [line for note in report["beside"] for line in _wrap(f"note, {note}", "   ")]
+    lines += [line for note in report["beside"] for line in _wrap(note, "   ")]
 
     signs = report["signs"]
     lines += ["" for _ in signs[:1]]

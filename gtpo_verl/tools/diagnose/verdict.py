@@ -146,10 +146,10 @@ def report_on(run: Run) -> dict[str, Any]:
         "outcome": watch.decides() or None,
         "verdict": verdict,
         "why": why,
-        "since": watch.since(signs[0]) if signs else None,
+        "since": watch.showing[signs[0]] if signs else None,
         "numbers": {name: _number(name, watch, signs) for name in names if watch[name].count and name in windows},
         "signs": [_describe(sign, watch, run.seen) for sign in signs],
-        "beside": [_note(sign, watch) for sign in notes],
+        "beside": [f"since step {watch.showing[sign]}: {watch.sentence(sign)}" for sign in notes],
         "shared_tokens": run.seen.shares() if run.seen else None,
         "not_logged": {name: FRAMEWORKS[framework].to_log.get(name) for name in NUMBERS if name not in windows},
     }
@@ -157,13 +157,13 @@ def report_on(run: Run) -> dict[str, Any]:
 
 def _sorted(watch: Watch) -> tuple[list[Sign], list[Sign]]:
     """Return the faults, the gravest of each number, in the order in which they came about; and the notes."""
-    once: list[Sign] = []
-    for sign in watch.shown():
-        once += [sign] if sign.number not in [x.number for x in once] else []
-    faults, notes = (
-        [sign for sign in once if (watch.level(sign) == rules.NOTE) is is_note] for is_note in (False, True)
-    )
-    return sorted(faults, key=lambda x: (watch.since(x), -watch.level(x))), sorted(notes, key=watch.since)
+    gravest: dict[str, Sign] = {}
+    for sign in sorted(
+        filter(watch.showing.__contains__, watch.signs), key=lambda x: (-watch.level(x), watch.showing[x])
+    ):
+        gravest.setdefault(sign.number, sign)
+    signs = sorted(gravest.values(), key=lambda x: (watch.showing[x], -watch.level(x)))
+    return [x for x in signs if watch.level(x) != rules.NOTE], [x for x in signs if watch.level(x) == rules.NOTE]
 
 
 def judge(watch: Watch, signs: list[Sign], entries: int) -> tuple[str, str]:
@@ -198,17 +198,10 @@ def _not_finite(watch: Watch) -> list[str]:
     ]
 
 
-def _note(sign: Sign, watch: Watch) -> str:
-    trend, override = watch[sign.number], watch.remedy(sign)
-    numbers = f"{label(sign.number)} {trend.now:.3g}, {trend.first:.3g} at first"
-    advice = " ".join(filter(None, (watch.advice(sign), f"Try {override}." if override else "")))
-    return f"since step {watch.since(sign)}: {sign.meaning} ({numbers}). {advice}".strip()
-
-
 def _number(name: str, watch: Watch, signs: list[Sign]) -> dict[str, Any]:
     trend, more_is_better = watch[name], NUMBERS[name][1] if name in NUMBERS else True
     best = {} if more_is_better is None else {"best": trend.best if more_is_better else trend.lowest}
-    since = next((watch.since(sign) for sign in signs if sign.number == name), None)
+    since = next((watch.showing[sign] for sign in signs if sign.number == name), None)
     return {"start": trend.first, **best, "now": None if trend.broken else trend.now, "since": since}
 
 
@@ -221,7 +214,7 @@ def _describe(sign: Sign, watch: Watch, seen: "Rollouts | None") -> dict[str, An
     return {
         "number": name,
         "meaning": sign.meaning,
-        "since": watch.since(sign),
+        "since": watch.showing[sign],
         "calibrated": sign.calibrated,
         "advice": watch.advice(sign),
         "try": watch.remedy(sign),

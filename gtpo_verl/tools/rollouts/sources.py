@@ -1,12 +1,12 @@
 """A token dump (`gtpo_verl.verl_plugin.token_dump`), verl's own rollout files, or the completions that TRL logs.
 
-All become completions with the fields of a dump's line. verl's files, `N.jsonl` under `trainer.rollout_data_dir`, and
-TRL's, `completions_N.parquet`, hold text without special tokens, which is tokenised again. How a completion ended, how
-unsure the model was, and which text a tool wrote are unknown. It computes from the scores what GTPO
-(arXiv:2508.03772) would do with its default settings and without its filter, which needs torch. `ended`,
-`trajectory_entropy`, `entropy` and `trainer_logprobs` are left out.
+All become completions with the fields of a dump's line. verl's `N.jsonl` under `trainer.rollout_data_dir`, and TRL's
+`completions_N.parquet`, hold text without special tokens, which is tokenised again; what GTPO (arXiv:2508.03772) would
+do is computed with its default settings, but for the filter. `ended` and what needs the model's probabilities
+(`trajectory_entropy`, `entropy`, `trainer_logprobs`) are left out.
 """
 
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -36,15 +36,9 @@ _SCORES = ("acc", "format", "strict")
 
 @dataclass(frozen=True)
 class Source:
-    """Where completions come from.
-
-    Args:
-        header: the settings of the run, as in `gtpo_dump.json`; of text `rollouts` says what it is, and
-            `advantage` whose A is.
-        paths: a file per step, in the order of the steps.
-        size_limit (int): bytes of such files that make a page.
-        read: completions of one of these files, with their `prompt` and `token_strings`.
-    """
+    """Where completions come from: a file per step in `paths`, of which `size_limit` bytes make a page, and what reads
+    one, with each completion's `prompt` and `token_strings`. `header` has the settings, as in `gtpo_dump.json`; of text
+    `rollouts` says what it is, and `advantage` whose A is."""
 
     header: dict[str, Any]
     paths: list[Path]
@@ -53,15 +47,11 @@ class Source:
 
 
 def find_source(path: Path, tokenizer: str | None = None) -> Source:
-    """A token dump, or else verl's rollout files or TRL's completions, in a folder or as one of its files.
-
-    Args:
-        path: a dump's folder, a folder above it, one of its files; or `trainer.rollout_data_dir`, or a file of it; or
-            TRL's `output_dir`, or a file of it.
-        tokenizer: folder or Hub name of the run's tokenizer; None: a dump's own words, or the tokenizer that it names.
+    """Return the completions at a path: a token dump, verl's rollout files or TRL's completions, in a folder or as one
+    of its files; of a dump a folder above it too. Text needs the run's `tokenizer`, a folder or a name on the Hub.
 
     Raises:
-        ValueError: there is neither, or more than one dump, or it is of another version, or there is no tokenizer.
+        ValueError: there is none, or more than one dump, or it is of another version, or there is no tokenizer.
     """
     if not path.exists():
         raise ValueError(f"{path} does not exist: name a folder with rollouts or a token dump, or a file of it")
@@ -91,14 +81,14 @@ _loaded = cache(load_tokenizer)
 
 
 def thin_out(paths: list[Path], size: int) -> list[Path]:
-    """Evenly spaced steps, the last among them, of no more than `size` bytes; one step at least."""
+    """Return evenly spaced steps, the last among them, of no more than `size` bytes; one step at least."""
     while len(paths) > 1 and sum(path.stat().st_size for path in paths) > size:
         paths = paths[::-2][::-1]
     return paths
 
 
 def _read_dump(path: Path, headers: list[Path]) -> tuple[dict[str, Any], list[Path]]:
-    """Header and step files of the dump at or below a path."""
+    """Return header and step files of the dump at or below a path."""
     if len(headers) > 1:
         raise ValueError(f"{path} has dumps of several runs: give one of {', '.join(str(x.parent) for x in headers)}")
     header = read_record(headers[0], *_HEADER)
@@ -107,7 +97,9 @@ def _read_dump(path: Path, headers: list[Path]) -> tuple[dict[str, Any], list[Pa
             f"{headers[0]} has schema_version {header['schema_version']!r}, of which this gtpo-verl knows "
             f"{' and '.join(map(str, READABLE_VERSIONS))}: read it with the gtpo-verl that wrote it"
         )
-    if not isinstance(header["gtpo"], dict) or not isinstance(header["tokenizer"], str) or _has_nan(header):
+    settings = header["gtpo"].values() if isinstance(header["gtpo"], dict) else [math.nan]
+    floats = [x for x in (*header.values(), *settings) if isinstance(x, float)]
+    if not isinstance(header["tokenizer"], str) or not all(map(_is_number, floats)):
         raise ValueError(f"{headers[0]} is not as a run wrote it: restore or remove it")
     steps = [path] if path.is_file() else [x for x in sorted(headers[0].parent.glob(STEP_FILES)) if x.is_file()]
     if not steps:
@@ -116,14 +108,11 @@ def _read_dump(path: Path, headers: list[Path]) -> tuple[dict[str, Any], list[Pa
 
 
 def read_step(path: Path, own: str, given: str | None = None) -> list[dict[str, Any]]:
-    """The completions of a step file, as `gtpo_verl.verl_plugin.token_dump` wrote them.
-
-    Args:
-        own: the tokenizer that the dump names, for what a run wrote without its words.
-        given: another one, to be used in any case.
+    """Return the completions of a step file, in words of the `given` tokenizer, else in its own, else in those of the
+    `own` tokenizer that its dump names.
 
     Raises:
-        ValueError: they are not; the message names the line.
+        ValueError: it is not as `gtpo_verl.verl_plugin.token_dump` wrote it; the message names the line.
     """
     completions = read_lines(path, _checked, "token dump")
     for completion in completions:
@@ -159,36 +148,32 @@ def _checked(completion: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text_files(path: Path) -> list[Path]:
-    """The whole `N.jsonl` of verl, or `completions_N.parquet` of TRL, at a path; what is being written is not whole."""
+    """Return the whole `N.jsonl` of verl, or `completions_N.parquet` of TRL, at a path, but those of an evaluation."""
     files = [path] if path.is_file() else [*path.glob("*.jsonl"), *path.rglob("completions_*.parquet")]
-    return [
-        file
-        for file in filter(Path.is_file, files)
-        if (re.fullmatch(r"completions_\d+\.parquet", file.name) and file.parent.name != "eval")
-        or (re.fullmatch(r"\d+\.jsonl", file.name) and _ends_a_line(file))
-    ]
+    files = [x for x in files if x.is_file() and re.fullmatch(r"\d+\.jsonl|completions_\d+\.parquet", x.name)]
+    return [x for x in files if (_ends_a_line(x) if x.suffix == ".jsonl" else x.parent.name != "eval")]
 
 
 def step_of(path: Path) -> int:
-    """The step in the name of a file."""
+    """Return the step in the name of a file."""
     return int(re.findall(r"\d+", path.stem)[-1])
 
 
 def _ends_a_line(path: Path) -> bool:
+    """Return whether verl has written it whole."""
     with path.open("rb") as file:
         return file.seek(0, 2) > 0 and file.seek(-1, 2) >= 0 and file.read() == b"\n"
 
 
 def _verl_rows(path: Path) -> list[dict[str, Any]]:
-    """A row per completion. A group is what has one `uid`, or, in files of the legacy trainer, one prompt; of a session
-    with several outputs the last one counts."""
+    """Return a row per completion: of a session with several outputs the last, and no padding of the batch."""
     lines = read_lines(path, _checked_rollout, "rollout file of verl")
-    own = [row for row in lines if row["output"] or not row.get("uid", "").startswith("pad")]  # others fill the batch
+    own = [row for row in lines if row["output"] or not row.get("uid", "").startswith("pad")]
     return [row | {"uid": uid} for uid, group in last_outputs(own).items() for row in group]
 
 
 def _trl_rows(path: Path) -> list[dict[str, Any]]:
-    """A row per completion: a prompt is a group, the score is the sum of the reward functions, and A is TRL's."""
+    """Return a row per completion: a prompt is a group, the score the sum of the reward functions, and A TRL's."""
     import pyarrow
     import pyarrow.parquet
 
@@ -198,14 +183,12 @@ def _trl_rows(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"{path} is no parquet file ({error})") from error
     rows = []
     for row in table:
-        texts = isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str)
-        if not texts or not _is_number(row.get("advantage")):
-            raise ValueError(
-                f"{path} has no prompt and completion as text, or no advantage: is it TRL's GRPOTrainer's?"
-            )
+        prompt, output, a = row.get("prompt"), row.get("completion"), row.get("advantage")
+        if not (isinstance(prompt, str) and isinstance(output, str) and _is_number(a)):
+            raise ValueError(f"{path} has no prompt and completion as text, or no advantage: is it of GRPOTrainer?")
         rewards = {name: float(x) for name, x in row.items() if name not in ("step", "advantage") and _is_number(x)}
-        own = {"uid": row["prompt"], "input": row["prompt"], "output": row["completion"], "advantage": row["advantage"]}
-        rows.append(rewards | own | {"score": sum(rewards.values())})
+        own = {"uid": prompt, "input": prompt, "output": output, "advantage": a, "score": sum(rewards.values())}
+        rows.append(rewards | own)
     return sorted(rows, key=lambda row: row["uid"])
 
 
@@ -217,13 +200,10 @@ _TEXTS: dict[str, tuple[str, Callable[[Path], list[dict[str, Any]]], str]] = {
 
 
 def _read_text(path: Path, rows: list[dict[str, Any]], name: str, config: GTPOConfig) -> list[dict[str, Any]]:
-    """Completions that are text, with what GTPO would do to them; A_i is the rows' `advantage`, or GRPO's.
-
-    Args:
-        name: of the tokenizer.
+    """Return completions that are text, with what GTPO would do to them; A_i is the rows' `advantage`, or GRPO's.
 
     Raises:
-        ValueError: they are not of the tokenizer, or every prompt has one completion.
+        ValueError: they are not of the tokenizer of this `name`, or every prompt has one completion.
     """
     import torch
     from torch.nn.utils.rnn import pad_sequence
@@ -236,12 +216,11 @@ def _read_text(path: Path, rows: list[dict[str, Any]], name: str, config: GTPOCo
     uids = [row["uid"] for row in rows]
     if len(set(uids)) == len(uids):
         raise ValueError(f"{path} has one completion per prompt, so no groups: is it of a validation?")
-    prompts, outputs = (
-        [text.ids for text in tokenizer.encode_batch([row[key] for row in rows], add_special_tokens=False)]
-        for key in ("input", "output")
-    )
+    texts = ([row[key] for row in rows] for key in ("input", "output"))
+    prompts, outputs = ([x.ids for x in tokenizer.encode_batch(text, add_special_tokens=False)] for text in texts)
     words = [spell(tokenizer, ids) for ids in outputs]
-    if not any(_bare("".join(found)) == _bare(row["output"]) for row, found in zip(rows, words, strict=True)):
+    spelt = (re.sub(r"\s", "", "".join(found)) for found in words)
+    if not any(text == re.sub(r"\s", "", row["output"]) for text, row in zip(spelt, rows, strict=True)):
         raise ValueError(f"{path} is not text of the tokenizer {name}: name the run's with --tokenizer")
     responses = pad_sequence([torch.tensor(ids, dtype=torch.int64) for ids in outputs], batch_first=True)
     mask = pad_sequence([torch.ones(len(ids), dtype=torch.bool) for ids in outputs], batch_first=True)
@@ -275,7 +254,7 @@ def _read_text(path: Path, rows: list[dict[str, Any]], name: str, config: GTPOCo
 
 
 def _first_groups(path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As many whole groups as make a page, which is said if they are not all."""
+    """Return as many whole groups as make a page, and say so if they are not all."""
     shown, size = [], 0
     groups = [list(group) for _, group in groupby(rows, key=lambda row: row["uid"])]
     for number, group in enumerate(groups):
@@ -287,16 +266,8 @@ def _first_groups(path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]
     return shown
 
 
-def _has_nan(header: dict[str, Any]) -> bool:
-    return any(isinstance(x, float) and not abs(x) < _LARGE for x in [*header.values(), *header["gtpo"].values()])
-
-
 def _is_number(x: Any) -> bool:
     return isinstance(x, int | float) and abs(x) < _LARGE
-
-
-def _bare(text: str) -> str:
-    return "".join(text.split())
 
 
 def _checked_rollout(row: dict[str, Any]) -> dict[str, Any]:

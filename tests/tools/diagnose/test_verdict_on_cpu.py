@@ -72,6 +72,13 @@ def write(form, folder, records):
         ),
         ("jsonl", [*run_logs.verl(grad_norm=lambda s: 0.0)], "degraded", 1, ["no gradient: its norm is 0"]),
         ("state", [*run_logs.verl(grad_norm=lambda s: 0.0)], "degraded", 1, ["the gradient is 0 although rewards"]),
+        (
+            "jsonl",
+            [x | {"gtpo/group/positive_frac": 0.0, "gtpo/group/zero_std_frac": 0.5} for x in run_logs.verl()],
+            "degraded",
+            1,
+            ["no advantage is positive"],
+        ),
         ("console", CUT_OFF, "degraded", 1, ["nearly all completions are cut off", "ever got a reward"]),
         ("state", NEVER_RIGHT, "degraded", 1, ["hardly a completion was ever right"]),
         ("state", [x | {"rewards/tag/mean": 0.0} for x in run_logs.trl(run_logs.verl())], "healthy", None, []),
@@ -168,7 +175,7 @@ def test_a_log_that_is_too_short_is_no_verdict(tmp_path, steps):
 def test_a_sign_beside_an_outcome_at_its_best_is_a_note_with_its_own_remedy(tmp_path):
     report = diagnose(run_logs.write_console(tmp_path / "train.log", OVERLONG))
     (note,) = (note for note in report["beside"] if "cut off" in note)
-    assert "raise it, or mask or penalise overlong ones. Try data.max_response_length=2048." in note
+    assert "raise it, or mask or penalise overlong ones. Try: data.max_response_length=2048" in note
     assert not any("optim.lr" in note for note in report["beside"])
 
 
