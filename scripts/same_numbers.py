@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/helpers"))
 from harness.stages import STAGES, LegacyStage, Rows, padded  # noqa: E402
 
 ROWS, LENGTH, PADDING = 40, 48, 3

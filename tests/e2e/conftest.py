@@ -26,7 +26,12 @@ def environment():
     variables |= {"RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     variables["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where the recipes find python3
     # For calculator, which Ray's workers import, and for the study's fast loop.
-    path = [str(ROOT / "tests/e2e"), str(ROOT / "tests"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [
+        str(ROOT / "tests/e2e"),
+        str(ROOT / "tests/helpers"),
+        str(ROOT),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
     return os.environ | variables | {"PYTHONPATH": os.pathsep.join(path)}
 
 

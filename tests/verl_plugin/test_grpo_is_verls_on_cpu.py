@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 GRPO = """
 import hashlib, logging, sys
 import torch
-sys.path[:0] = ["tests", "scripts"]
+sys.path[:0] = ["tests/helpers", "scripts"]
 import same_numbers
 from harness.stages import STAGES
 from verl.utils.config import validate_config

@@ -26,7 +26,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from gtpo_verl.reward.score import compute_score
 from recipes.tasks import tiny
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 N = 8
 ENTROPY_THRESHOLD = 0.4
 LR, MAX_GRAD_NORM = 1.0, 0.5
