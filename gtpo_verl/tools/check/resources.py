@@ -19,8 +19,10 @@ _ACTOR, _MODEL, _ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "m
 _UNITS = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
 _REMOTE = re.compile(r"\w+://")
 _MEGATRON = ("megatron.bridge", "megatron.core", "transformer_engine", "flash_attn")
-_FILES = ("reward.custom_reward_function.path", "data.custom_cls.path")
-_FILES += (f"{_ROLLOUT}.multi_turn.tool_config_path", f"{_ROLLOUT}.agent.agent_loop_config_path")
+_FILES = (
+    *("reward.custom_reward_function.path", "data.custom_cls.path"),
+    *(f"{_ROLLOUT}.multi_turn.tool_config_path", f"{_ROLLOUT}.agent.agent_loop_config_path"),
+)
 _FOLDERS = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir")
 DRIVER_REMEDY = "install a driver for that CUDA (580 or later for CUDA 13), or a torch built for an earlier one"
 _TOKEN = "if the error is InvalidAuthToken, export RAY_AUTH_MODE=disabled in every shell that starts or uses Ray"

@@ -86,9 +86,8 @@ def not_a_number(override: Any, config: DictConfig) -> Finding | None:
     key, value, default = override.key_or_group, override.value(), None
     with suppress(OmegaConfBaseException):  # a key that the config does not have
         default = OmegaConf.select(config, key)
-    is_number = isinstance(default, int) or (
-        isinstance(default, float) and value == ""
-    )  # some floats also take a range
+    # Some floats also take a range, which is text.
+    is_number = isinstance(default, int) or (isinstance(default, float) and value == "")
     if not is_number or not isinstance(value, str) or "${" in value:
         return None
     kind = "True or False" if isinstance(default, bool) else "a number"
