@@ -9,14 +9,8 @@ NGRAM = 8
 
 
 def repetition(token_ids: Sequence[int] | np.ndarray) -> float:
-    """The share of a completion's tokens that lie in an n-gram of `NGRAM` tokens that it has more than once.
-
-    Args:
-        token_ids: (length,) its tokens.
-
-    Returns:
-        From 0 to 1; 0 for a completion shorter than two such n-grams that overlap.
-    """
+    """Return the share of a completion's (length,) tokens that lie in an n-gram of `NGRAM` tokens that it has more than
+    once; 0 for a completion shorter than two such n-grams that overlap."""
     # Tokens, then pairs, then pairs of pairs, are numbered so that equal ones have equal numbers.
     numbers, width = np.asarray(token_ids, dtype=np.int64), 1
     if len(numbers) <= NGRAM:
@@ -31,15 +25,14 @@ def repetition(token_ids: Sequence[int] | np.ndarray) -> float:
 def group_shares(
     groups: Collection[Collection[Mapping[str, float]]], reward: str, right: str
 ) -> tuple[float, float | None]:
-    """The share of groups with equal rewards, and that of the other groups in which no completion is right.
+    """Return the share of groups with equal rewards, and that of the other groups in which no completion is right.
 
     Args:
         groups: the completions of each prompt, with their scores.
-        reward (str): which score is the reward.
-        right (str): which is above 0 for a right answer.
+        reward, right: which score is the reward, and which is above 0 for a right answer.
 
     Returns:
-        Two shares; the second is None if there is no other group, or not every completion says whether it is right.
+        The second is None if there is no other group, or not every completion says whether it is right.
     """
     unequal = [group for group in groups if len({scores[reward] for scores in group}) > 1]
     known = unequal and all(right in scores for group in unequal for scores in group)

@@ -48,14 +48,12 @@ class Trend:
     """Mean of a number, perhaps a share of completions, over the last `window` steps: `now`, in the `first` window, and
     the `best` and `lowest` so far.
 
-    Attributes:
-        floor, limit: what it falls to at worst, and cannot exceed.
-        known, settled: whether there are two windows of values, and ten of these.
-        deviation, noise: standard deviation of a step, from the differences between consecutive ones; that of a window.
-        margin: what it must lose to be called lost: a tenth, of its best if it is no share, and beyond noise.
-        drop, falls: how far it is below its best, 0 where that may be noise; whether by more than its margin.
-        bad_steps, broken: steps whose values are not finite, which enter no mean; their share of the last window if the
-            last one is such.
+    `floor` and `limit` are what it falls to at worst, and cannot exceed. It is `known` from two windows on, and
+    `settled` if these are ten values. `deviation` is that of a step, from the differences between consecutive ones,
+    and `noise` that of a window; `margin` is what it must lose to be called lost: a tenth, of its best if it is no
+    share, and beyond noise. `drop` is how far it is below its best, 0 where that may be noise, and it `falls` if that
+    is more than its margin. Values of `bad_steps` are not finite and enter no mean; `broken` is their share of the
+    last window if the last one is such.
     """
 
     def __init__(self, window: int, is_share: bool = False) -> None:
@@ -82,8 +80,7 @@ class Trend:
     def rose(self) -> bool:
         """Return whether it is better than at first, by more than noise, or was from the start where it cannot rise."""
         first, last, error = self.thirds()
-        by_windows = self.now - self.first > 2 * math.sqrt(2) * self.noise
-        rose = by_windows or (last - first > error and self.now > self.first)
+        rose = self.now - self.first > 2 * math.sqrt(2) * self.noise or (last - first > error and self.now > self.first)
         return self.known and (rose or self.first >= 0.95 * self.limit)
 
     def is_flat_since(self, step: int) -> bool:

@@ -39,9 +39,7 @@ _CONFIG = {  # as verl prints it at its start, or in the command above it
     "prompts": r"train_batch_size'?\s*[:=]\s*(\d{1,9})",
     "n": r"(?:'rollout':.{,4000}?'n':|rollout\.n=)\s*(\d{1,9})",
 }
-_QUOTED = re.compile(
-    rf"""["'](?:rewards?/|val-|eval[_/]|(?:{"|".join(map(re.escape, METRICS))})["'])"""
-)  # a metric as a key
+_QUOTED = re.compile(rf"""["'](?:rewards?/|val-|eval[_/]|(?:{"|".join(map(re.escape, METRICS))})["'])""")
 _UNDERSCORED = {name.replace("/", "_"): name for name in sorted(METRICS)}
 _CONFIG_TEXT, _BLOCK, _LINE, _PRINTED, _FILE, _NO_METRIC = 1 << 18, 1 << 20, 1 << 22, 1 << 16, 1 << 26, 1 << 28
 """Characters, at most: of a config, read at once, of a line, of a printed dict, of a JSON file, before any metric."""
@@ -128,9 +126,8 @@ def open_text(path: Path) -> Iterator[TextIO]:
 def _log(name: str, steps: Steps, config: Mapping[str, int] = {}, notes: Iterable[str] = ()) -> Log:
     if not steps:
         raise ValueError(f"{name} has no metrics of a run: give {FORMS}")
-    swift = any([metrics.pop(_OF_TOTAL, None) is not None for metrics in steps.values()])
     names = set[str]().union(*steps.values())
-    return Log(name, "ms-swift" if swift else framework_of(names), steps, dict(config), list(notes))
+    return Log(name, "ms-swift" if _OF_TOTAL in names else framework_of(names), steps, dict(config), list(notes))
 
 
 def _lines(file: TextIO, *marks: str) -> Iterator[str]:
@@ -168,8 +165,8 @@ def _read_lines(name: str, lines: Iterable[str]) -> Log:
         if step is None and printed and any(name.startswith("eval") for name in metrics):
             printed[-1][1].update(metrics)  # of the step before
         elif step is None:
-            progress = [name for name in _PROGRESS if name in metrics and printed and name in printed[-1][1]]
-            if progress and metrics[progress[0]] < printed[-1][1][progress[0]]:
+            progress = next((x for x in _PROGRESS if x in metrics and printed and x in printed[-1][1]), None)
+            if progress and metrics[progress] < printed[-1][1][progress]:
                 printed, starts = [], starts + 1
             printed.append((bar, metrics))
         else:
@@ -192,11 +189,9 @@ def _check_size(name: str, steps: int) -> None:
 
 def _numbered(printed: list[tuple[int, dict[str, float]]]) -> Steps:
     """Give entries without a step that of the progress bar before them, or spread them over its last one."""
-    bars, count = [bar for bar, _ in printed], len(printed)
-    if any(after <= before for before, after in zip(bars, bars[1:], strict=False)):  # written after all bars
-        bars = [round(number * max(bars[-1] / count, 1)) for number in range(1, count + 1)]
-    elif count and not bars[0]:
-        bars = list(range(1, count + 1))
+    bars = [bar for bar, _ in printed]
+    if bars != sorted({*bars} - {0}):  # there is no bar, or they were written after all bars
+        bars = [round(number * max(bars[-1] / len(bars), 1)) for number in range(1, len(bars) + 1)]
     return {bar: metrics for bar, (_, metrics) in zip(bars, printed, strict=True)}
 
 

@@ -18,15 +18,10 @@ Completion = dict[str, Any]
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Completions of a run, and the numbers of each step.
-
-    Args:
-        source (Source): where the completions come from.
-        limit: tokens at which they were cut off. A dump shows how they end, verl's text does not.
-        steps: our numbers (`signs.NUMBERS`) at each step; `forward`, `backward`, `either`, shares of tokens on the
-            conflict masks; and `groups`, the share of groups that have one.
-        completions: those of the last steps, each with its step, its text and our numbers of it.
-    """
+    """Completions of a run from a `source`, cut off at `limit` tokens, which verl's text does not show; and of each of
+    its `steps` our numbers (`signs.NUMBERS`), `forward`, `backward` and `either`, shares of tokens on the conflict
+    masks, and `groups`, the share of groups that have one. `completions` are those of the last steps, with our numbers
+    of each."""
 
     source: Source
     limit: float | None = None
@@ -64,17 +59,21 @@ def read_rollouts(path: Path, tokenizer: str | None, limit: float | None) -> Rol
 
 def _completion(row: dict[str, Any], limit: float | None) -> Completion:
     ids = [token for token, own in zip(row["token_ids"], row["response_mask"], strict=True) if own]
-    numbers = {ours: row.get("scores", {}).get(theirs) for ours, theirs in _SCORES.items()}
-    if "ended" in row:
-        numbers["terminated"] = float(row["ended"])
-    elif limit:
-        numbers["terminated"] = float(len(ids) < 0.98 * limit)  # a text may be cut into other tokens than were sampled
-    numbers |= {"reward": row["reward"], "length": len(ids), "repetition": repetition(ids)}
-    numbers |= {"entropy": row.get("trajectory_entropy"), "step": row["step"], "text": "".join(row["token_strings"])}
-    numbers |= {"forward": row.get("prefix_len"), "backward": row.get("suffix_len")}
-    numbers["either"] = sum(weight != 1 for weight in row["lambda"])  # all that is known of a user's own mask
-    if "prefix_len" in row:
-        numbers["either"] = min(row["prefix_len"] + row["suffix_len"], len(ids))
+    ended = row.get("ended", len(ids) < 0.98 * limit if limit else None)  # a text may be cut into other tokens
+    scores, ends = row.get("scores", {}), [row[name] for name in ("prefix_len", "suffix_len") if name in row]
+    numbers = {
+        **{ours: scores.get(theirs) for ours, theirs in _SCORES.items()},
+        "terminated": None if ended is None else float(ended),
+        "reward": row["reward"],
+        "length": len(ids),
+        "repetition": repetition(ids),
+        "entropy": row.get("trajectory_entropy"),
+        "step": row["step"],
+        "text": "".join(row["token_strings"]),
+        **dict(zip(("forward", "backward"), ends, strict=False)),
+        # Of a user's own mask only that is known.
+        "either": min(sum(ends), len(ids)) if ends else sum(weight != 1 for weight in row["lambda"]),
+    }
     return {name: value for name, value in numbers.items() if value is not None}
 
 

@@ -17,7 +17,7 @@ _MASKED = "{either:.0%} of tokens are on the run's own mask, in {groups:.0%} of 
 
 
 def screen(report: Mapping[str, Any], plotted: Path | None = None) -> str:
-    """The verdict, its numbers, what showed first, and one override to try; `plotted` is where the plot is."""
+    """Return the verdict, its numbers, what showed first, and one override to try; `plotted` is where the plot is."""
     since = f" since step {report['since']}" if report["since"] is not None and report["verdict"] != "healthy" else ""
     lines = [*_wrap(f"{report['verdict'].upper()}{since}: {report['why']}."), _cut(report["log"])]
     first, last = report["steps"]
@@ -25,28 +25,25 @@ def screen(report: Mapping[str, Any], plotted: Path | None = None) -> str:
     seen += [f"{report['completions']} completions a step"] if report["completions"] else []
     seen += [f"cut off at {report['limit']:.0f} tokens"] if report["limit"] else []
     lines += [*_wrap(", ".join(seen)), *(line for note in report["notes"] for line in _wrap(note)), "", *_table(report)]
-    lines += ["" for _ in report["beside"][:1]]
-    lines += [line for note in report["beside"] for line in _wrap(note, "   ")]
-
-    signs = report["signs"]
-    lines += ["" for _ in signs[:1]]
+    signs, beside = report["signs"], report["beside"]
+    lines += ["", *(line for note in beside for line in _wrap(note, "   "))] if beside else []
     for number, sign in enumerate(signs[:_SIGNS], start=1):
+        lines += [""] if number == 1 else []
         note = "" if sign["calibrated"] else " (uncalibrated)"
         lines += _wrap(f"{number}. since step {sign['since']}: {sign['meaning']}{note}", "   ")
     lines += [f"   and {len(signs) - _SIGNS} more: --json"] if len(signs) > _SIGNS else []
     shown: list[dict[str, Any]] = next((sign["completions"] for sign in signs if sign["completions"]), [])
     lines += [_cut(f"   step {x['step']}: {x['text']!r}") for x in shown]
     if signs:
-        lines += _wrap(f"{signs[0]['advice']} {'Try ' if signs[0]['try'] else ''}{signs[0]['try']}".strip())
-
+        override = f"Try {signs[0]['try']}" if signs[0]["try"] else ""
+        lines += _wrap(f"{signs[0]['advice']} {override}")
     if shares := report["shared_tokens"]:
         lines += ["", *_wrap((_SHARED if "forward" in shares else _MASKED).format(**shares))]
     missing: dict[str, list[str]] = {}
     for name, override in report["not_logged"].items():
-        if override:
-            missing.setdefault(override, []).append(label(name))
-    for override, names in missing.items():
-        lines += _wrap(f"Not logged: {'; '.join(names)}. To log: {override}")
+        missing.setdefault(override, []).append(label(name))
+    for override in filter(None, missing):
+        lines += _wrap(f"Not logged: {'; '.join(missing[override])}. To log: {override}")
     lines += [f"plot: {plotted}"] if plotted else ["To see it: --plot FILE.png"]
     return "\n".join(lines)
 

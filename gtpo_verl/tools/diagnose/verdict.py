@@ -35,8 +35,8 @@ def read_run(
     limit: float | None = None,
     completions: int | None = None,
 ) -> Run:
-    """Read a run's files: what the trainer logged, or a folder of rollouts alone; rollouts, and verl's need the run's
-    tokenizer. The `limit` of a completion in tokens, and `completions` of a step, are else what the log shows.
+    """Read what the trainer logged, or a folder of rollouts alone, and `rollouts` with the run's `tokenizer`. The
+    tokens that `limit` a completion, and the `completions` of a step, are else what the log shows.
 
     Raises:
         ValueError: nothing can be made of these files; the message names the file and a remedy.
@@ -79,11 +79,9 @@ def _join(log: Log, rollouts: Path, of_rollouts: Steps) -> None:
 
 
 def completions_per_step(log: Log) -> int | None:
-    """Return of how many completions a step's numbers are, as the log shows it.
-
-    They are its tokens over those of a completion with its prompt; or what verl's config says; or at least the smallest
-    number of which all shares that are logged are whole multiples, but for their rounding.
-    """
+    """Return of how many completions a step's numbers are: its tokens over those of a completion with its prompt; or
+    what verl's config says; or the smallest number of which all shares that are logged are whole multiples, but for
+    rounding."""
     needed = ("tokens", "prompt", "length")
     steps = [x for x in log.steps.values() if all(math.isfinite(x.get(name, 0)) for name in (*needed, *_SHARES))]
     of_tokens = [x["tokens"] / max(x["prompt"] + x["length"], 1) for x in steps if x.keys() >= {*needed}]
@@ -97,12 +95,9 @@ def completions_per_step(log: Log) -> int | None:
 
 
 def window_of(run: Run, name: str) -> int:
-    """Return the steps over which an outcome is averaged.
-
-    They have 640 completions. Where the log is too short for two windows of so many, or it does not show how many there
-    are, as many steps are enough as make the noise of their mean small beside what would be called a loss, or beside
-    what changed from the first third of the run to the last.
-    """
+    """Return the steps over which an outcome is averaged: those that have 640 completions or, where the log is too
+    short for two such windows or does not show how many there are, as many as make the noise of a mean small beside
+    what would be a loss, or beside what changed from the first third of the run to the last."""
     if name == "validation":
         return rules.VALIDATIONS
     steps = [run.log.steps[step] for step in sorted(run.log.steps)]
@@ -120,20 +115,18 @@ def window_of(run: Run, name: str) -> int:
 
 def report_on(run: Run) -> dict[str, Any]:
     """Return the report, as `--json` prints it."""
-    steps, framework = run.log.steps, run.log.framework
+    steps, framework, ordered = run.log.steps, run.log.framework, sorted(run.log.steps)
     names = [*NUMBERS, *sorted({name for numbers in steps.values() for name in numbers if name.startswith(PART)})]
     counts = {name: sum(name in numbers for numbers in steps.values()) for name in names}
     sizes = {name: window_of(run, name) for name in rules.OUTCOMES if counts[name]}
-    largest = max(
-        (size for name, size in sizes.items() if name != "validation"), default=rules.window(run.completions or 1)
-    )
+    trained = [size for name, size in sizes.items() if name != "validation"]
+    largest = max(trained, default=rules.window(run.completions or 1))
     windows = {name: min(sizes.get(name, largest), count // 2) for name, count in counts.items() if count > 1}
     watch = Watch(windows, framework, run.limit)
-    for step in sorted(steps):
+    for step in ordered:
         watch.observe(step, steps[step])
     signs, notes = _sorted(watch)
     verdict, why = judge(watch, signs, max(counts.values()))
-    ordered = sorted(steps)
     return {
         "log": run.log.name,
         "framework": framework,
@@ -191,10 +184,11 @@ def judge(watch: Watch, signs: list[Sign], entries: int) -> tuple[str, str]:
 
 def _not_finite(watch: Watch) -> list[str]:
     """Of the numbers that were not finite at some steps, and are again."""
-    bad = {label(name): x.bad_steps for name, x in watch.trends.items() if x.bad_steps and not x.broken}
     return [
-        f"{name} was not finite in {len(steps)} steps, last in step {steps[-1]}: no failure if the trainer skipped them"
-        for name, steps in bad.items()
+        f"{label(name)} was not finite in {len(x.bad_steps)} steps, last in step {x.bad_steps[-1]}: no failure if the "
+        "trainer skipped them"
+        for name, x in watch.trends.items()
+        if x.bad_steps and not x.broken
     ]
 
 
@@ -208,9 +202,9 @@ def _number(name: str, watch: Watch, signs: list[Sign]) -> dict[str, Any]:
 def _describe(sign: Sign, watch: Watch, seen: "Rollouts | None") -> dict[str, Any]:
     """Return a sign, with the three completions of the last steps that show it best."""
     name = sign.number
-    more_is_worse = name in NUMBERS and not NUMBERS[name][1]
-    having = [x for x in (seen.completions if seen else ()) if name in x and (more_is_worse or x[name] != 1)]
-    worst = sorted(having, key=lambda x: (-x[name] if more_is_worse else x[name], -x["step"]))[:3]
+    order = -1 if name in NUMBERS and not NUMBERS[name][1] else 1  # the largest first where more is worse
+    having = [x for x in (seen.completions if seen else ()) if name in x and (order < 0 or x[name] != 1)]
+    worst = sorted(having, key=lambda x: (order * x[name], -x["step"]))[:3]
     return {
         "number": name,
         "meaning": sign.meaning,
@@ -218,5 +212,5 @@ def _describe(sign: Sign, watch: Watch, seen: "Rollouts | None") -> dict[str, An
         "calibrated": sign.calibrated,
         "advice": watch.advice(sign),
         "try": watch.remedy(sign),
-        "completions": [{"step": x["step"], name: x[name], "text": x["text"]} for x in worst] if seen else [],
+        "completions": [{"step": x["step"], name: x[name], "text": x["text"]} for x in worst],
     }
