@@ -21,6 +21,7 @@ VALIDATIONS = 2
 
 NUMBERS = {
     "terminated": ("completions terminated", True),
+    "aborted": ("aborted completions", False),
     "repetition": ("repetition", False),
     "zero_std_groups": ("zero-std groups", None),
     "reward_std": ("reward std in a group", None),
@@ -33,6 +34,7 @@ NUMBERS = {
     "reward": ("reward", True),
     "entropy": ("entropy, nats per token", None),
     "length": ("length, tokens", None),
+    "mismatch": ("rollout/trainer mismatch", False),
     "kl": ("KL", False),
     "grad_norm": ("gradient norm", None),
     "loss": ("loss", None),
@@ -236,13 +238,16 @@ _NEGATIVE = "Rewards differ, but none reaches algorithm.gtpo.min_correct_reward:
 _FROZEN = "Nothing is trained, and not for the rewards: look for frozen or unattached adapters, a learning rate of 0 "
 _FROZEN += "(warm-up, schedule), the version of DeepSpeed with ZeRO, the precision."
 _IDLE = f"Do the rewards of a group differ? If they do: {_FROZEN}"
+_TOO_LARGE = "Is the reference model the one that training starts from? Look at the precision and at the loss's scale."
 _STUCK = "Look at completions: is there anything to learn? If so, try larger updates."
 _EXPLORE = "Raise the upper clip range, add an entropy bonus or KL, or make fewer updates a batch."
 _BOTH = "Use a checkpoint before step {since}; does the reward in training pay for what the validation does not?"
 _lost: dict[str, Any] = {"measure": lambda x, _: loss(x), "level": FAILED, "remedy": "lr", "advice": _LOST}
 _clean: dict[str, Any] = {"measure": lambda x, _: share_lost(x), "level": FAULT, "remedy": "lr", "advice": _CLEAN}
 _always: dict[str, Any] = {"level": FAULT, "calibrated": False, "from_start": True}
-_equal, _frozen, _idle = (_always | {"advice": advice} for advice in (_EQUAL, _FROZEN, _IDLE))
+_advice = _EQUAL, _FROZEN, _IDLE, _TOO_LARGE
+_equal, _frozen, _idle, _absurd = (_always | {"advice": advice} for advice in _advice)
+_correct: dict[str, Any] = {"remedy": "correct", "calibrated": False}
 _cut: dict[str, Any] = {"remedy": "limit", "advice": _CUT}
 _look: dict[str, Any] = {"remedy": "look", "advice": _LOOK}
 _explore: dict[str, Any] = {"remedy": "explore", "advice": _EXPLORE}
@@ -270,12 +275,15 @@ SIGNS = (
     Sign("grad_norm", "no gradient: its norm is 0", lambda x, w: x.is_zero() and differ(w) is None, **_idle),
     Sign("reward", "hardly a completion ever got a reward", lambda x, _: x.is_zero(), **_look, **_always),
     Sign("accuracy", "hardly a completion was ever right", lambda x, _: x.always_below(0.02), **_look, **_always),
+    Sign("kl", "KL is absurd from the start", lambda x, _: x.settled and x.lowest > 10, **_absurd),
+    Sign("grad_norm", "the gradient norm is absurd", lambda x, _: x.settled and x.lowest > 1000, **_absurd),
     Sign("accuracy", "no progress in accuracy", no_progress, advice=_STUCK, **_always),
     Sign("reward", "no progress in the reward", no_progress, advice=_STUCK, **_always),
     *CLEAN,
     Sign("terminated", "more completions are cut off", lambda x, _: x.drop if x.best > 0.5 else 0, 0.1, **_cut),
     Sign("terminated", "most completions are cut off", lambda x, _: 1 - x.best, from_start=True, **_cut),
     Sign("exact_format", "fewer completions have the exact format", lambda x, _: x.drop, 0.1, advice=_CLEAN),
+    Sign("aborted", "completions are aborted", lambda x, _: x.now, 0.1, None, "look", "", False),
     Sign("repetition", "completions repeat themselves", lambda x, _: x.now - x.lowest, 0.2, None, "look", "", False),
     Sign("zero_std_groups", "nearly all groups have equal rewards", lambda x, _: x.now, 0.95, remedy="filter"),
     Sign("no_correct_groups", "most groups have no correct answer", lambda x, _: x.now, 0.5, None, "filter", "", False),
@@ -283,6 +291,7 @@ SIGNS = (
     Sign("entropy", "entropy fell to almost nothing", lambda x, w: w["reward"].could_rise() * fell(x), 10, **_explore),
     Sign("length", "completions near the limit", lambda x, _: (x.first < 0.7 * x.limit) * x.now / x.limit, 0.9, **_cut),
     Sign("length", "completions shrink", lambda x, _: fell(x), 4, remedy="look"),
+    Sign("mismatch", "rollout and trainer log-probs diverge", lambda x, _: x.now / max(x.first, 0.01), 3, **_correct),
     Sign("kl", "KL explodes", lambda x, _: x.now / max(x.first, 0.1) if x.now > 1 else 0, 5, **_noise),
 )
 

@@ -13,6 +13,7 @@ from gtpo_verl.monitor.signs import FAILED, FAULT, NOTE, NUMBERS, STEPS, VALIDAT
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = sorted((ROOT / "docs/results/cpu").glob("*.jsonl"))
 HEALTHY = {
+    "aborted": 0.0,
     "terminated": 1.0,
     "repetition": 0.02,
     "zero_std_groups": 0.3,
@@ -23,6 +24,7 @@ HEALTHY = {
     "reward": 15.0,
     "entropy": 0.1,
     "length": 30.0,
+    "mismatch": 0.01,
     "kl": 0.01,
     "grad_norm": 0.5,
     "lr": 1e-4,
@@ -66,6 +68,8 @@ def stops(records, **settings):
         ({"entropy": 0.69}, {"entropy": 0.70}, "the policy drifts towards noise"),
         ({"length": 57.5}, {"length": 57.7}, "completions near the limit"),
         ({"length": 7.6}, {"length": 7.4}, "completions shrink"),
+        ({"mismatch": 0.0299}, {"mismatch": 0.0301}, "rollout and trainer log-probs diverge"),
+        ({"aborted": 0.099}, {"aborted": 0.101}, "completions are aborted"),
         ({"kl": 0.99}, {"kl": 1.01}, "KL explodes"),
     ],
 )
@@ -122,6 +126,7 @@ BEGUN, LATER = {"entropy": 0.8, "length": 60.0, "accuracy": 0.1}, {"entropy": 1.
         pytest.param(run(), id="healthy"),
         pytest.param([{"entropy": 0.2}] * 50, id="numbers that are not logged"),
         pytest.param([HEALTHY | (BEGUN if n < 2 * STEPS else LATER) for n in range(4 * STEPS)], id="it began so"),
+        pytest.param([{"mismatch": 0.001}] * STEPS + [{"mismatch": 0.02}] * STEPS, id="a tiny mismatch grows tenfold"),
         pytest.param(
             [*run()[:25], HEALTHY | {"accuracy": 0, "reward": 0, "terminated": 0.1}, *run()[26:]], id="a bad step"
         ),
@@ -148,6 +153,8 @@ FROZEN = {"grad_norm": 0.0}
         (FROZEN | {"zero_std_groups": math.nan}, "no gradient: its norm is 0", "Do the rewards of a group differ?"),
         ({"positive": 0.0}, "no advantage is positive", "none reaches algorithm.gtpo.min_correct_reward"),
         ({"accuracy": 0.01}, "hardly a completion was ever right", "Look at the reward function"),
+        ({"kl": 50.0}, "KL is absurd from the start", "Is the reference model"),
+        ({"grad_norm": 5e4}, "the gradient norm is absurd", "Is the reference model"),
     ],
 )
 def test_what_holds_in_every_step_is_a_fault_since_the_first_after_two_windows(numbers, meaning, advice):
