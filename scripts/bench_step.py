@@ -2,7 +2,8 @@
 
     VERL_USE_EXTERNAL_MODULES=recipes.verl_cpu.plugin python scripts/bench_step.py [--rounds 20]
 
-Trainer, worker, FSDP engine and loss are verl's, in one process (`tests/helpers/harness/one_process.py`), with rollouts given:
+Trainer, worker, FSDP engine and loss are verl's, in one process, with given rollouts
+(`tests/helpers/harness/one_process.py`):
 8 prompts × 8 completions of the CPU recipe's task, and its model of 0.4 M parameters with random weights.
 
 Every round runs one step of each, the first of them in turn; two rounds go before. Prints JSON: medians of the times,
