@@ -99,7 +99,7 @@ def main(
 
 
 def versions() -> str:
-    """This package's and its neighbours' versions, as far as they are installed, and Python's."""
+    """Return this package's and its neighbours' versions, as far as they are installed, and Python's."""
     found = []
     for name in _VERSIONS:
         with suppress(PackageNotFoundError):

@@ -183,7 +183,7 @@ def compute_trajectory_entropy(entropy: torch.Tensor, response_mask: torch.Tenso
 def compute_completion_filter(
     trajectory_entropy: torch.Tensor, threshold: float, advantages: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The completion filter where it is active (Eq. 10): (bs,) bool, δ_i = 1 where ⟨H⟩_i <= threshold (nats per token).
+    """Return δ of an active completion filter (Eq. 10), (bs,) bool: whether ⟨H⟩_i <= threshold (nats per token).
 
     With (bs,) `advantages`, before the entropy term, only those below 0 are filtered (OnlyNeg, Fig. 4c).
     """

@@ -65,7 +65,7 @@ def compute_conflict_weights(advantages: torch.Tensor, positive: float = 2.0, ne
 def find_conflicts(
     responses: torch.Tensor, completions: Completions, advantages: torch.Tensor, config: GTPOConfig
 ) -> Conflicts:
-    """The conflict mask M of each completion, forward OR backward (arXiv:2508.03772, Sec. 5.1).
+    """Return the conflict mask M of each completion, forward OR backward (arXiv:2508.03772, Sec. 5.1).
 
     The forward mask is a run of conflict tokens met from the first token, the backward mask one met from the last;
     `config.conflict_span` says which run. The partner of opposite sign may differ from token to token. No token is

@@ -11,7 +11,7 @@ from gtpo_verl.algorithm.config import GTPOConfig
 def compute_gtpo_metrics(
     result: GTPOAdvantage, config: GTPOConfig, initial_entropy: float | None, truncated: torch.Tensor
 ) -> dict[str, float]:
-    """What GTPO (arXiv:2508.03772) did to a batch, as a flat dict of floats for any logger of verl.
+    """Return what GTPO (arXiv:2508.03772) did to a batch, as a flat dict of floats for any logger of verl.
 
     A fraction `*_frac` is of all tokens (conflict, λ), of all completions (filter, sign flip) or of all groups.
     `signal_residual` tests App. 8.2: (weight added to positive completions − weight taken from negative ones) over

@@ -61,7 +61,7 @@ def _keeping_entropy(forward: Callable) -> Callable:
 
 
 def take_gtpo_entropy(self: Any, number: int) -> Any:
-    """The entropy, (micro-batch, length - 1), of the next micro-batch in the order in which they were computed."""
+    """Return the entropy, (micro-batch, length - 1), of the next micro-batch in the order of their forward passes."""
     return self._gtpo_entropy.pop(0)
 
 

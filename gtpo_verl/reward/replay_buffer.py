@@ -106,7 +106,7 @@ def RewardMetricsReplayBuffer(*, trainer_mode: str, **kwargs: Any) -> ReplayBuff
 
 
 def eos_token_ids(model: DictConfig) -> torch.Tensor:
-    """The tokens that end a completion, (number of tokens,) int64; one that ends with none of them was cut off.
+    """Return the tokens that end a completion, (number of tokens,) int64; one that ends with none of them was cut off.
 
     They are the tokenizer's EOS token and those of the model's generation config, at which rollout engines stop too.
 

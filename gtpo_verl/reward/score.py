@@ -111,7 +111,7 @@ def extract_answer(solution_str: str) -> str:
 
 
 def canonicalize(answer: str) -> str:
-    """A form to vote with, in which equal answers are mostly equal strings: numbers by value, the rest by spelling.
+    """Return a form to vote with, in which equal answers mostly are equal strings: numbers by value, all else spelt.
 
     ``0.50``, ``\\frac12`` and ``1/2`` give ``1/2``; ``$1,200``, ``1200.`` and ``1200 dollars`` give ``1200``. Algebra
     is left alone: ``x+1`` and ``1+x`` stay two answers. The result depends on ``answer`` only and is printable.
@@ -210,7 +210,7 @@ def _clean(answer: str) -> str:
 
 
 def _unwrap(text: str, command: str) -> str:
-    """The argument of the LaTeX ``command`` (a pattern) if ``text`` is nothing else, otherwise ``text``."""
+    """Return the argument of the LaTeX ``command`` (a pattern) if ``text`` is nothing else, otherwise ``text``."""
     match = re.match(command, text)
     if match and closing_brace(text, match.end()) == len(text) - 1:
         return text[match.end() + 1 : -1].strip()
@@ -218,7 +218,7 @@ def _unwrap(text: str, command: str) -> str:
 
 
 def _parse_number(text: str) -> Fraction | None:
-    """The exact value of an integer, a decimal, ``a/b`` or ``\\frac{a}{b}``; None for anything else."""
+    """Return the exact value of an integer, a decimal, ``a/b`` or ``\\frac{a}{b}``; None for anything else."""
     if _DECIMAL.fullmatch(text):
         return Fraction(text.replace(",", ""))
     match = _FRACTION.fullmatch(text)

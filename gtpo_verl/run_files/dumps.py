@@ -14,7 +14,7 @@ READABLE_VERSIONS = (1, 2)
 
 
 def read_lines(path: Path, check: Callable[[Any], dict[str, Any]], of: str) -> list[dict[str, Any]]:
-    """What `check` makes of each line of a JSONL file.
+    """Return what `check` makes of each line of a JSONL file.
 
     Raises:
         ValueError: `check` rejects a line, or there is none; the message names the line and what it should be of.
@@ -33,7 +33,7 @@ def read_lines(path: Path, check: Callable[[Any], dict[str, Any]], of: str) -> l
 
 
 def last_outputs(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """The last output of each session of verl's agent loop, by its group, in the order of the sessions.
+    """Return the last output of each session of verl's agent loop, by its group, in the order of the sessions.
 
     Args:
         rows: of verl's rollouts or validation. The `uid` of the V1 trainer is `{group}_{session}_{output}`; the legacy

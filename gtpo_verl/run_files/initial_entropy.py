@@ -68,7 +68,7 @@ class InitialEntropy:
 
     @staticmethod
     def path(folder: str | Path) -> Path:
-        """The record of a run with these checkpoints."""
+        """Return the record of a run with these checkpoints."""
         return Path(folder) / _FILE_NAME
 
     def save(self, folder: str | Path, config: GTPOConfig) -> Path:
@@ -80,7 +80,7 @@ class InitialEntropy:
 
     @classmethod
     def known_before(cls, config: GTPOConfig, resumed_from: str | Path | None) -> "InitialEntropy | None":
-        """What a run knows of its initial entropy before its first batch; None: to be measured, or not needed.
+        """Return what a run knows of its initial entropy before its first batch; None: to be measured, or not needed.
 
         `resumed_from` is the folder of the record, if the run is resumed; None if it is new.
 
@@ -117,7 +117,7 @@ class InitialEntropy:
 
 
 def changed_settings(folder: str | Path, config: GTPOConfig) -> list[str]:
-    """The keys that had another value in the run with these checkpoints, one line each.
+    """Return the keys that had another value in the run with these checkpoints, one line each.
 
     Raises:
         ValueError: the record of the run is damaged.

@@ -18,7 +18,7 @@ def read_record(path: Path, *keys: str) -> dict[str, Any]:
     except (RecursionError, ValueError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}): restore or remove it") from error
     if not isinstance(record, dict) or not record.keys() >= set(keys):
-        wanted = " with ".join(["an object", *[", ".join(keys)] * bool(keys)])
+        wanted = f"an object with {', '.join(keys)}" if keys else "an object"
         raise ValueError(f"{path} is corrupt, expected {wanted}: restore or remove it")
     return record
 
@@ -38,12 +38,12 @@ def atomic_write(path: Path, content: str | bytes) -> None:
 
 
 def nearest_existing(path: Path) -> Path:
-    """The path, or the first folder above it that is there."""
+    """Return the path, or the first folder above it that is there."""
     return next(x for x in (path.absolute(), *path.absolute().parents) if x.exists())
 
 
 def differences(before: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
-    """The settings that had another value, one line each."""
+    """Return the settings that had another value, one line each."""
     keys = dict.fromkeys([*settings, *before])
     pairs = ((key, settings.get(key, "unset"), before.get(key, "unset")) for key in keys)
     return [f"{key}={now}, was {then}" for key, now, then in pairs if now != then]

@@ -13,7 +13,7 @@ _CHARACTER = 4  # bytes of the longest, each of which may be a token
 
 
 def load_tokenizer(name: str) -> "Tokenizer":
-    """The `tokenizer.json` of a folder, or of a model on the Hub.
+    """Return the `tokenizer.json` of a folder, or of a model on the Hub.
 
     Raises:
         ValueError: there is none.
@@ -39,7 +39,7 @@ def load_tokenizer(name: str) -> "Tokenizer":
 
 
 def words_of(completion: Mapping[str, Any], tokenizer: "Tokenizer") -> dict[str, Any]:
-    """What a tokenizer says of a completion of a dump: whether it `ended`, its `prompt`, and its `token_strings`.
+    """Return what a tokenizer says of a completion of a dump: whether it `ended`, its `prompt` and its `token_strings`.
 
     It has ended if the last of the model's own tokens is a special one.
     """
@@ -53,7 +53,7 @@ def words_of(completion: Mapping[str, Any], tokenizer: "Tokenizer") -> dict[str,
 
 
 def spell(tokenizer: "Tokenizer", ids: Sequence[int]) -> list[str]:
-    """The text that each token adds.
+    """Return the text that each token adds.
 
     A character whose bytes are spread over several tokens is at the last of them, with "" at the others; bytes that are
     no character become U+FFFD, and a token that the tokenizer lacks `<id>`.

@@ -26,7 +26,7 @@ class BatchFields(NamedTuple):
     pictures: Sequence[bytes] = ()  # (bs,), a digest of those in each prompt; empty where equal ids are equal prompts
 
     def of_sessions(self) -> "BatchFields":
-        """The last outputs alone, in the order in which verl's `grpo` has them."""
+        """Return the last outputs alone, in the order in which verl's `grpo` has them."""
         if len(self.last_outputs) == len(self.sessions):
             return self
         rows, places = self.last_outputs, list(range(len(self.last_outputs)))
@@ -37,14 +37,14 @@ class BatchFields(NamedTuple):
 
 
 def from_transfer_queue(tq: Any, batch: Any, with_entropy: bool = True) -> BatchFields:
-    """The fields of a batch of the V1 trainer, a KVBatchMeta whose keys are `{uid}_{session}_{output}`.
+    """Return the fields of a batch of the V1 trainer, a KVBatchMeta whose keys are `{uid}_{session}_{output}`.
 
     `tq` is verl's module `transfer_queue`; without an old-log-prob pass there is no entropy in it.
 
     Raises:
         RuntimeError: TransferQueue does not hold a field, or entropy and responses do not fit together.
     """
-    names = ["responses", "response_mask", "prompts"] + ["entropy"] * with_entropy
+    names = ["responses", "response_mask", "prompts", *(["entropy"] if with_entropy else [])]
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
     if missing := sorted(set(names) - set(data.keys())):  # TransferQueue silently omits missing fields
         raise RuntimeError(f"TransferQueue lacks {', '.join(missing)}, which GTPO needs for every row")
@@ -83,7 +83,7 @@ def keep_in_batch(old_log_prob: Any, batch: Any) -> None:
 
 
 def take_from_batch(batch: Any, with_entropy: bool = True) -> BatchFields | None:
-    """The fields of a batch of the legacy trainer, a TensorDict; None if `keep_in_batch` added nothing to it.
+    """Return the fields of a batch of the legacy trainer, a TensorDict; None if `keep_in_batch` added nothing to it.
 
     Without entropy they are those of the batch itself.
     """

@@ -9,7 +9,7 @@ _load_errors: list[str] = []
 
 
 def verl_version() -> Version | None:
-    """The version of the imported verl, which may not be an installed package; None if it cannot be parsed."""
+    """Return the version of the imported verl, which may not be an installed package; None if it cannot be parsed."""
     try:
         return Version(verl.__version__)
     except InvalidVersion:

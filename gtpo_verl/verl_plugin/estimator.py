@@ -148,7 +148,7 @@ class GTPOEstimator:
             self.run.initial_entropy.save(self._saved[0], self.config)
 
     def _last_saved(self) -> tuple[Path, int] | None:
-        """The last checkpoint, and when verl noted it."""
+        """Return the last checkpoint, and when verl noted it."""
         tracker = Path(get_checkpoint_tracker_filename(self._folder))
         if not tracker.exists():
             return None

@@ -194,7 +194,7 @@ def log(proceed: Callable, tracking: Any, *, data: dict[str, Any], step: Any) ->
 
 
 def _class_that_logs(tracking: Any) -> str:
-    """The class of the trainer that called `tracking.log`: of the nearest method up the stack that is not its own."""
+    """Return the class of the trainer that called `tracking.log`: of the nearest method up the stack not its own."""
     frame: Any = sys._getframe(1)
     trainer = tracking
     while frame and trainer is tracking:

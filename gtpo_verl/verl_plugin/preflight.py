@@ -127,7 +127,7 @@ def validated(config: DictConfig) -> RunConfig:
 
 
 def _read(config: DictConfig) -> tuple[RunConfig | None, list[str]]:
-    """What a config asks for, None if it cannot be read, and all problems with it."""
+    """Return what a config asks for, None if it cannot be read, and all problems with it."""
     found = [*_errors_of(training_monitor.read_mode, config), *_misspelt(config)]
     try:
         run = RunConfig.read(config)
@@ -227,7 +227,7 @@ def _entropy(config: DictConfig, run: RunConfig) -> Iterator[str]:
 
 
 def _rollout(config: DictConfig) -> Iterator[str]:
-    """A group of one, and where verl splits a sequence over ranks so that the numbers change, or the update fails."""
+    """Yield groups of one, and splits of a sequence over ranks that change the numbers or make the update fail."""
     if (n := select(config, f"{_ROLLOUT}.n")) < 2:
         remedy = "set it to 2 or more (8 or 12 in the paper)"
         yield f"{_ROLLOUT}.n={n}: GTPO compares the completions of one prompt; {remedy}"
@@ -252,7 +252,7 @@ def _rollout(config: DictConfig) -> Iterator[str]:
 
 
 def _check_dump(config: DictConfig, run: RunConfig) -> None:
-    """A dump, under any estimator, needs a folder of its own, in which it can write."""
+    """Check that a dump, under any estimator, has a folder of its own, in which it can write."""
     if run.gtpo.dump_dir is None:
         return
     folder, setting = Path(run.gtpo.dump_dir), f"algorithm.gtpo.dump_dir={run.gtpo.dump_dir}"
@@ -340,7 +340,7 @@ def _differing(config: DictConfig, papers: _Papers) -> list[Departure]:
 
 
 def _trained_in(config: DictConfig) -> tuple[str, ...]:
-    """The rollout's `dtype`, if it is the precision of the actor's forward pass in training, by any of verl's names."""
+    """Return the rollout's `dtype`, if it is the precision of the actor's forward pass, by any of verl's names."""
     from verl.utils.torch_dtypes import PrecisionType
 
     strategy, rollout = select(config, f"{_ACTOR}.strategy"), select(config, f"{_ROLLOUT}.dtype")
@@ -364,7 +364,7 @@ def _is_async(config: DictConfig) -> bool:
 
 
 def as_table(found: list[Departure]) -> str:
-    """The departures as one aligned table."""
+    """Return the departures as one aligned table."""
     lines = [Departure("setting", "value", "paper"), *found]
     first, second = (max(len(line[column]) for line in lines) for column in range(2))
     return "\n".join(f"  {x.setting:<{first}}  {x.value:<{second}}  {x.paper}" for x in lines)

@@ -22,7 +22,7 @@ LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 
 
 def select(config: Any, key: str) -> Any:
-    """The value of a key of a verl config; None if there is none, or if the config is no config of OmegaConf."""
+    """Return the value of a key of a verl config; None if there is none, or if the config is no config of OmegaConf."""
     return OmegaConf.select(config, key) if OmegaConf.is_config(config) else None
 
 
@@ -34,7 +34,7 @@ def registry(key: str) -> dict[str, Callable]:
 
 
 def foreign_function(config: Any, key: str = ADV_ESTIMATOR) -> str:
-    """The function of another package that serves one of our names in a verl config; empty if none does."""
+    """Return the function of another package that serves one of our names in a verl config; empty if none does."""
     name = select(config, key)
     function = registry(key).get(name) if name in NAMES else None
     if function is None or function.__module__.partition(".")[0] == "gtpo_verl":

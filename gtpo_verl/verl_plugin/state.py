@@ -54,7 +54,7 @@ class TrainerState:
 
     @classmethod
     def enter(cls, trainer: Any) -> "TrainerState":
-        """The state of a trainer, from now on that of this process."""
+        """Return the state of a trainer, from now on that of this process."""
         if not hasattr(trainer, "_gtpo_state"):
             trainer._gtpo_state = cls(trainer)
         current.set(trainer._gtpo_state)

@@ -58,7 +58,7 @@ class UpdateInputs(NamedTuple):
 
     @classmethod
     def make(cls, group_advantages: torch.Tensor, config: GTPOConfig, initial_entropy: float | None) -> "UpdateInputs":
-        """The columns of a batch, from A_i, (bs,), and ⟨H⟩_ini in nats per token.
+        """Return the columns of a batch, from A_i, (bs,), and ⟨H⟩_ini in nats per token.
 
         Raises:
             ValueError: the filter needs the initial entropy, which is None.

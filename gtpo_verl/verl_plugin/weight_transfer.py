@@ -24,7 +24,7 @@ def use_own_socket(proceed: Callable, transfer: Any) -> None:
 
 @cache
 def _of_this_node() -> str:
-    """What to add to a socket's name: the raylet's process id and the namespace that it counts in.
+    """Return what to add to a socket's name: the raylet's process id and the namespace that it counts in.
 
     Empty in a process that descends from no Ray worker, whose peer could not derive the same name.
     """

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _module_of(words: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """The module of verl or of a recipe that a command starts, and its arguments; empty if it starts something else."""
+    """Return the module of verl or of a recipe that a command starts, and its arguments; empty if there is none."""
     if _OVERRIDE.fullmatch(words[0]):
         return "verl.trainer.main_ppo", words
     python, module = Path(words[0]), words.index("-m") + 1 if "-m" in words[:-1] else 0

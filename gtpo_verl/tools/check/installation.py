@@ -11,7 +11,7 @@ from gtpo_verl.tools.check import Finding, module_spec
 
 
 def findings() -> Iterator[Finding]:
-    """What is registered and hooked, and what is not."""
+    """Yield what is registered and hooked, and what is not."""
     if missing := [name for name in ("torch", "verl") if not module_spec(name)]:
         remedy = "install verl as its documentation says, then run this again"
         yield Finding("installed", f"no {' and no '.join(missing)}", remedy)

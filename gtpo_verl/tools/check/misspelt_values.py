@@ -21,7 +21,7 @@ _REGISTRIES = {
 
 
 def _choices(get: Callable) -> Iterator[tuple[str, bool, tuple[str, ...]]]:
-    """A key, whether this run reads it, and the values that verl 0.9 has."""
+    """Yield a key, whether this run reads it, and the values that verl 0.9 has."""
     has_critic = get("critic.enable") or (get("critic.enable") is None and get("algorithm.adv_estimator") == "gae")
     yield "actor_rollout_ref.rollout.name", True, ("vllm", "sglang", "trtllm")
     if get("reward.reward_manager.source") == "register":
@@ -42,7 +42,7 @@ def _choices(get: Callable) -> Iterator[tuple[str, bool, tuple[str, ...]]]:
 
 
 def put_right(config: DictConfig) -> Iterator[Finding]:
-    """A finding on each value that verl does not have, a problem if this run reads it; verl's own goes into the config,
+    """Yield a finding on each value that verl does not have, a problem if this run reads it. The config gets verl's,
     since what else is wrong shows only then."""
     for key, is_read, choices in _choices(lambda key: OmegaConf.select(config, key)):
         value = OmegaConf.select(config, key)

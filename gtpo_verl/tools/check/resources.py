@@ -29,7 +29,7 @@ _TOKEN = "if the error is InvalidAuthToken, export RAY_AUTH_MODE=disabled in eve
 
 
 def findings(config: Any) -> Iterator[Finding]:
-    """What a run with this config of verl's PPO trainer lacks here."""
+    """Yield what a run with this config of verl's PPO trainer lacks here."""
     from omegaconf import OmegaConf
 
     get = partial(OmegaConf.select, config)
@@ -39,7 +39,7 @@ def findings(config: Any) -> Iterator[Finding]:
 
 
 def _packages(get: Callable) -> Iterator[Finding]:
-    """What verl imports."""
+    """Yield what verl imports."""
     from gtpo_verl.verl_plugin.preflight import V1_PACKAGES
 
     strategy, rollout = get(f"{_ACTOR}.strategy"), get(f"{_ROLLOUT}.name")

@@ -50,7 +50,7 @@ def _old_reward_keys(config: DictConfig) -> Iterator[Finding]:
 
 
 def _verls(config: DictConfig) -> Iterator[Finding]:
-    """What verl itself refuses, each check's first reason."""
+    """Yield what verl itself refuses, each check's first reason."""
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
@@ -82,7 +82,7 @@ def _verls(config: DictConfig) -> Iterator[Finding]:
 
 
 def _gtpos(config: DictConfig) -> Iterator[Finding]:
-    """Settings with which GTPO cannot act, or which are not the paper's."""
+    """Yield settings with which GTPO cannot act, or which are not the paper's."""
     from gtpo_verl.verl_plugin import preflight
     from gtpo_verl.verl_plugin.run_config import LOSS_MODE, RunConfig
 
@@ -107,7 +107,7 @@ def _gtpos(config: DictConfig) -> Iterator[Finding]:
 
 
 def _of_resources(get: Callable) -> Iterator[Finding]:
-    """Settings that do not fit the GPUs that the command asks for."""
+    """Yield settings that do not fit the GPUs that the command asks for."""
     gpus = int(get("trainer.nnodes")) * int(get("trainer.n_gpus_per_node"))
     if get("trainer.val_only"):
         return

@@ -16,7 +16,7 @@ _OLD = [line.split("\t") for line in (files(__package__) / "old_keys.tsv").read_
 
 
 def unknown(words: Iterable[str], config: Any) -> Iterator[Finding]:
-    """A finding for each override of a key that the config does not have; one for all that are another trainer's."""
+    """Yield a finding for each override of a key that the config lacks; one for all that are another trainer's."""
     known, others = list(keys(OmegaConf.to_container(config))), list[str]()
     for word in words:
         key, _, value = word.lstrip("+~").partition("=")
@@ -30,7 +30,7 @@ def unknown(words: Iterable[str], config: Any) -> Iterator[Finding]:
 
 
 def moved(key: str, value: Any, config: Any) -> str:
-    """What to write for a key of an earlier verl; empty if it is none."""
+    """Return what to write for a key of an earlier verl; empty if it is none."""
     if (new := place_now(key)) is None:
         return ""
     last, now = new
@@ -41,7 +41,7 @@ def moved(key: str, value: Any, config: Any) -> str:
 
 
 def place_now(key: str) -> tuple[str, str] | None:
-    """The last verl that read a key, and its name or a remark now; None if it is not of an earlier verl."""
+    """Return the last verl that read a key, and its name or a remark now; None if it is not of an earlier verl."""
     for old, last, *new in _OLD:
         if key == old or key.startswith(f"{old}."):
             return last, "".join(new) + (key.removeprefix(old) if new and not new[0].startswith("(") else "")

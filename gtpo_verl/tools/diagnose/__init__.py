@@ -16,7 +16,7 @@ BAD_INPUT = 4  # argparse's own, 2, means failed here
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
+    """Add the subcommand's options."""
     parser.description = "Say what is wrong with a run, from files that it left."
     parser.epilog = (
         "example: gtpo-verl diagnose train.log --plot train.png         verl's console, saved by tee, Slurm or wandb\n"

@@ -26,7 +26,7 @@ DEMO = Path(str(files(__package__))) / "demo"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommand's options."""
+    """Add the subcommand's options."""
     parser.description = (
         "Write one HTML file that shows, for every token of a run, whether GTPO protects, doubles or filters it, or "
         "would do so."
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def findings(seen: Rollouts) -> dict[str, Any]:
-    """The numbers of each step, by what they are called, and the signs that `diagnose` finds with their first steps."""
+    """Return each step's numbers by their labels, and the signs that `diagnose` finds with their first steps."""
     log, signs = Log("", "verl", seen.steps, {}, []), []
     if len(seen.steps) >= STEPS:  # of fewer, signs are chance
         report = report_on(Run(log, completions_per_step(log), seen.limit, seen))

@@ -19,7 +19,7 @@ def render(
     source: str,
     findings: Callable[[], dict[str, Any]],
 ) -> str:
-    """The page; all data of the run in it is ASCII.
+    """Return the page; all data of the run in it is ASCII.
 
     Args:
         steps: the completions of each, as `gtpo_verl.tools.rollouts.sources` reads them, in their order.
@@ -72,7 +72,7 @@ def _groups(step: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _packed(value: Any) -> Any:
-    """A list of what rarely changes along a completion as runs, `[count, value]` each."""
+    """Return a list of what rarely changes along a completion as runs, `[count, value]` each."""
     if not isinstance(value, list):
         return value
     runs = [(len(list(run)), x) for x, run in groupby(value)]
@@ -80,7 +80,7 @@ def _packed(value: Any) -> Any:
 
 
 def _data_element(name: str, data: Any) -> str:
-    """Data in a page; with every `<` escaped, no text in it can end the element."""
+    """Return data in a page; with every `<` escaped, no text in it can end the element."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return f'<script type="application/json" id="{name}">{text}</script>'
 
