@@ -139,7 +139,7 @@ def test_a_step_is_cut_to_whole_groups_and_a_folder_to_its_limit(tmp_path, monke
         [0, 3, 1, 4, 2, 5],
     ]
     dump = TokenDump(tmp_path, config, "gtpo", "x")
-    monkeypatch.setattr("gtpo_verl.verl_plugin.token_dump._FOLDER_BYTES", 2000)
+    monkeypatch.setitem(TokenDump.write.__globals__, "_FOLDER_BYTES", 2000)
     for step in range(1, 4):
         if dump.is_due(step):
             write(dump, step, batch, "uuvvww", batch["responses"], row_len)
