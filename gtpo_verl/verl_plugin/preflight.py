@@ -167,9 +167,9 @@ def _misspelt(config: DictConfig) -> Iterator[str]:
             sections += [(f"{key}.", value)] if is_section else []
             like_gtpo = is_section and get_close_matches(str(name), ["gtpo"], cutoff=0.7) and value.keys() & ours
             if like_gtpo and key != "algorithm.gtpo" and (serves or name != "gtpo"):
-                yield f"{key}: nothing reads it; did you mean algorithm.gtpo?"
+                yield f"unused key {key}; did you mean algorithm.gtpo?"
             elif get_close_matches(str(name), ["collapse_watch"], cutoff=0.8) and key != training_monitor.KEY:
-                yield f"{key}={value}: nothing reads it; did you mean {training_monitor.KEY}?"
+                yield f"unused key {key}={value}; did you mean {training_monitor.KEY}?"
 
 
 def _unknown(config: DictConfig, key: str, misspelt_only: bool = False) -> Iterator[str]:

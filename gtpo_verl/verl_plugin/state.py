@@ -84,9 +84,9 @@ class TrainerState:
         if left and self.run.mode.applies_gtpo and (left.inputs or left.step < self._trainer.global_steps):
             if left.step >= (select(self._trainer.config, "trainer.critic_warmup") or 0):
                 raise RuntimeError(
-                    f"GTPO's advantages of step {left.step} were not followed by an update that verl's reduce_metrics "
-                    "sums up, as in verl's own trainers: so the entropy terms may be missing from the loss, and the "
-                    "metrics gtpo/* from the log. Use verl's trainers, through verl.trainer.main_ppo"
+                    f"step {left.step} computed GTPO advantages, but no actor update passed through verl's "
+                    "reduce_metrics: the entropy terms may be missing from the loss, and the metrics gtpo/* from the "
+                    "log. Use verl's trainers, through verl.trainer.main_ppo"
                 )
         return self.has_work
 

@@ -67,7 +67,7 @@ def test_what_cannot_run_is_an_error_before_verl_starts_anything(compose_config,
     ],
 )
 def test_a_key_of_ours_that_nothing_reads_is_an_error(compose_config, key, meant, estimator):
-    with pytest.raises(ValueError, match=rf"nothing reads it; did you mean {meant}\?"):
+    with pytest.raises(ValueError, match=rf"unused key .*; did you mean {meant}\?"):
         validate(compose_config(f"algorithm.adv_estimator={estimator}", CLIPPED, f"+{key}"))
 
 
@@ -82,7 +82,7 @@ def test_packages_that_a_plain_verl_lacks_are_named_before_ray_starts(compose_co
 def test_a_section_that_is_anothers_is_left_alone(compose_config):
     elsewhere = "+gtpo.entropy_coeff=1"
     validate(compose_config("algorithm.adv_estimator=grpo", CLIPPED, elsewhere))
-    with pytest.raises(ValueError, match=r"gtpo: nothing reads it; did you mean algorithm\.gtpo\?"):
+    with pytest.raises(ValueError, match=r"unused key gtpo; did you mean algorithm\.gtpo\?"):
         validate(compose_config(elsewhere))
 
 

@@ -42,7 +42,7 @@ def test_a_step_that_no_update_followed_is_an_error_at_the_next(stage, entropy_f
     gtpo = stage(KNOWN, f"algorithm.gtpo.entropy_from={entropy_from}")
     gtpo.advantages()
     gtpo.trainer.global_steps = 2
-    with pytest.raises(RuntimeError, match="advantages of step 1 were not followed by an update"):
+    with pytest.raises(RuntimeError, match="step 1 computed GTPO advantages, but no actor update"):
         gtpo.advantages()
 
 
@@ -58,7 +58,7 @@ def test_the_update_of_the_step_that_ends_the_warm_up_is_missed(stage):
     for gtpo.trainer.global_steps in (2, 3):
         gtpo.advantages()
     gtpo.trainer.global_steps = 4
-    with pytest.raises(RuntimeError, match="advantages of step 3 were not followed by an update"):
+    with pytest.raises(RuntimeError, match="step 3 computed GTPO advantages, but no actor update"):
         gtpo.advantages()
 
 

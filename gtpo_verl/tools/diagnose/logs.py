@@ -125,7 +125,7 @@ def open_text(path: Path) -> Iterator[TextIO]:
 
 def _log(name: str, steps: Steps, config: Mapping[str, int] = {}, notes: Iterable[str] = ()) -> Log:
     if not steps:
-        raise ValueError(f"{name} has no metrics of a run: give {FORMS}")
+        raise ValueError(f"{name} contains no training metrics: give {FORMS}")
     names = set[str]().union(*steps.values())
     return Log(name, "ms-swift" if _OF_TOTAL in names else framework_of(names), steps, dict(config), list(notes))
 

@@ -100,7 +100,7 @@ def _read_dump(path: Path, headers: list[Path]) -> tuple[dict[str, Any], list[Pa
     settings = header["gtpo"].values() if isinstance(header["gtpo"], dict) else [math.nan]
     floats = [x for x in (*header.values(), *settings) if isinstance(x, float)]
     if not isinstance(header["tokenizer"], str) or not all(map(_is_number, floats)):
-        raise ValueError(f"{headers[0]} is not as a run wrote it: restore or remove it")
+        raise ValueError(f"{headers[0]} is corrupt: restore or delete it")
     steps = [path] if path.is_file() else [x for x in sorted(headers[0].parent.glob(STEP_FILES)) if x.is_file()]
     if not steps:
         raise ValueError(f"{headers[0].parent} has no {STEP_FILES}: the run has not dumped a step yet")

@@ -75,7 +75,7 @@ def test_a_last_line_in_the_making_is_left_out(tmp_path):
 def test_a_file_that_is_no_run_is_refused(tmp_path, text):
     path = tmp_path / "run.jsonl"
     path.write_text(text)
-    with pytest.raises(ValueError, match="run.jsonl has no metrics of a run"):
+    with pytest.raises(ValueError, match="run.jsonl contains no training metrics"):
         read_run(path)
 
 

@@ -94,11 +94,11 @@ def test_bad_input_is_one_line_with_the_file_and_a_remedy(tmp_path, capsys):
     (tmp_path / "two").mkdir()
     cases = [
         ([tmp_path / "absent.jsonl"], "absent.jsonl does not exist: name a log, verl's console log"),
-        ([empty], "empty.jsonl has no metrics of a run: give verl's console log"),
+        ([empty], "empty.jsonl contains no training metrics: give verl's console log"),
         ([supervised], "sft.jsonl has no reward: it is of supervised training"),
         ([tmp_path / "wandb-summary.json"], "wandb-summary.json is W&B's summary, the last step alone"),
         ([tmp_path / "train.ipynb"], "train.ipynb is a notebook: copy its table into a .csv file"),
-        ([others], "loss.jsonl has no metrics of a run"),
+        ([others], "loss.jsonl contains no training metrics"),
         ([one], "one.jsonl has one step, and nothing to compare it with"),
         ([folder], "name the run's tokenizer with --tokenizer"),
         ([folder, "--tokenizer", tmp_path], "no tokenizer"),

@@ -40,7 +40,7 @@ def test_what_is_no_dump_is_an_error_with_a_remedy(dump, tmp_path, capsys):
     assert "schema_version 99" in refusal(capsys, tmp_path / "b")
     for damaged in ({"gtpo": 1}, {"tokenizer": 7}, {"initial_entropy": float("nan")}):
         (tmp_path / "b/gtpo_dump.json").write_text(json.dumps(header | damaged))
-        assert "gtpo_dump.json is not as a run wrote it" in refusal(capsys, tmp_path / "b")
+        assert "gtpo_dump.json is corrupt" in refusal(capsys, tmp_path / "b")
 
 
 SLIM = "import sys; sys.modules.update(dict.fromkeys(('torch', 'verl', 'transformers', 'ray')))\n"
