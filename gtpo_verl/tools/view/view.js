@@ -177,7 +177,7 @@ class Row {
       make("span", { className: ["down", "", "up"][sign + 1], title: "advantage over the group's average" }, `A ${signed(c.group_advantage)}`),
       ...parts.map((part) => make("span", {}, part)),
       make("span", { className: `badge ${c.kept ? "" : "dropped"}` }, verdict),
-      ...(c.ended === false ? [make("span", { className: "badge unended" }, "not terminated")] : []),
+      ...(c.ended === false ? [make("span", { className: "badge unended" }, "did not end")] : []),
     );
     this.fold.textContent = `… ${[count(end - start, "more token"), ...c.counts(start, end)].join(", ")} …`;
   }

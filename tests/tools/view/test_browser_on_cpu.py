@@ -142,7 +142,7 @@ def test_it_opens_where_the_run_breaks_and_marks_what_did_not_end(show):
     assert text(driver, "#step-name") == "290" and text(driver, "#summary").count("completions terminated") == 1
     ActionChains(driver).send_keys("n").perform()
     assert text(driver, "#step-name") == "300" and "completions terminated 0 · reward 20 ·" in text(driver, "#summary")
-    assert [x.text for x in find(driver, "article .unended")] == ["not terminated"] * 8
+    assert [x.text for x in find(driver, "article .unended")] == ["did not end"] * 8
     ActionChains(driver).send_keys("p", "n", "n", "n", "n").perform()
     assert text(driver, "#step-name") == "400"
     find(driver, "#signs button")[0].click()
