@@ -52,7 +52,7 @@ class GTPOStage:
         truncated = torch.cat([experience.truncated for experience in experiences])
 
         completions = Completions(mask, index)
-        result = self._run.compute(rewards, completions, responses, entropy)
+        result = self._run.compute(rewards, completions, responses, completions.mean(entropy))
         rows = result.advantages.split([len(experience.index) for experience in experiences])
         for experience, advantages in zip(experiences, rows, strict=True):
             experience.advantages = advantages[:, : experience.action_mask.size(1)].clone()

@@ -36,12 +36,16 @@ class GTPORun:
         return self.initial_entropy.value if self.initial_entropy else None
 
     def compute(
-        self, rewards: torch.Tensor, completions: Completions, responses: torch.Tensor, entropy: torch.Tensor | None
+        self,
+        rewards: torch.Tensor,
+        completions: Completions,
+        responses: torch.Tensor,
+        trajectory_entropy: torch.Tensor | None,
     ) -> GTPOAdvantage:
-        """GTPO of (bs,) rewards, with ids and entropy (nats) of shape (bs, response_length); λA, where that is None."""
-        trajectory_entropy = torch.zeros(len(rewards))  # with which δ = 1 and γ⟨H⟩ = 0
-        if entropy is not None:
-            trajectory_entropy = completions.mean(entropy)
+        """GTPO of (bs,) rewards and ⟨H⟩_i, nats per token, with ids (bs, response_length); λA, where ⟨H⟩_i is None."""
+        if trajectory_entropy is None:
+            trajectory_entropy = torch.zeros(len(rewards))  # with which δ = 1 and γ⟨H⟩ = 0
+        else:
             self.measure(trajectory_entropy, completions)
         self._compare(rewards[completions.lengths > 0].float())
         least = self._config.min_correct_reward

@@ -128,10 +128,10 @@ class GTPOEstimator:
         if fields.pictures:
             prompts = [*zip(prompts, fields.pictures, strict=True)]
         completions = Completions(fields.response_mask, index, prompts)
-        if fields.entropy is not None and self.mode.applies_gtpo:
-            entropies = completions.mean(fields.entropy)
-            update_pass.check_range("entropy", entropies, self._entropy_range, completions.uids)
-        return self.run.compute(token_level_rewards.sum(-1), completions, fields.responses, fields.entropy)
+        entropy = None if fields.entropy is None else completions.mean(fields.entropy)
+        if entropy is not None and self.mode.applies_gtpo:
+            update_pass.check_range("entropy", entropy, self._entropy_range, completions.uids)
+        return self.run.compute(token_level_rewards.sum(-1), completions, fields.responses, entropy)
 
     def _metrics(self, fields: BatchFields, result: GTPOAdvantage) -> dict[str, float]:
         self._check_filter(result)
@@ -158,6 +158,8 @@ class GTPOEstimator:
         """A batch of which the completion filter drops every completion teaches nothing."""
         real = result.completions.lengths > 0
         self._emptied = self._emptied + 1 if real.any() and not result.keep[real].any() else 0
+        if 1 != self._emptied < _EMPTIED_LIMIT:
+            return
         said = (
             f"the completion filter dropped every completion of {self._emptied} batches in a row, whose mean entropies "
             f"are above algorithm.gtpo.entropy_threshold={self.config.entropy_threshold:.4g}: nothing is learnt; raise "
@@ -165,8 +167,7 @@ class GTPOEstimator:
         )
         if self._emptied >= _EMPTIED_LIMIT:
             raise ValueError(said)
-        if self._emptied == 1:
-            logger.warning("GTPO: %s. After %d such batches the run ends", said, _EMPTIED_LIMIT)
+        logger.warning("GTPO: %s. After %d such batches the run ends", said, _EMPTIED_LIMIT)
 
     def _warn_of_sessions(self, fields: BatchFields) -> None:
         if self._warned_of_sessions:

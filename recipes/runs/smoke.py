@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from gtpo_verl.tools.check.resources import DRIVER_REMEDY
+from gtpo_verl.tools.check.resources import DRIVER_REMEDY, unusable_gpus
 from gtpo_verl.tools.diagnose.logs import read_metrics
 from recipes.runs.launch import end_process
 from recipes.runs.run_folder import unquoted
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     """
     import torch
 
-    if reason := _unusable_gpus():
+    if reason := unusable_gpus():
         raise ValueError(f"{reason}: {DRIVER_REMEDY}")
     if args.recipe.suffix != ".sh" or not args.recipe.is_file():
         raise ValueError(f"{args.recipe} is no script: name one of recipes/, such as recipes/run_gtpo_qwen.sh")
@@ -77,20 +77,6 @@ def run(args: argparse.Namespace) -> int:
         print(f"\nThe error is above; all that verl printed is in {out}/train.log.")
     print(f"\n{whole_run(out, environment['MODEL_PATH'])}")
     return int(failed)
-
-
-def _unusable_gpus() -> str:
-    """Why torch cannot use the GPUs that the driver counts, such as a driver too old for it; else empty."""
-    import torch
-
-    if not torch.cuda.device_count() or torch.cuda.is_available():
-        return ""
-    try:
-        torch.cuda.init()
-    except (AssertionError, RuntimeError) as error:
-        first_line = str(error).splitlines()[0]
-        return f"torch {torch.__version__} is built for CUDA {torch.version.cuda} and cannot use the GPUs: {first_line}"
-    return ""
 
 
 def environment_of(out: Path, has_gpu: bool) -> dict[str, str]:

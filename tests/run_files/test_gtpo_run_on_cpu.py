@@ -16,7 +16,7 @@ def warnings_of(rollouts, folder, caplog, applied=True, **config):
         mask = torch.ones(len(rewards) + 1, 2)
         mask[-1] = 0
         completions = Completions(mask, [*"p" * len(rewards), "pad"])
-        run.compute(torch.tensor([*rewards, 0.0]), completions, torch.ones_like(mask).long(), torch.zeros_like(mask))
+        run.compute(torch.tensor([*rewards, 0.0]), completions, torch.ones_like(mask).long(), torch.zeros(len(mask)))
     return [record.getMessage() for record in caplog.records]
 
 

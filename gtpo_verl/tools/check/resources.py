@@ -119,6 +119,20 @@ def pools(get: Callable) -> dict[str, str]:
     return dict(pool for pool, is_asked_for in asked.items() if is_asked_for)
 
 
+def unusable_gpus() -> str:
+    """Return why torch cannot use the GPUs that the driver counts, such as a driver too old for it; else empty."""
+    import torch
+
+    if not torch.cuda.device_count() or torch.cuda.is_available():
+        return ""
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:
+        first_line = str(error).splitlines()[0]
+        return f"torch {torch.__version__} is built for CUDA {torch.version.cuda} and cannot use the GPUs: {first_line}"
+    return ""
+
+
 def _this_machine(get: Callable, nodes: int, gpus: int) -> Iterator[Finding]:
     import torch
 
@@ -128,8 +142,8 @@ def _this_machine(get: Callable, nodes: int, gpus: int) -> Iterator[Finding]:
         remedy = f"set trainer.n_gpus_per_node to at most {found}" if found else "run on a machine with GPUs"
         says = "".join(f", {number} of them for the {name}" for name, number in beside.items())
         yield Finding("GPUs", f"{found} here, {wanted} asked for{says}", remedy if found < wanted else "")
-        if found and not torch.cuda.is_available():
-            yield Finding("driver", f"torch, for CUDA {torch.version.cuda}, cannot use the GPUs", DRIVER_REMEDY)
+        if reason := unusable_gpus():
+            yield Finding("driver", reason, DRIVER_REMEDY)
         if gpus > 1 and Path("/dev/shm").is_dir() and (size := shutil.disk_usage("/dev/shm").total) < GB:
             remedy = "give the container more, as docker run --shm-size=16g: NCCL and Ray share it between processes"
             yield Finding("shared memory", f"{size / GB:.1f} GB", remedy)
