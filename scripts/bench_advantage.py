@@ -73,7 +73,8 @@ def gtpo(batch: dict[str, Any]) -> torch.Tensor:
     config = GTPOConfig()
     completions = Completions(batch["response_mask"], batch["index"])
     advantages = compute_group_advantages(batch["token_level_rewards"].sum(-1), completions)
-    result = apply_gtpo(advantages, completions, batch["responses"], batch["entropy"], config, INITIAL_ENTROPY)
+    means = completions.mean(batch["entropy"])
+    result = apply_gtpo(advantages, completions, batch["responses"], means, config, INITIAL_ENTROPY)
     truncated = completions.lengths >= batch["responses"].shape[1]
     compute_gtpo_metrics(result, config, INITIAL_ENTROPY, truncated)
     return result.advantages
