@@ -4,6 +4,7 @@ import re
 import shlex
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import gtpo_verl
@@ -110,3 +111,19 @@ def test_every_variable_of_the_gpu_recipe_is_documented_and_no_other():
     documented = set(re.findall(r"`([A-Z_]+)`", "".join(re.findall(r"^\|.*?\|", table, re.MULTILINE))))
     read = set(re.findall(r"\$\{([A-Z_]+)(?::-|\})", recipe)) - {"RAY_ADDRESS", "VERL_PLATFORM"}
     assert read == documented
+
+
+def test_the_table_of_seconds_on_a_gpu_is_of_its_logs():
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    columns = re.search(r"^\| \| command \| (step .*) \|$", page, re.MULTILINE)[1].replace("of it ", "").split(" | ")
+    keys = {"tokens/s": "perf/throughput", "peak GB of training": "actor/perf/max_memory_allocated_gb"}
+    rows = re.findall(r"^\| [^|]+ \| \[([\w-]+)\]\(\S+/command.sh\)[^|]* \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) == 3
+    for name, cells in rows:
+        steps = pd.read_json(ROOT / "docs" / "results" / "gpu" / name / "metrics.jsonl", lines=True)
+        medians = steps[2:].median()
+        for column, cell in zip(columns, cells.split(" | "), strict=True):
+            value = medians.get(keys.get(column, f"timing_s/{column.strip('`')}"))
+            assert (cell == "–") == (value is None), (name, column)
+            digits = len(cell.partition(".")[2])
+            assert value is None or float(cell) == pytest.approx(value, abs=0.5001 * 10**-digits), (name, column)
