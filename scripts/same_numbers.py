@@ -45,8 +45,9 @@ def random_batch(generator: torch.Generator, batch_number: int) -> Rows:
     lengths = torch.randint(1, LENGTH + 1, (ROWS,), generator=generator)
     lengths[0] = LENGTH  # so that both trainers pad to the same width
     uids = [f"p{i}" for i in torch.randint(0, 6, (ROWS,), generator=generator).tolist()]
-    # Of the three kinds of reward, the first makes groups of equal rewards.
-    rewards = [(rand(ROWS) < 0.7).float() * 0.1, rand(ROWS), torch.randn(ROWS, generator=generator)][batch_number % 3]
+    # Of the three kinds of reward, the first makes groups of equal rewards, the second rewards at their group's mean.
+    tenths = (rand(ROWS) * 10).round() / 10
+    rewards = [(rand(ROWS) < 0.7).float() * 0.1, tenths, torch.randn(ROWS, generator=generator)][batch_number % 3]
     rows: dict[str, list[torch.Tensor]] = {"responses": [], "response_mask": [], "entropy": [], "rm_scores": []}
     for row, length in enumerate(lengths.tolist()):
         own = (rand(length) < 0.85).long() if row % 4 == 0 else torch.ones(length, dtype=torch.int64)
