@@ -145,11 +145,13 @@ def compute_group_advantages(
     norm_adv_by_std_in_grpo: bool = True,
     epsilon: float = 1e-6,
     min_correct_reward: float | None = None,
+    base: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """A_i of Sec. 3, as in GRPO: (R_i − mean(R)) / (std(R) + epsilon) over the completions of one group.
 
     For (bs,) scores; (bs,), at least float32. It is exactly 0 where R_i is the mean, and where a row has no tokens.
     Without `norm_adv_by_std_in_grpo` it is R_i − mean(R). With `min_correct_reward` it is at most 0 where R_i is lower.
+    With `base`, (bs,) float64, it is this difference of rewards instead, with the same zeros and the same limit.
 
     The mean of .1, .2 and .3 is the second, but not once each is rounded to float32, and λ would go by the sign that is
     left. So a deviation of up to four ulps of the group's largest |R| is 0: each rounding is half an ulp of its own
@@ -162,9 +164,11 @@ def compute_group_advantages(
     # Less the highest of the group, equal rewards are 0, and so is their mean, without rounding.
     rewards = rewards - rewards.scatter_reduce(0, groups, rewards, "amax", include_self=False)[groups]
     deviation = rewards - (groups.bincount(rewards) / sizes)[groups]
+    if base is not None:
+        deviation = torch.where(sizes[groups] > 1, base, 0)
     rounding = 4 * torch.finfo(torch.float32).eps * largest[groups]
     deviation = torch.where(deviation.abs() > rounding, deviation, 0)
-    if norm_adv_by_std_in_grpo:
+    if norm_adv_by_std_in_grpo and base is None:
         variance = groups.bincount(deviation.square()) / (sizes - 1).clamp(min=1)
         deviation = deviation / (variance.sqrt() + epsilon)[groups]
     if min_correct_reward is not None:

@@ -41,15 +41,19 @@ class GTPORun:
         completions: Completions,
         responses: torch.Tensor,
         trajectory_entropy: torch.Tensor | None,
+        base: torch.Tensor | None = None,
     ) -> GTPOAdvantage:
-        """GTPO of (bs,) rewards and ⟨H⟩_i, nats per token, with ids (bs, response_length); λA, where ⟨H⟩_i is None."""
+        """GTPO of (bs,) rewards and ⟨H⟩_i, nats per token, with ids (bs, response_length); λA, where ⟨H⟩_i is None.
+
+        `base` is as in `compute_group_advantages`.
+        """
         if trajectory_entropy is None:
             trajectory_entropy = torch.zeros(len(rewards))  # with which δ = 1 and γ⟨H⟩ = 0
         else:
             self.measure(trajectory_entropy, completions)
         self._compare(rewards[completions.lengths > 0].float())
         least = self._config.min_correct_reward
-        a = compute_group_advantages(rewards, completions, self._by_std, min_correct_reward=least)
+        a = compute_group_advantages(rewards, completions, self._by_std, min_correct_reward=least, base=base)
         return apply_gtpo(a, completions, responses, trajectory_entropy, self._config, self.initial_entropy_value)
 
     def measure(self, trajectory_entropy: torch.Tensor, completions: Completions) -> None:

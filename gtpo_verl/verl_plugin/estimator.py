@@ -17,7 +17,7 @@ from gtpo_verl.run_files.gtpo_run import GTPORun
 from gtpo_verl.run_files.initial_entropy import InitialEntropy
 from gtpo_verl.verl_plugin import update_pass
 from gtpo_verl.verl_plugin.batch_fields import BatchFields
-from gtpo_verl.verl_plugin.run_config import Mode, RunConfig, select
+from gtpo_verl.verl_plugin.run_config import ADV_ESTIMATOR, Mode, RunConfig, registry, select
 
 logger = logging.getLogger("gtpo_verl")
 
@@ -35,6 +35,24 @@ class PendingUpdate:
     inputs: update_pass.UpdateInputs | None = None  # what the actor needs, if its update is to give the entropy
     metrics: dict[str, float] = field(default_factory=dict)  # to be logged with those of the update
     dumped: Any = None  # rows for the token dump that wait for the entropies of the update, verl's DataProto
+
+
+def compute_base_advantages(name: str, token_level_rewards: torch.Tensor, completions: Completions) -> torch.Tensor:
+    """Return A_i of verl's estimator of this name, (bs,) float64: in float32 it would round more than the rewards do.
+
+    Raises:
+        ValueError: a reward that is not finite, or an advantage that differs between tokens of a completion.
+    """
+    check_finite("reward", token_level_rewards.sum(-1), completions.uids)
+    estimate, rewards, mask = registry(ADV_ESTIMATOR)[name], token_level_rewards.double(), completions.mask.long()
+    by_token, _ = estimate(token_level_rewards=rewards, response_mask=mask, index=completions.groups.numpy())
+    advantages = by_token.gather(1, mask.argmax(-1, keepdim=True)).squeeze(-1)
+    if not torch.equal(completions.spread(advantages), by_token):
+        raise ValueError(
+            f"algorithm.gtpo.base={name}: {estimate.__module__}.{estimate.__qualname__} gives tokens of one completion "
+            "different advantages, and GTPO needs one A_i per completion: set it to gtpo"
+        )
+    return advantages
 
 
 class GTPOEstimator:
@@ -131,7 +149,9 @@ class GTPOEstimator:
         entropy = None if fields.entropy is None else completions.mean(fields.entropy)
         if entropy is not None and self.mode.applies_gtpo:
             update_pass.check_range("entropy", entropy, self._entropy_range, completions.uids)
-        return self.run.compute(token_level_rewards.sum(-1), completions, fields.responses, entropy)
+        name = self.config.base
+        base = None if name == "gtpo" else compute_base_advantages(name, token_level_rewards, completions)
+        return self.run.compute(token_level_rewards.sum(-1), completions, fields.responses, entropy, base)
 
     def _metrics(self, fields: BatchFields, result: GTPOAdvantage) -> dict[str, float]:
         self._check_filter(result)

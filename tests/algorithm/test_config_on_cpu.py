@@ -48,6 +48,7 @@ OR_NULL = "or null to measure it on the first rollouts"
         ("conflict_weight_positive", None, ": must be a number of at least 0"),
         ("conflict_weight_negative", math.inf, ": must be a number of at least 0"),
         ("min_correct_reward", "all", ": must be the least reward of a right answer, or null"),
+        ("base", "rlo", " is not one of gtpo, rloo, opo"),
         ("entropy_from", "rollout", " is not one of old_log_prob, update"),
         ("dump_freq", 0, ": must be a whole number of steps of at least 1"),
         ("dump_freq", 1.5, ": must be a whole number of steps of at least 1"),
@@ -75,7 +76,7 @@ OF_VERL = sorted(asdict(VerlGTPOConfig()).keys() - asdict(GTPOConfig()).keys())
     ],
 )
 def test_an_unknown_key_gives_the_nearest_one_or_all_and_one_of_verls_the_remedy(key, hint):
-    assert OF_VERL == ["dump_dir", "dump_freq", "entropy_from"]
+    assert OF_VERL == ["base", "dump_dir", "dump_freq", "entropy_from"]
     with pytest.raises(ValueError, match=rf"^algorithm\.gtpo\.{key}=1: unknown key; {hint}"):
         GTPOConfig.from_config(OmegaConf.create({"adv_estimator": "gtpo", "gtpo": {key: 1}}))
 

@@ -77,6 +77,7 @@ def test_another_parser_and_one_with_gtpo_of_openrlhfs_own_are_left_alone(option
         ({"algo__gtpo": '{"entropy_coef": 1}'}, "algo.gtpo.entropy_coef=1: unknown key; did you mean"),
         ({"algo__gtpo": '{"entropy_coeff": -1}'}, "algo.gtpo.entropy_coeff=-1: must be a number of at least 0"),
         ({"algo__gtpo": '{"dump_dir": "x"}'}, "algo.gtpo.dump_dir='x': unknown key; only the plugin"),
+        ({"algo__gtpo": '{"base": "rloo"}'}, "algo.gtpo.base='rloo': unknown key; only the plugin for verl has it"),
         ({"algo__gtpo": '{"entropy_from": "update"}'}, "algo.gtpo.entropy_from='update': unknown key"),
     ],
 )
