@@ -47,7 +47,6 @@ class Parser(argparse.ArgumentParser):
     bad_input = 2
 
     def error(self, message: str) -> NoReturn:
-        """Leave with one line."""
         self.exit(self.bad_input, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 

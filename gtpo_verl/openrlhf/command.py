@@ -4,7 +4,6 @@ import argparse
 import os
 import runpy
 import sys
-from collections.abc import Callable
 from importlib.metadata import version
 from importlib.util import find_spec
 
@@ -44,19 +43,10 @@ def main() -> None:
         sys.exit(
             f"gtpo-verl openrlhf: there is no OpenRLHF in this environment; how to install it: {DOCS}/other-trainers.md"
         )
-    from gtpo_verl.openrlhf.options import SUPPORTED_OPENRLHF
+    from gtpo_verl.openrlhf import options
 
-    first, installed = SUPPORTED_OPENRLHF[0], version("openrlhf")
+    first, installed = options.SUPPORTED_OPENRLHF[0], version("openrlhf")
     if Version(installed) < Version(first):
         sys.exit(f"gtpo-verl openrlhf: it needs OpenRLHF {first} or later; this is {installed}: upgrade openrlhf")
-    wrapt.wrap_function_wrapper(argparse, "ArgumentParser.parse_args", _parse_args)
+    wrapt.wrap_function_wrapper(argparse, "ArgumentParser.parse_args", options.parse_args)
     runpy.run_module("openrlhf.cli.train_ppo_ray", run_name="__main__", alter_sys=True)
-
-
-def _parse_args(wrapped: Callable, parser: argparse.ArgumentParser, args: tuple, kwargs: dict) -> argparse.Namespace:
-    from gtpo_verl.openrlhf import options, ray_actors
-
-    parsed = options.parse_args(wrapped, parser, args, kwargs)
-    if hasattr(parsed, options.SETTINGS):
-        ray_actors.install()
-    return parsed

@@ -11,6 +11,7 @@ from typing import Any
 from packaging.version import Version
 
 from gtpo_verl.algorithm.config import GTPOConfig
+from gtpo_verl.openrlhf import ray_actors
 from gtpo_verl.run_files.initial_entropy import InitialEntropy, changed_settings
 from gtpo_verl.run_files.links import DOCS
 
@@ -28,7 +29,8 @@ class OpenRLHFGTPOConfig(GTPOConfig):
 
 
 def parse_args(wrapped: Callable, parser: argparse.ArgumentParser, args: tuple, kwargs: dict) -> argparse.Namespace:
-    """Around `ArgumentParser.parse_args`: OpenRLHF's parser knows `gtpo`, and `algo.gtpo` is its `GTPOConfig`."""
+    """Around `ArgumentParser.parse_args`: OpenRLHF's parser knows `gtpo`, whose choice changes OpenRLHF's classes and
+    makes `algo.gtpo` a `GTPOConfig`."""
     estimator = next((x for x in parser._actions if x.dest == ESTIMATOR), None)
     if estimator is None or not estimator.choices or "gtpo" in estimator.choices:  # OpenRLHF may have GTPO of its own
         return wrapped(*args, **kwargs)
@@ -43,6 +45,7 @@ def parse_args(wrapped: Callable, parser: argparse.ArgumentParser, args: tuple, 
             setattr(parsed, SETTINGS, check(vars(parsed), text))
         except ValueError as error:
             parser.exit(2, f"gtpo-verl openrlhf: {error}\n")
+        ray_actors.install()
     return parsed
 
 
@@ -54,16 +57,14 @@ PAPER_SETTINGS: dict[str, tuple[Any, str]] = {
     "algo.dynamic_filtering_enable": (False, "groups without signal stay; −γ⟨H⟩ acts on them"),
     "rollout.temperature": (1, "1.0 (Sec. 6)"),
     "rollout.top_p": (1, "1.0 (completions of the policy itself)"),
+    "actor.entropy_coef": (0, f"none beside {SETTINGS}.entropy_coeff"),
 }
 """Options, their values in the paper's GTPO, and what is said of any other value."""
 
 
 def check(options: Mapping[str, Any], text: str) -> GTPOConfig:
-    """Return the settings of a run with these options of OpenRLHF, GTPO's as JSON; warn where it is not the paper's.
-
-    Raises:
-        ValueError: GTPO cannot run so; the message names option, value and remedy.
-    """
+    """Return the settings of a run with these options of OpenRLHF, GTPO's as JSON; warn where it is not the paper's. A
+    ValueError, with option, value and remedy, where GTPO cannot run so."""
     try:
         if not isinstance(section := json.loads(text), dict):
             raise ValueError("but another value")
@@ -92,12 +93,10 @@ def check(options: Mapping[str, Any], text: str) -> GTPOConfig:
     rollout = options["rollout.batch_size"] * options["rollout.n_samples_per_prompt"]
     one_update = f"{rollout}, batch_size * n_samples_per_prompt: one update per rollout (Sec. 6)"
     papers = {"train.batch_size": (rollout, one_update), **PAPER_SETTINGS}
-    if options["actor.entropy_coef"]:
-        papers["actor.entropy_coef"] = 0, f"none beside {SETTINGS}.entropy_coeff"
     found = [
         f"--{name} {options[name]}: in the paper {paper}"
         for name, (value, paper) in papers.items()
-        if name in options and options[name] != value
+        if name in options and (options[name] or 0) != value
     ]
     if "actor.loss_agg_mode" not in options:
         remedy = "upgrade openrlhf to 0.11.2, and set --actor.loss_agg_mode seq-mean-token-mean"

@@ -15,24 +15,18 @@ import wrapt
 def install() -> None:
     """Change the classes of OpenRLHF's actors before Ray has sent them anywhere."""
     wrapt.register_post_import_hook(_hook_actor, "openrlhf.trainer.ray.ppo_actor")
-    wrapt.register_post_import_hook(functools.partial(_hook_trainer, "PPOTrainer"), "openrlhf.trainer.ppo_trainer")
-    wrapt.register_post_import_hook(
-        functools.partial(_hook_trainer, "TrainingActor"), "openrlhf.trainer.ppo_trainer_async"
-    )
-
-
-def _class_of(ray_actor: Any) -> type:
-    return ray_actor.__ray_metadata__.modified_class
+    for name, module in ("PPOTrainer", "ppo_trainer"), ("TrainingActor", "ppo_trainer_async"):
+        wrapt.register_post_import_hook(functools.partial(_hook_trainer, name), f"openrlhf.trainer.{module}")
 
 
 def _hook_actor(module: ModuleType) -> None:
-    worker: Any = _class_of(module.PolicyModelActor)
+    worker = module.PolicyModelActor.__ray_metadata__.modified_class
     worker.forward = _keeping_entropy(worker.forward)
     worker.take_gtpo_entropy = take_gtpo_entropy
 
 
 def _hook_trainer(name: str, module: ModuleType) -> None:
-    trainer: Any = _class_of(getattr(module, name))
+    trainer = getattr(module, name).__ray_metadata__.modified_class
     trainer.train_step = _with_gtpo(trainer.train_step)
 
 

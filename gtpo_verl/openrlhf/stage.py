@@ -1,6 +1,5 @@
 """GTPO between OpenRLHF's forward passes and its update: the advantages of a whole rollout, its metrics and ⟨H⟩_ini."""
 
-import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,10 +19,7 @@ from gtpo_verl.run_files.gtpo_run import GTPORun
 class GTPOStage:
     """The advantages of one trainer of OpenRLHF, whose experience maker's are GTPO's from now on.
 
-    `metrics` are those of the last rollout; `resumed` says that the run goes on from a checkpoint.
-
-    Raises:
-        ValueError: a resumed run without its initial entropy.
+    `metrics` are those of the last rollout; `resumed` says that the run goes on from a checkpoint. Raises as `GTPORun`.
     """
 
     def __init__(self, trainer: Any, resumed: bool):
@@ -43,8 +39,7 @@ class GTPOStage:
         """OpenRLHF's own rewards, penalties and logs; then the advantages are GTPO's."""
         experiences = wrapped(*args, **kwargs)
         start = time.perf_counter()
-        numbers = itertools.chain.from_iterable(experience.index for experience in experiences)
-        index = [number // self.args.rollout.n_samples_per_prompt for number in numbers]
+        index = [i // self.args.rollout.n_samples_per_prompt for experience in experiences for i in experience.index]
         mask = zero_pad_sequences([experience.action_mask for experience in experiences], "right")
         responses = zero_pad_sequences([experience.sequences[:, 1:] for experience in experiences], "right")
         entropy = zero_pad_sequences(self._take_entropies(len(experiences)), "right")
@@ -65,4 +60,4 @@ class GTPOStage:
         """(micro-batch, length - 1) each, from the ranks that have computed them, dealt out as for their forward."""
         refs = self._actors.async_run_method_batch("take_gtpo_entropy", number=list(range(micro_batches)))
         same = self.args.ds.ring_attn_size * self.args.ds.tensor_parallel_size  # ranks that compute one micro-batch
-        return list(itertools.chain.from_iterable(ray.get(refs)[::same]))
+        return [entropy for of_rank in ray.get(refs)[::same] for entropy in of_rank]

@@ -52,17 +52,16 @@ class _RewardMetrics:
         return batch, metrics
 
     def _completion_metrics(self, batch: KVBatchMeta) -> dict[str, float]:
-        data = tq.kv_batch_get(
-            keys=batch.keys, partition_id=batch.partition_id, select_fields=["responses", "extra_fields"]
-        )
+        fields = ["responses", "extra_fields"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         offsets, tokens = data["responses"].offsets(), data["responses"].values()
         lengths = offsets.diff()
         ended = torch.isin(tokens[offsets[1:] - 1], self._eos_token_ids)
         values: dict[str, list[float]] = defaultdict(list)
         groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for row, fields, has_ended in zip(batch.keys, data["extra_fields"], ended.tolist(), strict=True):
+        for row, extra, has_ended in zip(batch.keys, data["extra_fields"], ended.tolist(), strict=True):
             # A reward function may leave anything in its dict; what is no number is not averaged.
-            said = getattr(fields, "data", fields).get("reward_extra_info") or {}
+            said = getattr(extra, "data", extra).get("reward_extra_info") or {}
             scores = {key: number for key, value in said.items() if (number := _number(value)) is not None}
             groups[row.rsplit("_", 2)[0]].append(scores)  # {uid}_{session}_{output}
             for key, number in scores.items():
@@ -86,14 +85,6 @@ def _number(value: Any) -> float | None:
         return None
 
 
-class _SyncBuffer(_RewardMetrics, ReplayBuffer):
-    pass
-
-
-class _AsyncBuffer(_RewardMetrics, ReplayBufferAsync):
-    pass
-
-
 def RewardMetricsReplayBuffer(*, trainer_mode: str, **kwargs: Any) -> ReplayBuffer:
     """verl's buffer of its `trainer.v1.trainer_mode`, with the metrics above; the async one drops stale groups or waits
     for them.
@@ -101,8 +92,8 @@ def RewardMetricsReplayBuffer(*, trainer_mode: str, **kwargs: Any) -> ReplayBuff
     Raises:
         ValueError: groups are to be filtered, by nothing.
     """
-    buffer = _SyncBuffer if trainer_mode == "sync" else _AsyncBuffer
-    return buffer(trainer_mode=trainer_mode, **kwargs)
+    verls = ReplayBuffer if trainer_mode == "sync" else ReplayBufferAsync
+    return type("RewardMetricsReplayBuffer", (_RewardMetrics, verls), {})(trainer_mode=trainer_mode, **kwargs)
 
 
 def eos_token_ids(model: DictConfig) -> torch.Tensor:
@@ -123,24 +114,18 @@ def eos_token_ids(model: DictConfig) -> torch.Tensor:
 
 def _settings(config: Any) -> dict[str, Any]:
     """Seconds between two looks for the completions of a step, verl's own at 40,000 of them; and what verl gives its
-    own buffers, so that they replace groups that are filtered or failed.
-
-    Raises:
-        ValueError: groups are to be filtered, by nothing.
-    """
+    own buffers, so that they replace groups that are filtered or failed."""
     groups = OmegaConf.select(config, "algorithm.filter_groups") or {}
     filters = bool(groups.get("enable"))
     if filters and not groups.get("metric"):
         raise ValueError("algorithm.filter_groups.metric is not set; name what to filter by, such as reward or acc")
     completions = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
-    settings = {"poll_interval": min(2.0, max(_SHORTEST_POLL_S, _POLL_S_PER_COMPLETION * completions))}
+    settings: dict[str, Any] = {"poll_interval": min(2.0, max(_SHORTEST_POLL_S, _POLL_S_PER_COMPLETION * completions))}
+    if filters:
+        settings["filter_groups_metric"] = str(groups["metric"])
+        settings["max_inflight_gen_batches"] = groups.get("max_inflight_gen_batches", 1)
     refills = bool(OmegaConf.select(config, "trainer.v1.sampler.sync_refill_failed_groups"))
-    if not filters and not refills:
-        return settings
-    return settings | {
-        "filter_groups_metric": str(groups["metric"]) if filters else None,
-        "sync_refill_failed_groups": refills,
-        "train_batch_size": config.data.train_batch_size,
-        "gen_batch_size": 1,
-        "max_inflight_gen_batches": groups.get("max_inflight_gen_batches", 1) if filters else 1,
-    }
+    if filters or refills:
+        settings |= {"train_batch_size": config.data.train_batch_size, "gen_batch_size": 1}
+        settings["sync_refill_failed_groups"] = refills
+    return settings

@@ -2,8 +2,7 @@
 
     score = format + 10 * acc        format in {10, 1, 0}, acc in {1, 0}
 
-``format`` is 10 if all four tags of the prompt are in the completion, 1 if only some are, 0 if none is; ``acc`` is 1 if
-the right answer is enclosed in the answer tags, whatever the rest looks like. In a verl config::
+``acc`` is 1 if the right answer is enclosed in the answer tags, whatever the rest looks like. In a verl config::
 
     reward.custom_reward_function.path=pkg://gtpo_verl.reward
     reward.custom_reward_function.name=compute_score
@@ -44,8 +43,7 @@ def compute_score(
         data_source: Name of the dataset; every dataset is scored alike.
         solution_str: The completion as text, without special tokens.
         ground_truth: The right answer, plain or LaTeX, 1 to ``MAX_ANSWER_CHARS`` characters.
-        extra_info: Not used.
-        **kwargs: What verl adds when a reward model is served; not used.
+        extra_info, **kwargs: What verl adds; not used.
 
     Returns:
         Always the same keys: ``score`` (the reward, format + 10 acc), ``format`` (10, 1 or 0), ``acc`` (1 or 0),
@@ -62,8 +60,7 @@ def compute_score(
             f"reward_model.ground_truth must have 1 to {MAX_ANSWER_CHARS} characters, got {ground_truth!r} "
             f"(data_source={data_source!r}): correct or drop the row in the dataset"
         )
-    answer = extract_answer(solution_str)
-    timeout = False
+    answer, timeout = extract_answer(solution_str), False
     try:
         correct = is_equal(ground_truth, answer)
     except TimeoutError as error:
@@ -92,21 +89,14 @@ def is_strict(solution_str: str) -> bool:
     Whitespace around the two blocks is allowed, other text is not. The paper does not reward this; it shows the loss of
     a completion's end, which ``compute_format_reward`` does not see.
     """
-    if any(solution_str.count(tag) != 1 for tag in TAGS):
-        return False
-    reasoning, _, answer = solution_str.strip().partition("</reasoning>")
-    return (
-        reasoning.startswith("<reasoning>") and answer.lstrip().startswith("<answer>") and answer.endswith("</answer>")
-    )
+    once = all(solution_str.count(tag) == 1 for tag in TAGS)
+    return once and _STRICT.fullmatch(solution_str) is not None
 
 
 def extract_answer(solution_str: str) -> str:
     """Content of the last complete ``<answer>...</answer>`` pair, stripped; "" if there is none or it is too long."""
-    start = solution_str.rfind("<answer>", 0, max(solution_str.rfind("</answer>"), 0))
-    if start < 0:
-        return ""
-    start += len("<answer>")
-    answer = solution_str[start : solution_str.find("</answer>", start)].strip()
+    _, opening, rest = solution_str.rpartition("</answer>")[0].rpartition("<answer>")
+    answer = rest.partition("</answer>")[0].strip() if opening else ""
     return answer if len(answer) <= MAX_ANSWER_CHARS else ""
 
 
@@ -117,8 +107,7 @@ def canonicalize(answer: str) -> str:
     is left alone: ``x+1`` and ``1+x`` stay two answers. The result depends on ``answer`` only and is printable.
     """
     text = _clean(answer)
-    number = _parse_number(text)
-    if number is not None:
+    if (number := _parse_number(text)) is not None:
         return str(number)
     text = _unwrap(text, r"\\text\s*(?=\{)")
     return re.sub(r"\s*([^\w\s\\])\s*", r"\1", text)
@@ -136,13 +125,9 @@ def is_equal(ground_truth: str, answer: str) -> bool:
         return pred == gold != ""
     gold_number, pred_number = _parse_number(gold), _parse_number(pred)
     if gold_number is not None and pred_number is not None:
-        if gold_number == pred_number:
-            return True
-        if gold_number.denominator == pred_number.denominator == 1:
-            return False
-    if not _is_well_nested(pred):
-        return False
-    return _math_verify.is_equal(gold, pred)
+        if gold_number == pred_number or gold_number.denominator == pred_number.denominator == 1:
+            return gold_number == pred_number
+    return _is_well_nested(pred) and _math_verify.is_equal(gold, pred)
 
 
 def closing_brace(text: str, start: int) -> int:
@@ -155,6 +140,7 @@ def closing_brace(text: str, start: int) -> int:
     return -1
 
 
+_STRICT = re.compile(r"\s*<reasoning>.*</reasoning>\s*<answer>.*</answer>\s*", re.DOTALL)
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _BRACKET = re.compile(r"\\[{}]|[()\[\]{}]")
 _CONTROL_SEQUENCE = re.compile(r"\\(?:[A-Za-z]+|.)")

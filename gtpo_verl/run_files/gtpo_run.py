@@ -16,10 +16,8 @@ logger = logging.getLogger("gtpo_verl")
 class GTPORun:
     """GTPO (arXiv:2508.03772) in a run whose checkpoints are in `folder`, or those that it resumes, in `resumed_from`.
 
-    What it would do to another estimator's run, where it is not `applied`, is not logged.
-
-    Raises:
-        ValueError: a resumed run lacks the initial entropy that it needs.
+    What it would do to another estimator's run, where it is not `applied`, is not logged. Raises as
+    `InitialEntropy.known_before`.
     """
 
     def __init__(self, config: GTPOConfig, folder: str, resumed_from: str | None, by_std: bool, applied: bool = True):

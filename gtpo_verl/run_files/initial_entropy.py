@@ -1,10 +1,7 @@
 """⟨H⟩_ini, the policy's mean entropy before training (arXiv:2508.03772, Sec. 5.2), and what it decides.
 
 It is one number for a whole run: measured once, written beside the checkpoints, read back on resume. By default a run
-measures it on its first rollouts. The paper's procedure is stricter; pass the value that this command measures to the
-run as `algorithm.gtpo.initial_entropy`:
-
-    gtpo-verl initial-entropy --model Qwen/Qwen2.5-3B-Instruct --data data/gsm8k/train.parquet --samples 100
+measures it on its first rollouts; `gtpo-verl initial-entropy` follows the paper's stricter procedure.
 """
 
 import json
@@ -36,11 +33,8 @@ class InitialEntropy:
     def measure(
         cls, trajectory_entropy: torch.Tensor, lengths: torch.Tensor, index: Iterable[Hashable]
     ) -> "InitialEntropy":
-        """Measure from (bs,) trajectory entropies of rollouts of the untrained policy; rows of length 0 do not count.
-
-        Raises:
-            ValueError: there is no completion.
-        """
+        """Measure from (bs,) trajectory entropies of rollouts of the untrained policy; rows of length 0 do not count. A
+        ValueError if there are no others."""
         values = trajectory_entropy[lengths > 0].double()
         if len(values) == 0:
             raise ValueError("the initial entropy cannot be measured: no completion has a token")
@@ -95,11 +89,8 @@ class InitialEntropy:
 
     @classmethod
     def load(cls, folder: str | Path, section: str = GTPOConfig.section) -> "InitialEntropy":
-        """Read the record of a run that is resumed; `section` is where its config has GTPO's keys.
-
-        Raises:
-            ValueError: the record is missing or damaged.
-        """
+        """Read the record of a run that is resumed; a ValueError if it is missing or damaged. `section` is where the
+        run's config has GTPO's keys."""
         path = cls.path(folder)
         remedy = (
             f"set {section}.initial_entropy (nats per token) to the value that the run logged at its first step, "
@@ -117,11 +108,8 @@ class InitialEntropy:
 
 
 def changed_settings(folder: str | Path, config: GTPOConfig) -> list[str]:
-    """Return the keys that had another value in the run with these checkpoints, one line each.
-
-    Raises:
-        ValueError: the record of the run is damaged.
-    """
+    """Return the keys that had another value in the run with these checkpoints, one line each; a ValueError if the
+    record of that run is damaged."""
     path = InitialEntropy.path(folder)
     before = read_record(path).get(_SETTINGS, {}) if path.exists() else {}
     if not isinstance(before, dict):

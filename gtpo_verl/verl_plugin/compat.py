@@ -34,10 +34,6 @@ def load_errors() -> list[str]:
 
 
 def raise_load_errors() -> None:
-    """Raise if GTPO cannot run in this process.
-
-    Raises:
-        RuntimeError: naming each cause and its remedy.
-    """
+    """Raise a RuntimeError that names each cause and its remedy, if GTPO cannot run in this process."""
     if _load_errors:
         raise RuntimeError("GTPO cannot run: " + "; ".join(_load_errors))

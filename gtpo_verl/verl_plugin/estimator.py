@@ -65,10 +65,7 @@ class GTPOEstimator:
         run (RunConfig): what its config asks for.
 
     Attributes:
-        run (GTPORun): with the run's initial entropy.
-
-    Raises:
-        ValueError: a resumed run lacks the initial entropy that it needs.
+        run (GTPORun): with the run's initial entropy; raises as it does.
     """
 
     def __init__(self, trainer: Any, run: RunConfig):

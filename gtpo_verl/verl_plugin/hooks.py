@@ -4,29 +4,20 @@ A hook gets `proceed`, which calls verl's function with its arguments; for a met
 arguments that the hook reads.
 """
 
-import logging
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import verl
-from omegaconf import OmegaConf
 from tensordict import TensorDict
 
-from gtpo_verl.verl_plugin import (
-    batch_fields,
-    compat,
-    one_run_per_cluster,
-    preflight,
-    training_monitor,
-    update_pass,
-    weight_transfer,
-)
+from gtpo_verl.verl_plugin import batch_fields, compat, preflight, update_pass
 from gtpo_verl.verl_plugin.loss import compute_policy_loss_gtpo
-from gtpo_verl.verl_plugin.run_config import ADV_ESTIMATOR, LOSS_MODE, registry, uses_gtpo
+from gtpo_verl.verl_plugin.one_run_per_cluster import refuse_second_run
+from gtpo_verl.verl_plugin.run_config import ADV_ESTIMATOR, LOSS_MODE, NAMES, foreign_function, registry
 from gtpo_verl.verl_plugin.state import TrainerState, current, estimate_gtpo_advantage
-
-logger = logging.getLogger("gtpo_verl")
+from gtpo_verl.verl_plugin.training_monitor import TrainerWatch
+from gtpo_verl.verl_plugin.weight_transfer import use_own_socket
 
 
 class Hook(NamedTuple):
@@ -149,7 +140,7 @@ def aggregate(proceed: Callable, aggregator: Any, *, metric_name: str) -> str:
 def fit(proceed: Callable, trainer: Any) -> Any:
     """The watch for collapse lives as long as the trainer's loop."""
     before, state = current.get(), TrainerState.enter(trainer)
-    state.watch = training_monitor.TrainerWatch.of(trainer)
+    state.watch = TrainerWatch.of(trainer)
     try:
         return proceed()
     finally:
@@ -161,8 +152,8 @@ def track(proceed: Callable, tracking: Any, *, config: Any) -> None:
     """verl's logger gets the whole config in every trainer, whatever methods of it a trainer replaces."""
     proceed()
     algorithm = config.get("algorithm") if isinstance(config, Mapping) else None
-    name = str(algorithm.get("adv_estimator")) if isinstance(algorithm, Mapping) else ""
-    if uses_gtpo(OmegaConf.create({"algorithm": {"adv_estimator": name}})):
+    name = algorithm.get("adv_estimator") if isinstance(algorithm, Mapping) else None
+    if name in NAMES and not foreign_function(name):
         tracking.gtpo_estimates = TrainerState.estimates
 
 
@@ -171,11 +162,7 @@ _UPDATED = {"actor/pg_loss", "actor/grad_norm"}
 
 
 def log(proceed: Callable, tracking: Any, *, data: dict[str, Any], step: Any) -> Any:
-    """What the trainer logs, under any estimator.
-
-    Raises:
-        RuntimeError: the run asks for GTPO, and its trainer updated the actor with other advantages.
-    """
+    """What the trainer logs, under any estimator; a RuntimeError if a run of GTPO was updated by other advantages."""
     result = proceed()
     if hasattr(tracking, "gtpo_estimates") and data.keys() & _UPDATED:
         before, tracking.gtpo_estimates = tracking.gtpo_estimates, TrainerState.estimates
@@ -228,7 +215,7 @@ HOOKS = (
 _TRANSFER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer"
 # Modules that `gtpo-verl check` does not import: their packages import a rollout engine.
 WORKER_HOOKS = (
-    Hook("second run in a Ray cluster", "transfer_queue", "init", one_run_per_cluster.refuse_second_run),
-    Hook("weights sent", _TRANSFER, "BucketedWeightSender.__init__", weight_transfer.use_own_socket),
-    Hook("weights received", _TRANSFER, "BucketedWeightReceiver.__init__", weight_transfer.use_own_socket),
+    Hook("second run in a Ray cluster", "transfer_queue", "init", refuse_second_run),
+    Hook("weights sent", _TRANSFER, "BucketedWeightSender.__init__", use_own_socket),
+    Hook("weights received", _TRANSFER, "BucketedWeightReceiver.__init__", use_own_socket),
 )

@@ -22,8 +22,7 @@ def compute_policy_loss_gtpo(
     several updates per rollout take one of verl's clipped losses with the same advantages.
 
     Args:
-        old_log_prob (torch.Tensor): (bs, response_length), log-probabilities under the policy of the rollout.
-        log_prob (torch.Tensor): (bs, response_length), log-probabilities under the current policy.
+        old_log_prob, log_prob: (bs, response_length), under the policy of the rollout, and the current one.
         advantages (torch.Tensor): (bs, response_length), from `compute_gtpo_outcome_advantage`.
         response_mask (torch.Tensor): (bs, response_length), 1 on the tokens that are trained.
         loss_agg_mode (str): one of verl's `agg_loss` modes.

@@ -45,11 +45,8 @@ def refusal(other: str) -> str:
 
 
 def refuse_second_run(proceed: Callable, *, conf: Any) -> Any:
-    """`transfer_queue.init`: its creator, verl's V1 task runner, passes a config; those that only attach pass none.
-
-    Raises:
-        ValueError: another run holds the TransferQueue; the message names it.
-    """
+    """`transfer_queue.init`: its creator, verl's V1 task runner, passes a config; those that only attach pass none. A
+    ValueError names another run that holds the queue."""
     if conf is None:
         return proceed()
     if other := other_run():

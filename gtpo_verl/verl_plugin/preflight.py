@@ -64,10 +64,8 @@ class Departure(NamedTuple):
 def problems(config: DictConfig) -> list[str]:
     """Return why a run with this config, under any estimator, cannot start, or would not do what it says: all reasons,
     with key, value and remedy."""
-    _, found = _read(config)
-    for key in (ADV_ESTIMATOR, LOSS_MODE):
-        found += [problem for problem in _unknown(config, key) if problem not in found]
-    return found + (compat.load_errors() if uses_gtpo(config) else [])
+    found = [*_read(config)[1], *_unknown(config, ADV_ESTIMATOR), *_unknown(config, LOSS_MODE)]
+    return [*dict.fromkeys(found), *(compat.load_errors() if uses_gtpo(config) else [])]
 
 
 _validated: list[tuple[Any, RunConfig]] = []
@@ -75,11 +73,7 @@ _validated: list[tuple[Any, RunConfig]] = []
 
 
 def start(config: DictConfig) -> None:
-    """Check a config, if this process has not, and log what is to be known of the run.
-
-    Raises:
-        RuntimeError, ValueError: as `validated`.
-    """
+    """Check a config, if this process has not, and log what is to be known of the run; raises as `validated`."""
     from verl.trainer.ppo.utils import need_reference_policy
 
     if _validated and _validated[0][0] is config:
@@ -89,9 +83,8 @@ def start(config: DictConfig) -> None:
     if found:
         table = textwrap.indent(as_table(found), "GTPO: ")
         logger.warning("GTPO: with these settings the run is not the paper's:\n%s", table)
-    other = foreign_function(config)
-    if other and not other.startswith("verl."):
-        chosen = config.algorithm.adv_estimator
+    chosen = select(config, ADV_ESTIMATOR)
+    if (other := foreign_function(chosen)) and not other.startswith("verl."):
         logger.warning("%s=%s is %s; for GTPO of arXiv:2508.03772 set it to %s", ADV_ESTIMATOR, chosen, other, ALIAS)
     if not run.mode.applies_gtpo:
         return
@@ -182,8 +175,8 @@ def _unknown(config: DictConfig, key: str, misspelt_only: bool = False) -> Itera
 def _loss(config: DictConfig) -> Iterator[str]:
     # Another may be of a package that the workers alone import.
     yield from _unknown(config, LOSS_MODE, misspelt_only=True)
-    name, other = select(config, LOSS_MODE), foreign_function(config, LOSS_MODE)
-    if other and not other.startswith("verl."):
+    name = select(config, LOSS_MODE)
+    if (other := foreign_function(name, LOSS_MODE)) and not other.startswith("verl."):
         yield (
             f"{LOSS_MODE}={name} is {other}; two other papers are called GTPO (arXiv:2508.04349, arXiv:2511.14846). "
             f"For arXiv:2508.03772 set it to {ALIAS}"
@@ -306,12 +299,10 @@ def departures(config: DictConfig, gtpo: VerlGTPOConfig) -> list[Departure]:
     if from_update and loss_mode in NAMES:
         papers[_BYPASS] = (False,), "False (the gtpo loss does not bound π/π_rollout; loss_mode=vanilla does)"
     found = _differing(config, papers)
-    biased = ""
-    if select(config, _FILTER_GROUPS) and select(config, "trainer.use_v1"):
-        biased = "groups with signal only"
-    elif _is_async(config) or select(config, "async_training") is not None:  # a section of verl's fully_async
-        biased = "what finished first"
-    if biased and gtpo.measures_initial_entropy and not from_update:
+    filters = select(config, _FILTER_GROUPS) and select(config, "trainer.use_v1")
+    is_async = _is_async(config) or select(config, "async_training") is not None  # a section of verl's fully_async
+    if (filters or is_async) and gtpo.measures_initial_entropy and not from_update:
+        biased = "groups with signal only" if filters else "what finished first"
         remedy = f"measure it with `gtpo-verl initial-entropy` and set {_INITIAL_ENTROPY}"
         paper = f"mean of {PAPER_SAMPLES} prompts (Sec. 5.2); this run's first batch holds {biased}: {remedy}"
         found.append(Departure(_INITIAL_ENTROPY, "null", paper))

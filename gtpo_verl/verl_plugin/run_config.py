@@ -33,9 +33,8 @@ def registry(key: str) -> dict[str, Callable]:
     return {ADV_ESTIMATOR: core_algos.ADV_ESTIMATOR_REGISTRY, LOSS_MODE: core_algos.POLICY_LOSS_REGISTRY}[key]
 
 
-def foreign_function(config: Any, key: str = ADV_ESTIMATOR) -> str:
-    """Return the function of another package that serves one of our names in a verl config; empty if none does."""
-    name = select(config, key)
+def foreign_function(name: Any, key: str = ADV_ESTIMATOR) -> str:
+    """Return the function of another package that serves a name of ours as value of a key; empty if none does."""
     function = registry(key).get(name) if name in NAMES else None
     if function is None or function.__module__.partition(".")[0] == "gtpo_verl":
         return ""
@@ -44,7 +43,8 @@ def foreign_function(config: Any, key: str = ADV_ESTIMATOR) -> str:
 
 def uses_gtpo(config: Any, key: str = ADV_ESTIMATOR) -> bool:
     """Whether a verl config asks for the advantages of this plugin or, under `LOSS_MODE`, for its policy loss."""
-    return select(config, key) in NAMES and not foreign_function(config, key)
+    name = select(config, key)
+    return name in NAMES and not foreign_function(name, key)
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,7 @@ class RunConfig(NamedTuple):
 
     @classmethod
     def read(cls, config: Any) -> "RunConfig":
-        """Read it from verl's whole config.
-
-        Raises:
-            ValueError: a wrong setting of GTPO in a run that asks for it.
-        """
+        """Read it from verl's whole config; a ValueError for a wrong setting of GTPO in a run that asks for it."""
         applied = uses_gtpo(config)
         if not applied and select(config, "algorithm.gtpo.dump_dir") is None:
             return cls(Mode.NOTHING, VerlGTPOConfig())

@@ -24,12 +24,8 @@ _DUMPED = {"old_log_probs", "token_level_rewards", "advantages", "rollout_log_pr
 
 
 class TrainerState:
-    """What this plugin keeps of one trainer of verl, whose config may ask for nothing of it.
-
-    Raises:
-        RuntimeError: GTPO cannot run in this process.
-        ValueError: a setting with which it cannot run.
-    """
+    """What this plugin keeps of one trainer of verl, whose config may ask for nothing of it; raises as
+    `preflight.validated`."""
 
     estimates: ClassVar[int] = 0
     """How often verl has asked for GTPO's advantages in this process."""
@@ -38,8 +34,7 @@ class TrainerState:
         self._trainer = trainer
         self.run = preflight.validated(trainer.config)
         self.watch: TrainerWatch | None = None
-        self.batch: BatchFields | None = None
-        """Of the batch at hand, while verl computes its advantages."""
+        self.batch: BatchFields | None = None  # at hand, while verl computes its advantages
         self.pending: PendingUpdate | None = None
 
     @cached_property
@@ -75,11 +70,8 @@ class TrainerState:
         return self.dump is not None and self.dump.is_due(self._trainer.global_steps)
 
     def begin_step(self) -> bool:
-        """Begin the next step; whether there is something to do for GTPO.
-
-        Raises:
-            RuntimeError: the last step's update did not pass through the hooks that it needs.
-        """
+        """Begin the next step; whether there is something to do for GTPO. A RuntimeError if the last step's update did
+        not pass through the hooks that it needs."""
         left, self.pending = self.pending, None
         if left and self.run.mode.applies_gtpo and (left.inputs or left.step < self._trainer.global_steps):
             if left.step >= (select(self._trainer.config, "trainer.critic_warmup") or 0):
@@ -91,11 +83,8 @@ class TrainerState:
         return self.has_work
 
     def compute_advantage(self, compute: Callable[[], Any], fields: BatchFields, data: Any) -> Any:
-        """Return what verl's `compute_advantage` makes of the batch with these fields, and record it.
-
-        Raises:
-            ValueError: a log-probability of a completion's own token that is not finite, or above 0.
-        """
+        """Return what verl's `compute_advantage` makes of the batch with these fields, and record it; a ValueError if a
+        log-probability of a completion's own token is not finite, or above 0."""
         for name in ("old_log_probs", "rollout_log_probs"):
             if self.run.mode.applies_gtpo and name in data.batch.keys():
                 own, uids = torch.where(fields.response_mask.bool(), data.batch[name], 0), data.non_tensor_batch["uid"]
@@ -123,10 +112,8 @@ class TrainerState:
         means, tokens = update_pass.gather(entropies, fields.responses.shape)
         self.estimator.complete(pending, means)
         if pending.dumped is not None:
-            batch = pending.dumped.batch
-            batch["advantages"], _ = update_pass.apply_entropy(
-                batch["advantages"], fields.response_mask, tokens, inputs
-            )
+            batch, mask = pending.dumped.batch, fields.response_mask
+            batch["advantages"], _ = update_pass.apply_entropy(batch["advantages"], mask, tokens, inputs)
             self._write_dump(pending, pending.dumped, tokens)
 
     def _write_dump(self, pending: PendingUpdate, data: Any, entropy: torch.Tensor | None) -> None:
@@ -137,14 +124,10 @@ class TrainerState:
         if len(data) > len(fields.last_outputs):  # verl's grpo comes with the last outputs alone
             data = data.select_idxs(fields.last_outputs)
         fields = fields._replace(entropy=entropy).of_sessions()
-        uids = data.non_tensor_batch["uid"]
-        result = pending.result or self.estimator.compute(fields, data.batch["token_level_rewards"], uids)
-        columns: dict[str, Any] = {name: data.batch[name] for name in _DUMPED & set(data.batch.keys())}
-        columns |= {"loss_mask": data.batch["response_mask"], "response_mask": fields.response_mask}
-        columns |= {"responses": fields.responses, "entropy": fields.entropy}
-        initial = self.estimator.run.initial_entropy_value
+        rewards, uids = data.batch["token_level_rewards"], data.non_tensor_batch["uid"]
+        result = pending.result or self.estimator.compute(fields, rewards, uids)
         try:
-            self.dump.write(pending.step, columns, uids, fields.prompts, fields.response_len, result, initial)
+            self.dump.write(pending.step, data.batch, fields, result, self.estimator.run.initial_entropy_value)
         except OSError as error:
             logger.warning("GTPO's token dump ends at step %d, and the run goes on without it: %s", pending.step, error)
             self.dump = None
@@ -158,11 +141,8 @@ current: ContextVar[TrainerState | None] = ContextVar("gtpo_trainer", default=No
 def estimate_gtpo_advantage(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, config: Any = None, index: Any = None, **kwargs: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """verl's advantage estimator `gtpo`: `compute_gtpo_outcome_advantage` on the trainer's batch.
-
-    Raises:
-        RuntimeError: a trainer called it that GTPO does not hook.
-    """
+    """verl's advantage estimator `gtpo`: `compute_gtpo_outcome_advantage` on the trainer's batch; a RuntimeError in a
+    trainer that GTPO does not hook."""
     start, state = time.perf_counter(), current.get()
     if state is None:
         compat.raise_load_errors()

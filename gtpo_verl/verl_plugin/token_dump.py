@@ -9,7 +9,7 @@ done; the advantages are the estimator's own.
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -21,13 +21,13 @@ from gtpo_verl.algorithm.advantage import GTPOAdvantage
 from gtpo_verl.run_files.dumps import HEADER_NAME, SCHEMA_VERSION, STEP_FILES
 from gtpo_verl.run_files.records import atomic_write
 from gtpo_verl.run_files.tokens import words_of
+from gtpo_verl.verl_plugin.batch_fields import BatchFields
 from gtpo_verl.verl_plugin.run_config import RunConfig, VerlGTPOConfig
 
 # A step's groups are written whole until there are this many tokens; the first one always is.
 _STEP_TOKENS = 1 << 19
 _FOLDER_BYTES = 4 << 30
-_VALUES = {"advantages": "advantages", "entropy": "entropy"}
-_VALUES |= {"trainer_logprobs": "old_log_probs", "inference_logprobs": "rollout_log_probs"}
+_LOG_PROBS = {"trainer_logprobs": "old_log_probs", "inference_logprobs": "rollout_log_probs"}
 
 logger = logging.getLogger("gtpo_verl")
 
@@ -36,26 +36,14 @@ class TokenDump:
     """Writes the groups of every `dump_freq`-th step, and of the first, into `dump_dir`.
 
     Args:
-        folder, config, adv_estimator: of the run; the files go into the folder.
-        tokenizer (str): folder or Hub name of its tokenizer.
-        checkpoints (str): folder of the run's checkpoints, by which a later start knows its own dump.
-        applied (bool): whether the advantages are GTPO's.
-        loaded (tokenizers.Tokenizer | None): its tokenizer; None: no words are written, and the view needs it.
+        folder, config: of the run; the files go into the folder.
+        header: what the dump's header says of the run besides.
+        tokenizer (tokenizers.Tokenizer | None): the run's; None: no words are written, and the view needs it.
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        config: VerlGTPOConfig,
-        adv_estimator: str,
-        tokenizer: str,
-        checkpoints: str = "",
-        applied: bool = True,
-        loaded: Any = None,
-    ):
-        self.config, self.folder, self._tokenizer, self._step = config, Path(folder), loaded, -1
-        self._header = {"schema_version": SCHEMA_VERSION, "adv_estimator": adv_estimator, "gtpo_applied": applied}
-        self._header |= {"tokenizer": tokenizer, "checkpoints": checkpoints}
+    def __init__(self, folder: str | Path, config: VerlGTPOConfig, header: Mapping[str, Any], tokenizer: Any = None):
+        self.config, self.folder, self._tokenizer, self._step = config, Path(folder), tokenizer, -1
+        self._header = {"schema_version": SCHEMA_VERSION, **header}
         self._bytes = sum(path.stat().st_size for path in self.folder.glob(STEP_FILES))
 
     @classmethod
@@ -64,46 +52,34 @@ class TokenDump:
         if run.gtpo.dump_dir is None:
             return None
         config, model = trainer.config, trainer.config.actor_rollout_ref.model
-        dump = cls(
-            run.gtpo.dump_dir,
-            run.gtpo,
-            config.algorithm.adv_estimator,
-            str(model.get("tokenizer_path") or model.path),
-            config.trainer.default_local_dir,
-            run.mode.applies_gtpo,
-            # A tokenizer in Python has none, and a trainer's may be a processor.
-            getattr(getattr(trainer, "tokenizer", None), "backend_tokenizer", None),
-        )
-        for path in dump.folder.glob(STEP_FILES):
+        header = {
+            "adv_estimator": config.algorithm.adv_estimator,
+            "gtpo_applied": run.mode.applies_gtpo,
+            "tokenizer": str(model.get("tokenizer_path") or model.path),
+            "checkpoints": config.trainer.default_local_dir,  # by which a later start knows its own dump
+        }
+        # A tokenizer in Python has none, and a trainer's may be a processor.
+        tokenizer = getattr(getattr(trainer, "tokenizer", None), "backend_tokenizer", None)
+        for path in Path(run.gtpo.dump_dir).glob(STEP_FILES):
             if int(path.stem.removeprefix("step_")) >= trainer.global_steps:
-                dump._bytes -= path.stat().st_size
                 path.unlink()
-        return dump
+        return cls(run.gtpo.dump_dir, run.gtpo, header, tokenizer)
 
     def is_due(self, step: int) -> bool:
         """Whether the groups of this step are written."""
         return (step == 1 or step % self.config.dump_freq == 0) and self._bytes < _FOLDER_BYTES
 
     def write(
-        self,
-        step: int,
-        batch: Mapping[str, torch.Tensor],
-        uids: Sequence[str],
-        prompts: Sequence[np.ndarray],
-        row_len: torch.Tensor,
-        result: GTPOAdvantage,
-        initial_entropy: float | None,
+        self, step: int, batch: Any, fields: BatchFields, result: GTPOAdvantage, initial_entropy: float | None
     ) -> Path:
         """Write the groups of one step, and return its file; of several updates in a step (separate_async) all are
         in it.
 
         Args:
-            batch: tensors of shape (bs, response_length): `responses`, `entropy` (nats), `response_mask`,
-                `old_log_probs`, `token_level_rewards`, `advantages`; `loss_mask`, the response mask that the loss
-                sees, without the tokens that verl's rollout correction rejected; and `rollout_log_probs` where the
-                rollout returns them.
-            uids, prompts: (bs,), and token ids of each prompt.
-            row_len (torch.Tensor): (bs,), length of each response, tool output included.
+            batch: verl's tensors of shape (bs, response_length): `token_level_rewards`, `advantages`, `old_log_probs`
+                and `rollout_log_probs` where there are, and `response_mask` as the loss sees it, without the tokens
+                that verl's rollout correction rejected.
+            fields, result: of the same rows, one output per session, with their entropy.
             initial_entropy (float | None): ⟨H⟩_ini of the run in nats per token.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -112,23 +88,25 @@ class TokenDump:
         atomic_write(self.folder / HEADER_NAME, json.dumps(header | {"gtpo": asdict(self.config)}, indent=2) + "\n")
         path = self.folder / f"step_{step:06d}.jsonl"
         rows = bounded_rows(result)
-        columns = {"token_ids": batch["responses"][rows].tolist()}
-        columns |= {name: batch[name][rows].int().tolist() for name in ("response_mask", "loss_mask")}
-        values = {"lambda": result.token_weights, **{name: batch[of] for name, of in _VALUES.items() if of in batch}}
+        masks = {"response_mask": fields.response_mask, "loss_mask": batch["response_mask"]}
+        values = {"lambda": result.token_weights, "advantages": batch["advantages"], "entropy": fields.entropy}
+        values |= {name: batch[of] for name, of in _LOG_PROBS.items() if of in batch.keys()}
+        columns = {"token_ids": fields.responses[rows].tolist()}
+        columns |= {name: mask[rows].int().tolist() for name, mask in masks.items()}
         columns |= {name: _short(value[rows]) for name, value in values.items()}
         rewards, lines = batch["token_level_rewards"].sum(-1), ""
         for at, row in enumerate(rows):
             completion = {
                 "schema_version": SCHEMA_VERSION,
                 "step": step,
-                "uid": str(uids[row]),
+                "uid": str(result.completions.uids[row]),
                 "reward": rewards[row].item(),
                 "group_advantage": result.group_advantages[row].item(),
                 "trajectory_entropy": result.trajectory_entropy[row].item(),
                 "keep": bool(result.keep[row]),
                 **result.conflicts.ends(row),
-                "prompt_ids": prompts[row].tolist(),
-                **{name: column[at][: int(row_len[row])] for name, column in columns.items()},
+                "prompt_ids": fields.prompts[row].tolist(),
+                **{name: column[at][: int(fields.response_len[row])] for name, column in columns.items()},
             }
             if self._tokenizer is not None:
                 completion |= words_of(completion, self._tokenizer)

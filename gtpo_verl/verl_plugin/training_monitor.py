@@ -55,11 +55,7 @@ class TrainerWatch:
         return None if chosen == "none" else cls(trainer, chosen)
 
     def logged(self, metrics: Mapping[str, Any]) -> None:
-        """Take what the trainer logged; a validation alone is of the step before it.
-
-        Raises:
-            CollapseError: the run is to stop, and its checkpoint is written.
-        """
+        """Take what the trainer logged; a validation alone is of the step before it. A CollapseError ends the run."""
         trains = "training/global_step" in metrics
         self._step = metrics.get("training/global_step", self._step)
         if self._collapse and trains:
@@ -75,11 +71,8 @@ class TrainerWatch:
 
 
 def read_mode(config: DictConfig) -> str:
-    """`trainer.collapse_watch` of a verl config; `none` where it is not set.
-
-    Raises:
-        ValueError: it is none of `CHOICES`, or it is set for a trainer that it cannot watch.
-    """
+    """`trainer.collapse_watch` of a verl config, `none` where it is not set; a ValueError if it is none of `CHOICES` or
+    set for a trainer that it cannot watch."""
     value = select(config, KEY)
     chosen = "none" if value in (None, False) else str(value)
     if chosen not in CHOICES:

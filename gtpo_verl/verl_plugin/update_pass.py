@@ -58,11 +58,7 @@ class UpdateInputs(NamedTuple):
 
     @classmethod
     def make(cls, group_advantages: torch.Tensor, config: GTPOConfig, initial_entropy: float | None) -> "UpdateInputs":
-        """Return the columns of a batch, from A_i, (bs,), and ⟨H⟩_ini in nats per token.
-
-        Raises:
-            ValueError: the filter needs the initial entropy, which is None.
-        """
+        """Of A_i, (bs,), and ⟨H⟩_ini in nats per token; raises as `GTPOConfig.filter_is_active`."""
         advantages = group_advantages.double()
         coeff, highest = torch.full_like(advantages, config.entropy_coeff), torch.full_like(advantages, torch.inf)
         if config.filter_is_active(initial_entropy):
@@ -70,7 +66,7 @@ class UpdateInputs(NamedTuple):
         return cls(torch.arange(len(advantages)), advantages, coeff, highest, torch.zeros_like(advantages).bool())
 
     def to_batch(self) -> dict[str, torch.Tensor]:
-        """As fields of a batch of verl."""
+        """Return the fields of a batch of verl."""
         return {f"gtpo_{name}": column.unsqueeze(-1) for name, column in self._asdict().items()}
 
     @classmethod

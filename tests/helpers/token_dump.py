@@ -12,6 +12,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from gtpo_verl import compute_gtpo_token_advantages
 from gtpo_verl.algorithm.advantage import compute_group_advantages
 from gtpo_verl.algorithm.completions import Completions
+from gtpo_verl.verl_plugin.batch_fields import BatchFields
 from gtpo_verl.verl_plugin.run_config import VerlGTPOConfig
 from gtpo_verl.verl_plugin.token_dump import TokenDump
 
@@ -43,7 +44,7 @@ def save_tokenizer(folder):
 
 
 def batch_of(completions, rewards, entropy=0.25):
-    """What `TokenDump.write` takes of completions given as lists of token ids."""
+    """What `write` takes of completions given as lists of token ids."""
     row_len = torch.tensor([len(ids) for ids in completions])
     responses = pad_sequence([torch.tensor(ids) for ids in completions], batch_first=True)
     mask = (torch.arange(responses.shape[1]) < row_len.unsqueeze(-1)).long()
@@ -63,6 +64,12 @@ def batch_of(completions, rewards, entropy=0.25):
     }, row_len
 
 
+def make_dump(folder, config, adv_estimator="gtpo", tokenizer="x", loaded=None):
+    """A dump of a run with this estimator, whose tokenizer is in the folder or `loaded`."""
+    of_run = {"adv_estimator": adv_estimator, "gtpo_applied": adv_estimator == "gtpo", "tokenizer": tokenizer}
+    return TokenDump(folder, config, of_run | {"checkpoints": ""}, loaded)
+
+
 def write(dump, step, batch, uids, prompts, row_len, initial_entropy=0.3):
     """What verl's trainers give the dump of a batch of which GTPO's advantages are not asked for."""
     completions = Completions(batch["response_mask"], uids)
@@ -73,13 +80,16 @@ def write(dump, step, batch, uids, prompts, row_len, initial_entropy=0.3):
         dump.config,
         initial_entropy,
     )
-    return dump.write(step, batch, uids, prompts, row_len, result, initial_entropy)
+    rows = list(range(len(row_len)))
+    tensors = (batch[name] for name in ("responses", "entropy", "response_mask"))
+    fields = BatchFields(*tensors, row_len, prompts, rows, rows)
+    return dump.write(step, batch | {"response_mask": batch["loss_mask"]}, fields, result, initial_entropy)
 
 
 def write_dump(folder, tokenizer, steps, adv_estimator="gtpo", prompt="7 + 5 = ?", **config):
     """A dump of `steps`: {step: (texts, rewards, entropy)}, every step one group."""
     settings = VerlGTPOConfig(dump_dir=str(folder), dump_freq=1, **config)
-    dump = TokenDump(folder, settings, adv_estimator, tokenizer, applied=adv_estimator == "gtpo")
+    dump = make_dump(folder, settings, adv_estimator, tokenizer)
     for step, (texts, rewards, entropy) in steps.items():
         completions = [[*(text if isinstance(text, bytes) else text.encode()), END] for text in texts]
         batch, row_len = batch_of(completions, rewards, entropy)

@@ -12,7 +12,7 @@ def test_the_hooks_are_for_gtpo_alone(estimator, monkeypatch):
     monkeypatch.setattr(ray_actors, "install", lambda: installed.append(True))
     words = [f"--{options.ESTIMATOR}", estimator, "--algo.kl.init_coef", "0", "--rollout.n_samples_per_prompt", "8"]
     parser = make_parser()
-    command._parse_args(parser.parse_args, parser, (words,), {})
+    options.parse_args(parser.parse_args, parser, (words,), {})
     assert bool(installed) == (estimator == "gtpo")
 
 

@@ -19,6 +19,12 @@ PAPER = {
 }
 
 
+@pytest.fixture(autouse=True)
+def no_openrlhf(monkeypatch):
+    """The choice `gtpo` would change its classes."""
+    monkeypatch.setattr(options.ray_actors, "install", lambda: None)
+
+
 def parse(estimator="gtpo", **changes):
     """Parse as OpenRLHF does; `changes` have `__` for a dot."""
     parser = make_parser()

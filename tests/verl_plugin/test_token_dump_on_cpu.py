@@ -12,7 +12,7 @@ import pytest
 import torch
 from harness.stages import STAGES
 from rollout_batch import LENGTHS, SCORES, UIDS, real_mean_entropy
-from token_dump import batch_of, write
+from token_dump import batch_of, make_dump, write
 
 from gtpo_verl import compute_gtpo_token_advantages
 from gtpo_verl.run_files.tokens import load_tokenizer
@@ -47,7 +47,7 @@ def test_a_line_has_the_parts_of_which_the_advantage_is_made(tmp_path):
     torch.manual_seed(0)
     batch, row_len = batch_of(completions, [2.0, 0.0, 1.0], entropy=torch.rand(3, 4))
     config = VerlGTPOConfig(dump_dir=str(tmp_path), entropy_threshold=0.5, completion_filter="always")
-    path = write(TokenDump(tmp_path, config, "gtpo", "/model"), 3, batch, ["u"] * 3, [np.array([8])] * 3, row_len)
+    path = write(make_dump(tmp_path, config, "gtpo", "/model"), 3, batch, ["u"] * 3, [np.array([8])] * 3, row_len)
     found = lines(tmp_path, 3)
     assert path.name == "step_000003.jsonl"
     result = compute_gtpo_token_advantages(
@@ -74,7 +74,7 @@ def test_a_line_has_the_parts_of_which_the_advantage_is_made(tmp_path):
 
 def test_with_the_runs_tokenizer_at_hand_a_line_has_its_words(tmp_path, tokenizer):
     batch, row_len = batch_of([[*"é!".encode(), 256], [*b"a"]], [1.0, 0.0])
-    dump = TokenDump(tmp_path, VerlGTPOConfig(), "gtpo", "x", loaded=load_tokenizer(tokenizer))
+    dump = make_dump(tmp_path, VerlGTPOConfig(), loaded=load_tokenizer(tokenizer))
     write(dump, 1, batch, "uu", [np.frombuffer(b"2?", dtype=np.uint8)] * 2, row_len)
     found = [[line[name] for name in ("prompt", "ended", "token_strings")] for line in lines(tmp_path)]
     assert found == [["2?", True, ["", "é", "!", "<|im_end|>"]], ["2?", False, ["a"]]]
@@ -88,7 +88,7 @@ def test_of_a_mask_of_ones_own_a_dump_has_lambda_and_diagnose_reads_it(tmp_path,
     config = VerlGTPOConfig(conflict_span=f"pkg://{__name__}.all_tokens", completion_filter="never")
     batch, row_len = batch_of([[5, 6], [5, 7]], [2.0, 0.0])
     for step in (1, 2):
-        write(TokenDump(tmp_path, config, "gtpo", tokenizer), step, batch, ["u"] * 2, [np.array([8])] * 2, row_len)
+        write(make_dump(tmp_path, config, "gtpo", tokenizer), step, batch, ["u"] * 2, [np.array([8])] * 2, row_len)
     assert [line["lambda"] for line in lines(tmp_path)] == [[2.0, 2.0], [0.0, 0.0]]
     assert not any("prefix_len" in line or "suffix_len" in line for line in lines(tmp_path))
     seen = read_run(tmp_path).seen
@@ -97,14 +97,14 @@ def test_of_a_mask_of_ones_own_a_dump_has_lambda_and_diagnose_reads_it(tmp_path,
 
 
 def test_several_updates_of_one_step_share_its_file_and_a_run_begun_anew_replaces_it(tmp_path):
-    dump = TokenDump(tmp_path, VerlGTPOConfig(dump_dir=str(tmp_path)), "gtpo", "x")
+    dump = make_dump(tmp_path, VerlGTPOConfig(dump_dir=str(tmp_path)))
     batch, row_len = batch_of([[1, 2], [1, 3]], [1.0, 0.0])
     for step, uid in ((1, "a"), (1, "b"), (10, "c")):
         write(dump, step, batch, [uid] * 2, batch["responses"], row_len)
     assert [line["uid"] for line in lines(tmp_path)] == ["a", "a", "b", "b"]
     assert [line["uid"] for line in lines(tmp_path, 10)] == ["c", "c"]
     assert dump._bytes == sum(path.stat().st_size for path in tmp_path.glob("step_*"))
-    again = TokenDump(tmp_path, VerlGTPOConfig(dump_dir=str(tmp_path)), "gtpo", "x")
+    again = make_dump(tmp_path, VerlGTPOConfig(dump_dir=str(tmp_path)))
     write(again, 1, batch, ["d"] * 2, batch["responses"], row_len)
     assert [line["uid"] for line in lines(tmp_path)] == ["d", "d"]
 
@@ -113,7 +113,7 @@ def test_numbers_that_json_cannot_say_are_null(tmp_path):
     batch, row_len = batch_of([[1, 2], [1, 3]], [1.0, 0.0])
     batch["old_log_probs"] = torch.tensor([[-0.5, -torch.inf], [torch.nan, -1.0]])
     write(
-        TokenDump(tmp_path, VerlGTPOConfig(dump_dir=str(tmp_path)), "gtpo", "x"),
+        make_dump(tmp_path, VerlGTPOConfig(dump_dir=str(tmp_path))),
         1,
         batch,
         "uu",
@@ -138,17 +138,17 @@ def test_a_step_is_cut_to_whole_groups_and_a_folder_to_its_limit(tmp_path, monke
         [0, 3, 1, 4],
         [0, 3, 1, 4, 2, 5],
     ]
-    dump = TokenDump(tmp_path, config, "gtpo", "x")
+    dump = make_dump(tmp_path, config)
     monkeypatch.setitem(TokenDump.write.__globals__, "_FOLDER_BYTES", 2000)
     for step in range(1, 4):
         if dump.is_due(step):
             write(dump, step, batch, "uuvvww", batch["responses"], row_len)
     assert dump.is_due(4) is False and len(list(tmp_path.glob("step_*.jsonl"))) < 3
-    assert TokenDump(tmp_path, config, "gtpo", "x").is_due(4) is False
+    assert make_dump(tmp_path, config).is_due(4) is False
 
 
 def test_the_first_step_and_every_nth_are_due(tmp_path):
-    dump = TokenDump(tmp_path, VerlGTPOConfig(dump_dir=str(tmp_path), dump_freq=4), "gtpo", "x")
+    dump = make_dump(tmp_path, VerlGTPOConfig(dump_dir=str(tmp_path), dump_freq=4))
     assert [step for step in range(1, 13) if dump.is_due(step)] == [1, 4, 8, 12]
 
 

@@ -8,11 +8,10 @@ from itertools import pairwise
 
 import pytest
 from rollout_files import LETTER_COUNTING
-from token_dump import END, GOOD, HOSTILE, STEPS, batch_of, write, write_dump, write_rollouts
+from token_dump import END, GOOD, HOSTILE, STEPS, batch_of, make_dump, write, write_dump, write_rollouts
 
 from gtpo_verl import cli
 from gtpo_verl.verl_plugin.run_config import VerlGTPOConfig
-from gtpo_verl.verl_plugin.token_dump import TokenDump
 
 pytest.importorskip("selenium", reason="selenium is not installed: bash scripts/setup_browser.sh")
 from selenium import webdriver  # noqa: E402
@@ -226,7 +225,7 @@ def test_tool_output_is_not_trained_and_shifts_no_place(show, tmp_path, tokenize
         batch[mask] = batch[mask].clone()
         batch[mask][0, 2:6] = 0
     batch["loss_mask"][1, 3] = 0  # a token that the trainer rejected
-    dump = TokenDump(tmp_path / "dump", VerlGTPOConfig(), "gtpo", tokenizer)
+    dump = make_dump(tmp_path / "dump", VerlGTPOConfig(), tokenizer=tokenizer)
     write(dump, 1, batch, "uu", batch["responses"][:, :0], row_len)
     driver = show(tmp_path / "dump")
     fates = [[classes.split()[1][0] for _, classes in tokens(driver, row)] for row in (0, 1)]
