@@ -21,7 +21,7 @@ import numpy as np
 
 from gtpo_verl.monitor.frameworks import translate
 from gtpo_verl.monitor.signs import CLEAN, FAILED, NUMBERS, SIGNS, Sign, Watch, window
-from gtpo_verl.tools.diagnose.logs import read_metrics
+from gtpo_verl.tools.diagnose import logs
 from studies import verl_runs
 from studies.plan import ROOT, complete, one_prompt, planned, read_log
 
@@ -103,7 +103,7 @@ def stored_runs() -> list[Run]:
         steps = _under_verl(verl_runs.read_steps(cell, seed))
         found.append(observe(verl_runs.log_of(cell, seed), cell.start.task, MODEL, 8, _LIMIT, steps))
     for path in sorted((ROOT / "docs/results/cpu").glob("*.jsonl")):
-        found.append(observe(path, "arithmetic", MODEL, 64, _LIMIT, _under_verl(read_metrics(path))))
+        found.append(observe(path, "arithmetic", MODEL, 64, _LIMIT, _under_verl(logs.read_log(path).steps)))
     return [run for run in found if run]
 
 

@@ -18,11 +18,11 @@ PART = "part "
 class Framework(NamedTuple):
     """The names of one framework.
 
-    `metrics` has, of each of our numbers (`signs.NUMBERS`; `lowest` and `highest` reward of a step; `lr`; `longest`,
-    tokens of the longest completion; `cut`, the share as long as it; `tokens` of a step, and `prompt`, the mean ones of
-    a prompt), the metrics that give it, of which the first that is logged counts; `1 - x` is one subtracted. `remedies`
-    are the override of each kind, with {lr} and {limit} for new values; `to_log` logs a number that is missing; `parts`
-    matches a part of the reward, with its name as the group; the first `validation` that matches names its results.
+    `metrics` are those that give each of our numbers (`signs.NUMBERS`; `lowest` and `highest` reward of a step; `lr`;
+    `longest`, tokens of the longest completion; `cut`, the share as long as it; `tokens` of a step; `prompt`, the mean
+    ones of a prompt): the first that is logged counts, `1 - x` is one subtracted. `remedies` are overrides, with {lr}
+    and {limit} for new values; `to_log` logs a missing number; `parts` matches a part of the reward and its name, and
+    the first `validation` that matches names its results.
     """
 
     metrics: Mapping[str, tuple[str, ...]]
@@ -32,15 +32,12 @@ class Framework(NamedTuple):
     validation: tuple[str, ...] = (r"eval[_/]rewards/accuracy\w*(/mean)?", r"eval[_/](accuracy|reward)")
 
 
+_ACCURACY = ("accuracy_reward", "accuracy", "AccuracyORM", "MathAccuracy")
 _TRL = {
     "terminated": ("1 - completions/clipped_ratio",),
     "zero_std_groups": ("frac_reward_zero_std",),
     "format": ("rewards/think_format_reward/mean",),
-    "accuracy": tuple(
-        f"rewards/{name}{mean}"
-        for name in "accuracy_reward accuracy AccuracyORM MathAccuracy".split()
-        for mean in ("/mean", "")
-    ),
+    "accuracy": tuple(f"rewards/{name}{mean}" for name in _ACCURACY for mean in ("/mean", "")),
     "reward": ("reward",),
     "entropy": ("entropy", "entropy/mean"),
     "length": ("completions/mean_length", "completion_length"),
@@ -58,6 +55,7 @@ _TRL_REMEDIES = {
     "explore": "epsilon_high=0.28",
     "look": "log_completions=True",
 }
+_SWIFT_REMEDIES = {kind: f"--{override.replace('=', ' ').lower()}" for kind, override in _TRL_REMEDIES.items()}
 FRAMEWORKS = {
     "verl": Framework(
         {
@@ -98,9 +96,7 @@ FRAMEWORKS = {
         (r"val-core/.+/mean@\d+|val/(.+/)?test_score(/.+)?", r"val-aux/.+/(acc|score|reward)/mean@\d+"),
     ),
     "TRL": Framework(_TRL, _TRL_REMEDIES),
-    "ms-swift": Framework(
-        _TRL, {kind: f"--{override.replace('=', ' ').lower()}" for kind, override in _TRL_REMEDIES.items()}
-    ),
+    "ms-swift": Framework(_TRL, _SWIFT_REMEDIES),
     "OpenRLHF": Framework(
         {
             "terminated": ("1 - rollout/truncated_rate", "1 - truncated"),
@@ -137,17 +133,13 @@ def framework_of(metrics: Iterable[str]) -> str:
 def translate(metrics: Mapping[str, float], framework: str, limit: float | None = None) -> dict[str, float]:
     """Return our numbers in what a framework logged at one step.
 
-    verl's `response_length/clip_ratio` says how many completions were cut off: where it is 0, none; where it is not,
-    those as long as the longest, which its V1 trainer counts at any length (verl #7817), if that is the `limit` of a
-    completion in tokens.
+    verl's `response_length/clip_ratio` counts completions that were cut off, but in its V1 trainer those as long as the
+    longest, of any length (verl #7817): it is read if it is 0, or the longest has `limit` tokens.
     """
-    of, found = FRAMEWORKS[framework], dict[str, float]()
-    real = {metric: value for metric, value in metrics.items() if isinstance(value, Real)}
-    metrics = {metric: float(x) if abs(x) < 1e300 or x != x else math.inf for metric, x in real.items()}
-    of_one = {f"1 - {metric}": 1 - value for metric, value in metrics.items()}
-    for name, sources in of.metrics.items():
-        if source := next((x for x in sources if x in metrics or x in of_one), None):
-            found[name] = metrics[source] if source in metrics else of_one[source]
+    of = FRAMEWORKS[framework]
+    metrics = {k: float(x) if abs(x) < 1e300 or x != x else math.inf for k, x in metrics.items() if isinstance(x, Real)}
+    both = metrics | {f"1 - {metric}": 1 - value for metric, value in metrics.items()}
+    found = {name: both[x] for name, sources in of.metrics.items() for x in reversed(sources) if x in both}
     for metric, value in metrics.items():
         if metric not in _OF_METRICS[framework] and (part := re.fullmatch(of.parts, metric)):
             found[f"{PART}{part[1]}"] = value
@@ -164,8 +156,7 @@ def translate(metrics: Mapping[str, float], framework: str, limit: float | None 
 
 
 def limit_of(steps: Iterable[Mapping[str, float]]) -> float | None:
-    """Return the tokens at which completions are cut off, as the log shows it: the longest, if several steps have some
-    so long."""
+    """Return the tokens at which completions are cut off: the longest, if three steps have some so long; else None."""
     cut = [x["longest"] for x in steps if "longest" in x and (x.get("cut", 0) > 0 or x.get("terminated", 1) < 1)]
     longest = max(cut, default=math.nan)
     return longest if cut.count(longest) >= 3 else None

@@ -25,14 +25,10 @@ def repetition(token_ids: Sequence[int] | np.ndarray) -> float:
 def group_shares(
     groups: Collection[Collection[Mapping[str, float]]], reward: str, right: str
 ) -> tuple[float, float | None]:
-    """Return the share of groups with equal rewards, and that of the other groups in which no completion is right.
+    """Return the share of groups with equal rewards, and of the other groups that in which no completion is right.
 
-    Args:
-        groups: the completions of each prompt, with their scores.
-        reward, right: which score is the reward, and which is above 0 for a right answer.
-
-    Returns:
-        The second is None if there is no other group, or not every completion says whether it is right.
+    Groups are the scores of each prompt's completions: `reward`, and `right`, above 0 for a right answer. The second is
+    None if there is no other group, or not every completion says whether it is right.
     """
     unequal = [group for group in groups if len({scores[reward] for scores in group}) > 1]
     known = unequal and all(right in scores for group in unequal for scores in group)

@@ -50,12 +50,11 @@ class Trend:
     """Mean of a number, perhaps a share of completions, over the last `window` steps: `now`, in the `first` window, and
     the `best` and `lowest` so far.
 
-    `floor` and `limit` are what it falls to at worst, and cannot exceed. It is `known` from two windows on, and
-    `settled` if these are ten values. `deviation` is that of a step, from the differences between consecutive ones,
-    and `noise` that of a window; `margin` is what it must lose to be called lost: a tenth, of its best if it is no
-    share, and beyond noise. `drop` is how far it is below its best, 0 where that may be noise, and it `falls` if that
-    is more than its margin. Values of `bad_steps` are not finite and enter no mean; `broken` is their share of the
-    last window if the last one is such.
+    `floor` and `limit` are the least and the most that it can be. It is `known` from two windows on, and `settled` if
+    these are ten values. `deviation` is that of a step, from the differences between consecutive ones, `noise` that of
+    a window. `drop` is how far it is below its best, 0 within noise; it `falls` if that exceeds the `margin`: a tenth,
+    of its best if it is no share, and beyond noise. Values of `bad_steps` are not finite and enter no mean; `broken` is
+    their share of the last window if the last one is such.
     """
 
     def __init__(self, window: int, is_share: bool = False) -> None:
@@ -146,9 +145,6 @@ class Trend:
         self.falls = self.drop > self.margin
 
 
-_UNKNOWN = Trend(1)
-
-
 class Sign(NamedTuple):
     """A sign of a fault: what has happened to a number, which shows while its `measure` is above `limit`.
 
@@ -227,10 +223,8 @@ _LOST = (
 )
 _CLEAN = "Go back to the last checkpoint before step {since}. A reward for the exact format and nothing else sees it."
 _NAN = "Go back to the last checkpoint before step {since}; that step's batch, the precision and the loss may say why."
-_AS_IT_BEGAN = (
-    "It was so from the first step, so that there is no checkpoint to go back to: look at the configuration: the "
-    "precision, a micro batch larger than a rank's share, the reference model."
-)
+_AS_IT_BEGAN = "It was so from the first step: there is no checkpoint to go back to. Look at the configuration: the "
+_AS_IT_BEGAN += "precision, a micro batch larger than a rank's share, the reference model."
 _CUT = "Completions are cut off at the limit: raise it, or mask or penalise overlong ones."
 _LOOK = "Look at the reward function, the form of an answer that it reads, the limit of a completion and the questions."
 _EQUAL = "Groups need rewards that differ: a finer reward, a higher temperature, easier or harder questions."
@@ -332,6 +326,7 @@ class Watch:
     ):
         self.trends: dict[str, Trend] = {}
         self.showing: dict[Sign, int] = {}
+        self._unlogged = Trend(1)
         self._windows, self._framework, self._limit, self.signs = windows, framework, limit, [*signs]
         self._lr, self._highest, self._start, self._steps = 0.0, -math.inf, -1, 0
         self._named: dict[Sign, int] = {}  # what it amounted to when it was named
@@ -340,7 +335,7 @@ class Watch:
 
     def __getitem__(self, name: str) -> Trend:
         """Return the trend of a number, one without values if it was not logged."""
-        return self.trends.get(name, _UNKNOWN)
+        return self.trends.get(name, self._unlogged)
 
     def observe(self, step: int, numbers: Mapping[str, float]) -> list[Alarm]:
         """Take one more step, and return what shows for the first time."""
@@ -349,22 +344,21 @@ class Watch:
         self._lr = max(self._lr, numbers.get("lr", 0.0))
         self._highest = max(self._highest, numbers.get("highest", -math.inf))
         for name, value in numbers.items():
-            window_of = "reward" if name.startswith(PART) and name not in self._windows else name
-            if window_of in self._windows:
-                self._add(step, name, value, self._windows[window_of], numbers.get("lowest", value))
+            is_part = name.startswith(PART)
+            size = self._windows.get(name) or (self._windows.get("reward") if is_part else None)
+            if size is None:
+                continue
+            if name not in self.trends:
+                self.trends[name] = Trend(size, name in SHARES)
+                self.signs += _of_part(name) if is_part else ()
+            trend, lowest = self.trends[name], numbers.get("lowest", value) if name == "reward" else value
+            trend.floor = min([trend.floor, *filter(math.isfinite, (value, lowest))])
+            if name == "reward" and self._highest > 0:
+                trend.limit = self._highest
+            if name == "length" and self._limit:
+                trend.limit = self._limit
+            trend.add(step, value)
         return [alarm for sign in self.signs for alarm in self._look(sign, step, sign.number in numbers)]
-
-    def _add(self, step: int, name: str, value: float, size: int, lowest: float) -> None:
-        if name not in self.trends:
-            self.trends[name] = Trend(size, name in SHARES)
-            self.signs += _of_part(name) if name.startswith(PART) else ()
-        trend = self.trends[name]
-        trend.floor = min([trend.floor, *filter(math.isfinite, (value, lowest if name == "reward" else value))])
-        if name == "reward" and self._highest > 0:
-            trend.limit = self._highest
-        if name == "length" and self._limit:
-            trend.limit = self._limit
-        trend.add(step, value)
 
     def _look(self, sign: Sign, step: int, is_new: bool) -> Iterator[Alarm]:
         trend = self[sign.number]
@@ -441,10 +435,8 @@ class Watch:
         said = sign.meaning if sign.calibrated else f"{sign.meaning} (uncalibrated)"
         if self.level(sign) == NOTE and outcome:
             said += f" (a note: {label(outcome)} is {self[outcome].now:.3g}, best {self[outcome].best:.3g})"
-        numbers = (
-            f"{label(sign.number)} {x.now:.3g} (first {x.first:.3g}, best {x.best:.3g}), means over {x.window} steps"
-        )
-        said += f" since step {self.showing[sign]}." if sign in BROKEN else f": {numbers}."
+        numbers = f"{x.now:.3g} (first {x.first:.3g}, best {x.best:.3g}), means over {x.window} steps"
+        said += f" since step {self.showing[sign]}." if sign in BROKEN else f": {label(sign.number)} {numbers}."
         return " ".join(filter(None, (said, self.advice(sign), f"Try: {override}" if override else "")))
 
 

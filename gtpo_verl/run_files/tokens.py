@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 _CHARACTER = 4  # bytes of the longest, each of which may be a token
 
 
+@cache
 def load_tokenizer(name: str) -> "Tokenizer":
     """Return the `tokenizer.json` of a folder, or of a model on the Hub.
 
@@ -29,10 +31,8 @@ def load_tokenizer(name: str) -> "Tokenizer":
     except ImportError:
         raise
     except Exception as error:  # of no narrower class
-        raise ValueError(
-            f"no tokenizer {name} ({error}): give --tokenizer a Hub name, or a folder with the tokenizer.json that "
-            "transformers' save_pretrained writes"
-        ) from error
+        remedy = "give --tokenizer a Hub name, or a folder with a tokenizer.json, as save_pretrained writes it"
+        raise ValueError(f"no tokenizer {name} ({error}): {remedy}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _TEMPLATE = "data.apply_chat_template_kwargs"
 
 
-def read_prompts(data: str | Path, samples: int) -> list[list[dict[str, str]]]:
+def read_prompts(data: Path, samples: int) -> list[list[dict[str, str]]]:
     """Return the chat messages of the first `samples` rows of a parquet file for verl's RLHFDataset.
 
     Raises:
@@ -85,13 +85,7 @@ def sample_entropies(
 
 
 def measure_initial_entropy(
-    model_path: str,
-    data: str | Path,
-    samples: int,
-    max_response_length: int,
-    batch_size: int,
-    seed: int,
-    template: dict[str, Any],
+    model_path: str, data: Path, samples: int, max_response_length: int, batch_size: int, seed: int, template: dict
 ) -> "InitialEntropy":
     """Measure ⟨H⟩_ini of a model in Hugging Face format, on the GPU if there is one; arguments as of the command.
 
@@ -108,10 +102,8 @@ def measure_initial_entropy(
     if cluster and device == "cpu" and os.environ.get("VERL_PLATFORM") != "cpu":
         remedy = "run this command by ray job submit --entrypoint-num-gpus=1, and give the run its value"
         raise ValueError(f"RAY_ADDRESS={cluster}, and no GPU on this machine: {remedy}")
-    print(
-        f"loading {model_path}, then {samples} completions of up to {max_response_length} tokens on {device}",
-        file=sys.stderr,
-    )
+    what = f"{samples} completions of up to {max_response_length} tokens"
+    print(f"loading {model_path}, then {what} on {device}", file=sys.stderr)
     try:
         tokenizer = AutoTokenizer.from_pretrained(model_path, padding_side="left", trust_remote_code=False)
         model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype="auto", trust_remote_code=False).eval()
@@ -135,22 +127,16 @@ def measure_initial_entropy(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `gtpo-verl initial-entropy`."""
-    parser.description = (
-        "Measure the mean entropy of the untrained model on the first training prompts, one completion each, at "
-        "temperature 1.0 (arXiv:2508.03772, Sec. 6), for a run's algorithm.gtpo.initial_entropy."
-    )
+    parser.description = "Measure the untrained model's mean entropy, for a run's algorithm.gtpo.initial_entropy."
     parser.epilog = (
         "example: gtpo-verl initial-entropy --model Qwen/Qwen2.5-3B-Instruct --data data/gsm8k/train.parquet"
     )
     parser.add_argument("--model", required=True, help="folder in Hugging Face format, or Hub name")
     parser.add_argument("--data", required=True, type=Path, help="the run's training questions, a parquet file")
-    for name, default, what in (
-        ("samples", 100, "prompts"),
-        ("max-response-length", 1500, "tokens, as in training"),
-        ("batch-size", 20, "completions at a time"),
-        ("seed", 3407, "of the sampling"),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default: %(default)s)")
+    parser.add_argument("--samples", type=int, default=100, help="prompts (default: %(default)s)")
+    parser.add_argument("--max-response-length", type=int, default=1500, help="as in training (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=20, help="completions at a time (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=3407, help="of the sampling (default: %(default)s)")
     parser.add_argument("overrides", nargs="*", help=f"after --: the run's overrides of {_TEMPLATE}")
 
 

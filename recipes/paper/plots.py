@@ -26,7 +26,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from gtpo_verl.algorithm.config import LN2
-from gtpo_verl.tools.diagnose.logs import read_metrics
+from gtpo_verl.tools.diagnose.logs import read_log
 
 # Okabe and Ito's palette without its yellow, which is lost on white, and its black, which marks ln 2.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -83,8 +83,8 @@ PANELS: tuple[tuple[Curve, ...], ...] = (
 
 
 def read_run(path: str | Path) -> pd.DataFrame:
-    """One run, a row per step and a column per metric; NaN where a step did not log a metric. See `read_metrics`."""
-    return pd.DataFrame.from_dict(read_metrics(Path(path)), orient="index").sort_index()
+    """One run, a row per step and a column per metric; NaN where a step did not log a metric."""
+    return pd.DataFrame.from_dict(read_log(Path(path)).steps, orient="index").sort_index()
 
 
 def read_runs(arguments: Iterable[str]) -> dict[str, list[pd.DataFrame]]:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gtpo_verl.tools.check.resources import DRIVER_REMEDY, unusable_gpus
-from gtpo_verl.tools.diagnose.logs import read_metrics
+from gtpo_verl.tools.diagnose.logs import read_log
 from recipes.runs.launch import end_process
 from recipes.runs.run_folder import unquoted
 
@@ -153,7 +153,7 @@ def checks(
 
 def _logged(out: Path, key: str) -> list[float]:
     path = out / "metrics.jsonl"
-    return [step[key] for step in read_metrics(path).values() if key in step] if path.exists() else []
+    return [step[key] for step in read_log(path).steps.values() if key in step] if path.exists() else []
 
 
 def whole_run(out: Path, model: str) -> str:

@@ -10,12 +10,14 @@ import re
 import runpy
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import redirect_stdout, suppress
-from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import NamedTuple
 
 from gtpo_verl.run_files.links import DOCS
 
@@ -24,8 +26,7 @@ _OVERRIDE = re.compile(r"--config-(name|path|dir)(=.*)?|[+~]*[a-z][\w/@]*(\.[\w.
 _MODULE = "-m verl.trainer.main_ppo"
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """One thing that was looked at: a problem if there is a remedy, a warning if there is advice."""
 
     subject: str
@@ -39,6 +40,15 @@ def module_spec(name: str) -> ModuleSpec | None:
     with suppress(ModuleNotFoundError):
         return find_spec(name)
     return None
+
+
+def print_all(found: Collection[Finding], verbose: bool = False) -> int:
+    """Print warnings and problems and, if asked for, what is well; returns the number of problems."""
+    for x in found:
+        kind = "problem" if x.remedy else "warning" if x.advice else ""
+        if kind or verbose:
+            print(": ".join(filter(None, (kind, x.subject, x.says, x.remedy or x.advice))).replace(": \n", ":\n"))
+    return sum(bool(x.remedy) for x in found)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,14 +110,47 @@ def _module_of(words: Sequence[str]) -> tuple[str, Sequence[str]]:
     return (words[module], words[module + 1 :]) if is_verls else ("", ())
 
 
-def _check_installation(verbose: bool) -> int:
-    from gtpo_verl.tools.check import installation
+def installation() -> Iterator[Finding]:
+    """Yield what of GTPO is registered and hooked in the verl of this process, and what is not."""
+    if missing := [name for name in ("torch", "verl") if not module_spec(name)]:
+        remedy = "install verl as its documentation says, then run this again"
+        yield Finding("installed", f"no {' and no '.join(missing)}", remedy)
+        return
+    import verl
 
+    loaded = {"gtpo": "gtpo_verl.verl_plugin", "gtpo_check": "gtpo_verl.tools.check.stop_before_start"}
+    absent = [name for name, module in loaded.items() if module not in sys.modules]
+    from verl.trainer.ppo import core_algos
+
+    from gtpo_verl import verl_plugin
+    from gtpo_verl.verl_plugin import compat, hooks
+
+    yield Finding("gtpo_verl", f"{version('gtpo-verl')} at {verl_plugin.__file__}")
+    yield Finding("verl", f"{verl.__version__} at {verl.__file__} (tested: {', '.join(compat.SUPPORTED_VERL)})")
+    if only := os.environ.get(variable := "VERL_USE_EXTERNAL_PLUGINS"):
+        how_to_load = f"{variable}={only} leaves it out: unset it, or set it to {','.join(loaded)}"
+    else:
+        how_to_load = "install gtpo_verl again: this installation does not have that entry point"
+    for name in loaded:
+        yield Finding(f"{name} loaded by verl", *(["no", how_to_load] if name in absent else ["yes"]))
+    with suppress(ValueError):  # the plugin is not loaded
+        serves = core_algos.get_adv_estimator_fn("gtpo")
+        yield Finding("advantage estimator gtpo", f"{serves.__module__}.{serves.__qualname__}")
+    for subject, module, path, _ in hooks.HOOKS:
+        hooked = "not in this verl"
+        if module_spec(module):
+            hooked = "yes" if hasattr(resolve_name(f"{module}:{path}"), "hooked_by_gtpo") else "no"
+        yield Finding(f"hook on {subject}", hooked, f"{module}.{path} is not hooked" if hooked == "no" else "")
+    if "GTPO" in core_algos.AdvantageEstimator.__members__:
+        yield Finding("gtpo", "this verl has GTPO of its own", advice="it serves gtpo, the plugin gtpo_trajectory")
+    for problem in compat.load_errors():
+        yield Finding("registration", "failed", problem)
+
+
+def _check_installation(verbose: bool) -> int:
     with redirect_stdout(sys.stderr), warnings.catch_warnings():  # what libraries print is no finding
         warnings.simplefilter("ignore")
-        found = list(installation.findings())
-    from gtpo_verl.tools.check.intercept import print_all
-
+        found = list(installation())
     if print_all(found, verbose):
         print("GTPO cannot run here, and GTPO_CHECK=1 may stop nothing here: a run with it may START.")
         return 1

@@ -13,21 +13,21 @@ import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import wrapt
 
-from gtpo_verl.tools.check import VARIABLE, Finding, module_spec
+from gtpo_verl.tools.check import VARIABLE, Finding, module_spec, print_all
 
-_JUDGED_IN = {"validate_config": ("verl.utils.config", "verl.utils"), "run_ppo": ("verl.trainer.main_ppo",)}
-_ENDS_IN = {
-    "ray": "init",
-    "verl.trainer.ppo.ray_trainer": "RayPPOTrainer.__init__",
-    "verl.trainer.ppo.v1.trainer_base": "PPOTrainer.__init__",
-    "verl.workers.engine.base": "EngineRegistry.new",
-}
+_JUDGED_IN = ("verl.utils.config:validate_config", "verl.utils:validate_config", "verl.trainer.main_ppo:run_ppo")
+_ENDS_IN = (
+    "ray:init",
+    "verl.trainer.ppo.ray_trainer:RayPPOTrainer.__init__",
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer.__init__",
+    "verl.workers.engine.base:EngineRegistry.new",
+)
 _of_words: dict[Finding, None] = {}
 """Found where Hydra composes, in order and once each: it composes twice."""
 status_if_sound = 1
@@ -44,18 +44,18 @@ def install() -> None:
         raise ValueError(f"{VARIABLE}={value}: must be 1 or settings; to train, unset it")
     words = sys.orig_argv[1:]
     end_if_never_judged(words[words.index("-m") + 1] if "-m" in words[:-1] else "")
-    for name, modules in _JUDGED_IN.items():
-        for module in modules:
-            _hook(module, name, _judge)
-    for module, path in _ENDS_IN.items():
-        _hook(module, path, lambda *_, place=f"{module}.{path}": end_unjudged(f"it got to {place}"))
-    _hook("hydra._internal.hydra", "Hydra.compose_config", _compose)
-    _hook("hydra._internal.config_loader_impl", "ConfigLoaderImpl._apply_overrides_to_config", _apply_overrides)
-    for path in ("Hydra.run", "Hydra.multirun"):
-        _hook("hydra._internal.hydra", path, _run_main)
+    for place in _JUDGED_IN:
+        _hook(place, _judge)
+    for place in _ENDS_IN:
+        _hook(place, lambda *_, place=place: end_unjudged(f"it got to {place.replace(':', '.')}"))
+    _hook("hydra._internal.hydra:Hydra.compose_config", _compose)
+    _hook("hydra._internal.config_loader_impl:ConfigLoaderImpl._apply_overrides_to_config", _apply_overrides)
+    for path in ("run", "multirun"):
+        _hook(f"hydra._internal.hydra:Hydra.{path}", _run_main)
 
 
-def _hook(module: str, path: str, wrapper: Callable) -> None:
+def _hook(place: str, wrapper: Callable) -> None:
+    module, path = place.split(":")
     wrapt.register_post_import_hook(lambda imported: wrapt.wrap_function_wrapper(imported, path, wrapper), module)
 
 
@@ -68,7 +68,6 @@ def end_if_never_judged(module: str) -> None:
 
 
 def _judge(function: Callable, instance: Any, args: Sequence, kwargs: dict) -> NoReturn:
-    """Judge the first argument of `validate_config` or `run_ppo`."""
     from gtpo_verl.tools.check import settings
 
     try:
@@ -80,17 +79,6 @@ def _judge(function: Callable, instance: Any, args: Sequence, kwargs: dict) -> N
     counts = {"in its settings": print_all([*_of_words, *found[0]]), "on this machine": print_all(found[1])}
     said = [f"{n} problem{'s' if n > 1 else ''} {place}" for place, n in counts.items() if n]
     end(f"judged: {_program()}: {', '.join(said) or 'no problem'}", 1 if said else status_if_sound)
-
-
-def print_all(found: Iterable[Finding], verbose: bool = False) -> int:
-    """Print warnings and problems and, if asked for, what is well; returns the number of problems."""
-    problems = 0
-    for x in found:
-        problems += bool(x.remedy)
-        kind = "problem" if x.remedy else "warning" if x.advice else ""
-        if kind or verbose:
-            print(": ".join(filter(None, (kind, x.subject, x.says, x.remedy or x.advice))).replace(": \n", ":\n"))
-    return problems
 
 
 def end_unjudged(why: str) -> NoReturn:

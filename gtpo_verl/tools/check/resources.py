@@ -39,12 +39,10 @@ def findings(config: Any) -> Iterator[Finding]:
 
 
 def _packages(get: Callable) -> Iterator[Finding]:
-    """Yield what verl imports."""
     from gtpo_verl.verl_plugin.preflight import V1_PACKAGES
 
     strategy, rollout = get(f"{_ACTOR}.strategy"), get(f"{_ROLLOUT}.name")
     loggers = get("trainer.logger") or []
-    loggers = [loggers] if isinstance(loggers, str) else loggers
     reward = str(get("reward.custom_reward_function.path"))
     needed = {  # module -> what pip calls it, and whether this run needs it
         **{module: (pip, get("trainer.use_v1")) for module, pip in V1_PACKAGES.items()},
@@ -69,7 +67,6 @@ def _packages(get: Callable) -> Iterator[Finding]:
 
 
 def _files(get: Callable) -> Iterator[Finding]:
-    """Whether there is what the config names: the model, data with the columns that are read, code, tools, folders."""
     is_local = not _REMOTE.match(model := str(get(f"{_MODEL}.path"))) and (model[:1] in "/.~" or Path(model).exists())
     if is_local and not (_path(model) / "config.json").is_file():
         remedy = "give a folder with its config.json, or a name on the Hub"

@@ -7,23 +7,31 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout, suppress
+from difflib import get_close_matches
 from functools import partial
+from pkgutil import resolve_name
 
 from omegaconf import DictConfig, OmegaConf
 
-from gtpo_verl.tools.check import Finding, installation, misspelt_values, resources, unknown_keys
+from gtpo_verl.tools.check import Finding, installation, resources, unknown_keys
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _TOKENS, _TP = f"{_ACTOR}.ppo_max_token_len_per_gpu", f"{_ROLLOUT}.tensor_model_parallel_size"
 _TASK_REWARDS = "distillation.distillation_loss.use_task_rewards"
 _OLD_REWARD = ("reward_model.", "custom_reward_function.", "sandbox_fusion.")
+_KL = tuple(f"{name}{plus}" for name in ("low_var_kl", "kl", "k1", "k2", "k3", "mse", "abs") for plus in ("", "+"))
+_MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+_REGISTRIES = {
+    "actor_rollout_ref.rollout.name": "verl.workers.rollout.replica:RolloutReplicaRegistry._registry",
+    "reward.reward_manager.name": "verl.experimental.reward_loop.reward_manager.registry:REWARD_MANAGER",
+    "trainer.v1.trainer_mode": "verl.trainer.ppo.v1.trainer_base:TRAINER_REGISTRY",
+    "trainer.logger": "verl.utils.tracking:Tracking.supported_backend",
+}
+"""Where others may register more; read only if a value is not verl's own, since the imports take their time."""
 
 
 def judge(config: DictConfig, with_machine: bool) -> tuple[list[Finding], list[Finding]]:
-    """Return what there is to say of the settings and, if asked for, of this machine.
-
-    Args:
-        config: what verl's trainer takes; changed here.
+    """Return what there is to say of the settings of a verl trainer's config, which it changes, and of this machine.
 
     Raises:
         Exception: of any class, where the config is none of verl's PPO trainers.
@@ -32,7 +40,7 @@ def judge(config: DictConfig, with_machine: bool) -> tuple[list[Finding], list[F
     OmegaConf.set_struct(config, False)
     with redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = [*installation.findings(), *_old_reward_keys(config), *misspelt_values.put_right(config)]
+        found = [*installation(), *_old_reward_keys(config), *_put_right(config)]
         found += [*_verls(config), *_gtpos(config), *_of_resources(partial(OmegaConf.select, config))]
         return found, list(resources.findings(config)) if with_machine else []
 
@@ -41,12 +49,48 @@ def _old_reward_keys(config: DictConfig) -> Iterator[Finding]:
     """Keys of the reward that verl's config still has and its `main_ppo` does not read; put where they are read."""
     moves_them = hasattr(sys.modules["__main__"], "migrate_legacy_reward_impl")
     for key in filter(lambda key: key.startswith(_OLD_REWARD), unknown_keys.keys(OmegaConf.to_container(config))):
-        value, (_, now) = OmegaConf.select(config, key), unknown_keys.place_now(key) or ("", "")
+        value, (_, now) = OmegaConf.select(config, key), unknown_keys.place_now(key)
         is_set = value is not None and not isinstance(value, DictConfig)
         if is_set and now and value != OmegaConf.select(config, now):
             if not moves_them:
                 yield Finding(f"{key}={value}", "main_ppo does not read it", unknown_keys.moved(key, value, config))
             OmegaConf.update(config, now, value, force_add=True)
+
+
+def _choices(get: Callable) -> Iterator[tuple[str, bool, tuple[str, ...]]]:
+    """Yield a key, whether this run reads it, and the values that verl 0.9 has."""
+    has_critic = get("critic.enable") or (get("critic.enable") is None and get("algorithm.adv_estimator") == "gae")
+    yield "actor_rollout_ref.rollout.name", True, ("vllm", "sglang", "trtllm")
+    if get("reward.reward_manager.source") == "register":
+        yield "reward.reward_manager.name", True, ("naive", "dapo", "gdpo")
+    if get("trainer.use_v1") and get("async_training") is None:
+        yield "trainer.v1.trainer_mode", True, ("sync", "colocate_async", "separate_async")
+    yield "trainer.logger", True, ("console", "wandb", "tensorboard", "swanlab", "file", "tracking")
+    yield "trainer.resume_mode", True, ("auto", "disable", "resume_path")
+    yield "data.truncation", True, ("error", "left", "right", "middle")
+    yield f"{_ACTOR}.kl_loss_type", get(f"{_ACTOR}.use_kl_loss"), _KL
+    yield "algorithm.kl_penalty", get("algorithm.use_kl_in_reward"), _KL
+    yield "algorithm.kl_ctrl.type", get("algorithm.use_kl_in_reward"), ("fixed", "adaptive")
+    for section, is_read in ((_ACTOR, True), ("critic", has_critic)):
+        yield f"{section}.loss_agg_mode", is_read, _MODES
+        if str(get(f"{section}.optim._target_")).endswith(".FSDPOptimizerConfig"):
+            yield f"{section}.optim.lr_scheduler_type", is_read, ("constant", "cosine")
+            yield f"{section}.optim.warmup_style", is_read, ("constant", "cosine")
+
+
+def _put_right(config: DictConfig) -> Iterator[Finding]:
+    """Yield a finding on each value that verl does not have, and replace it: what else is wrong shows only then."""
+    for key, is_read, choices in _choices(lambda key: OmegaConf.select(config, key)):
+        value = OmegaConf.select(config, key)
+        for one in [value] if isinstance(value, str) else value or ():
+            if one not in choices and key in _REGISTRIES:
+                choices = tuple(dict.fromkeys([*choices, *resolve_name(_REGISTRIES[key])]))
+            if one not in choices:
+                near = get_close_matches(str(one), choices, n=1)
+                what = (f"did you mean {near[0]}? " if near else "") + f"verl has {', '.join(choices)}"
+                says = "no such value" if is_read else "no such value, which this run does not read"
+                yield Finding(f"{key}={one}", says, *([what] if is_read else ["", what]))
+                OmegaConf.update(config, key, choices[0])
 
 
 def _verls(config: DictConfig) -> Iterator[Finding]:
@@ -117,9 +161,8 @@ def _of_resources(get: Callable) -> Iterator[Finding]:
         yield Finding(names, says, "lower it, or ask for a multiple of it")
     elif get(f"{_ACTOR}.strategy") in ("fsdp", "fsdp2", "megatron"):
         yield from _of_batches(get, gpus // shared)
-    served = math.prod(
-        int(get(f"{_ROLLOUT}.{x}_parallel_size") or 1) for x in ("tensor_model", "data", "pipeline_model")
-    )
+    kinds = ("tensor_model", "data", "pipeline_model")
+    served = math.prod(int(get(f"{_ROLLOUT}.{kind}_parallel_size") or 1) for kind in kinds)
     if get("actor_rollout_ref.hybrid_engine", default=True) and gpus % served:
         says = f"{served} GPUs to a copy of the model in the rollout, of {gpus} in all"
         yield Finding(f"{_TP}={get(_TP)}", says, f"set {_TP}=1, or ask for a multiple of {served}")

@@ -31,21 +31,22 @@ def unknown(words: Iterable[str], config: Any) -> Iterator[Finding]:
 
 def moved(key: str, value: Any, config: Any) -> str:
     """Return what to write for a key of an earlier verl; empty if it is none."""
-    if (new := place_now(key)) is None:
+    last, now = place_now(key)
+    if not last:
         return ""
-    last, now = new
     if not now or now.startswith("("):
         return f"verl {last} was the last to read it: remove it {now}".rstrip()
     prefix = "" if OmegaConf.select(config, now, default=config) is not config else "++"
     return f"it moved after verl {last}: write {prefix}{now}={value}"
 
 
-def place_now(key: str) -> tuple[str, str] | None:
-    """Return the last verl that read a key, and its name or a remark now; None if it is not of an earlier verl."""
+def place_now(key: str) -> tuple[str, str]:
+    """Return the last verl that read a key, and its name or a remark now; both empty if none did."""
     for old, last, *new in _OLD:
-        if key == old or key.startswith(f"{old}."):
-            return last, "".join(new) + (key.removeprefix(old) if new and not new[0].startswith("(") else "")
-    return None
+        if found := re.fullmatch(rf"{old}(?P<rest>\..+)?", key):
+            now = found.expand("".join(new))
+            return last, now + (found["rest"] or "" if now and not now.startswith("(") else "")
+    return "", ""
 
 
 def _of_engine(key: str, value: str) -> str:
@@ -78,11 +79,7 @@ def keys(node: Any, prefix: str = "") -> Iterator[str]:
 
 
 def not_a_number(override: Any, config: DictConfig) -> Finding | None:
-    """Return a finding on text where the config has a number or a truth value, such as an empty variable of the shell.
-
-    Args:
-        override: Hydra's own, parsed.
-    """
+    """Return a finding on a parsed override that has text, such as an empty variable, for a number or a truth value."""
     key, value, default = override.key_or_group, override.value(), None
     with suppress(OmegaConfBaseException):  # a key that the config does not have
         default = OmegaConf.select(config, key)

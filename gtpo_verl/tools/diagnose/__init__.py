@@ -8,6 +8,7 @@ import argparse
 import json
 from pathlib import Path
 
+from gtpo_verl.tools.diagnose import plot
 from gtpo_verl.tools.diagnose.logs import FORMS
 from gtpo_verl.tools.diagnose.text_report import screen
 from gtpo_verl.tools.diagnose.verdict import STATUS, read_run, report_on
@@ -45,8 +46,6 @@ def run(args: argparse.Namespace) -> int:
     found = read_run(args.log, args.rollouts, args.tokenizer, args.limit, args.completions)
     report = report_on(found)
     if args.plot:
-        from gtpo_verl.tools.diagnose.plot import plot
-
-        plot(found, report, args.plot)
+        plot.plot(found, report, args.plot)
     print(json.dumps(report, indent=1) if args.json else screen(report, args.plot))
     return STATUS[report["verdict"]]

@@ -13,7 +13,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -41,8 +41,8 @@ _CONFIG = {  # as verl prints it at its start, or in the command above it
 }
 _QUOTED = re.compile(rf"""["'](?:rewards?/|val-|eval[_/]|(?:{"|".join(map(re.escape, METRICS))})["'])""")
 _UNDERSCORED = {name.replace("/", "_"): name for name in sorted(METRICS)}
-_CONFIG_TEXT, _BLOCK, _LINE, _PRINTED, _FILE, _NO_METRIC = 1 << 18, 1 << 20, 1 << 22, 1 << 16, 1 << 26, 1 << 28
-"""Characters, at most: of a config, read at once, of a line, of a printed dict, of a JSON file, before any metric."""
+_CONFIG_TEXT, _LINE, _PRINTED, _FILE, _NO_METRIC = 1 << 18, 1 << 22, 1 << 16, 1 << 26, 1 << 28
+"""Characters, at most: of a config, of a line, of a printed dict, of a JSON file, before any metric."""
 _STEPS = 200_000
 
 
@@ -65,33 +65,29 @@ def read_log(path: Path) -> Log:
     """
     if str(path) != "-":
         if not path.exists():
-            raise ValueError(f"{_shown(path)} does not exist: name a log, {FORMS}")
+            raise ValueError(f"{shown(path)} does not exist: name a log, {FORMS}")
         path = _find_log(path) if path.is_dir() else path
         if not path.is_file() and not path.is_dir():
-            raise ValueError(f"{_shown(path)} is no file; to read from a pipe, give - and the standard input")
-    name = _shown(path)
+            raise ValueError(f"{shown(path)} is no file; to read from a pipe, give - and the standard input")
+    name = shown(path)
     if path.is_dir() or "tfevents" in path.name:
         return _log(name, _by_step(name, _read_events(path)))
     try:
         with open_text(path) as file:
-            first = next((line for line in (file.readline(_LINE) for _ in range(_PRINTED)) if line.strip()), "")
+            lines = iter(lambda: file.readline(_LINE), "")
+            first = next(filter(str.strip, islice(lines, _PRINTED)), "")
             if first.strip() == "{" or path.suffix in (".json", ".ipynb"):
-                entries: Iterable[tuple[Any, Pairs]] = _read_history(path, first + file.read(_FILE))
-            elif columns := _columns(name, first):
-                entries = _read_rows(columns, csv.reader(_lines(file), delimiter="\t" if "\t" in first else ","))
-            else:
-                return _read_lines(name, chain([first], _lines(file, "step:", "{", "%|")))
-            return _log(name, _by_step(name, entries))
+                return _log(name, _by_step(name, _read_history(name, first + file.read(_FILE))))
+            header, rows = (csv.reader(x, delimiter="\t" if "\t" in first else ",") for x in ([first], lines))
+            if "{" not in first and (columns := _columns(name, next(header, []))):
+                return _log(name, _by_step(name, _read_rows(columns, rows)))
+            return _read_lines(name, chain([first], lines))
     except (csv.Error, EOFError, OSError, RecursionError, UnicodeError, zlib.error) as error:
         raise ValueError(f"{name} cannot be read ({error}): give {FORMS}") from error
 
 
-def read_metrics(path: Path) -> Steps:
-    """Return the metrics of each step of a log."""
-    return read_log(path).steps
-
-
-def _shown(path: Path) -> str:
+def shown(path: Path) -> str:
+    """Return a path, whose name need not be UTF-8, for a message."""
     return os.fsencode(path).decode(errors="replace")
 
 
@@ -105,9 +101,9 @@ def _find_log(folder: Path) -> Path:
         if pattern.endswith("tfevents*") and len({file.parent for file in found}) == 1:
             return found[0].parent  # of one run that was resumed
         if found:
-            names = ", ".join(_shown(file.relative_to(folder)) for file in found[:3])
-            raise ValueError(f"{_shown(folder)} has {len(found)} logs ({names}): name the file of one run")
-    raise ValueError(f"{_shown(folder)} has no log: name one, {FORMS}")
+            names = ", ".join(shown(file.relative_to(folder)) for file in found[:3])
+            raise ValueError(f"{shown(folder)} has {len(found)} logs ({names}): name the file of one run")
+    raise ValueError(f"{shown(folder)} has no log: name one, {FORMS}")
 
 
 @contextmanager
@@ -128,19 +124,6 @@ def _log(name: str, steps: Steps, config: Mapping[str, int] = {}, notes: Iterabl
         raise ValueError(f"{name} contains no training metrics: give {FORMS}")
     names = set[str]().union(*steps.values())
     return Log(name, "ms-swift" if _OF_TOTAL in names else framework_of(names), steps, dict(config), list(notes))
-
-
-def _lines(file: TextIO, *marks: str) -> Iterator[str]:
-    """Yield the lines; no longer ones than a log's, and none of a block, but the first, without any of the `marks`."""
-    rest, read = "", 0
-    while block := file.read(_BLOCK):
-        *lines, rest = (rest + block).split("\n")
-        wanted = not read or not marks or any(mark in block for mark in marks)
-        yield from (f"{line}\n" for line in (lines if wanted else lines[:1]))  # which began in the block before
-        read += len(block)
-        rest = rest if len(rest) <= _LINE else ""
-    if rest:
-        yield rest
 
 
 def _read_lines(name: str, lines: Iterable[str]) -> Log:
@@ -262,12 +245,11 @@ def _by_step(name: str, entries: Iterable[tuple[Any, Pairs]]) -> Steps:
     return {step: metrics for step, metrics in steps.items() if any(map(is_metric, metrics))}
 
 
-def _read_history(path: Path, text: str) -> list[tuple[Any, Pairs]]:
+def _read_history(name: str, text: str) -> list[tuple[Any, Pairs]]:
     """Return the entries of TRL's `trainer_state.json`."""
-    name = _shown(path)
     if "_runtime" in text[:_PRINTED] and "log_history" not in text:
         raise ValueError(f"{name} is W&B's summary, the last step alone: give output.log, or the history as CSV")
-    if path.suffix == ".ipynb":
+    if name.endswith(".ipynb"):
         raise ValueError(f"{name} is a notebook: copy its table into a .csv file")
     if len(text) >= _FILE:
         raise ValueError(f"{name} is longer than {_FILE >> 20} MB: give the log of the run, {FORMS}")
@@ -278,28 +260,27 @@ def _read_history(path: Path, text: str) -> list[tuple[Any, Pairs]]:
         raise ValueError(f"{name} has no log_history of steps ({error!r}): give {FORMS}") from error
 
 
-def _columns(name: str, header: str) -> dict[int, str]:
+def _columns(name: str, header: Iterable[str]) -> list[str]:
     """Return the metrics in the columns of W&B's history, or of the export of a chart, which are `run - metric`; or of
-    a table that was copied; none if this is no header of one with a column of steps."""
-    columns, runs = {}, set()
-    for place, column in enumerate(next(csv.reader([header], delimiter="\t" if "\t" in header else ","), [])):
+    a table that was copied; "" of one that is not read; none if this is no header of one with a column of steps."""
+    columns, runs = list[str](), set()
+    for column in header:
         run, of_chart, metric = column.strip().rpartition(" - ")
-        if not metric.endswith(("__MIN", "__MAX")):
-            metric = re.sub(r"\s*/\s*", "/", metric).removeprefix("train/").replace("Training Loss", "loss")
-            metric = re.sub(r"^(val-core|val-aux)_(.+)_(\w+)_(mean@\d+)$", r"\1/\2/\3/\4", metric)
-            is_step = metric.lower() in _STEP_COLUMNS
-            columns[place] = metric.lower() if is_step else _UNDERSCORED.get(metric, metric)
-            runs |= {run} if of_chart else set()
-    if not any(column in _STEP_COLUMNS for column in columns.values()) or "{" in header:
-        return {}
+        metric = re.sub(r"\s*/\s*", "/", metric).removeprefix("train/").replace("Training Loss", "loss")
+        metric = re.sub(r"^(val-core|val-aux)_(.+)_(\w+)_(mean@\d+)$", r"\1/\2/\3/\4", metric)
+        metric = metric.lower() if metric.lower() in _STEP_COLUMNS else _UNDERSCORED.get(metric, metric)
+        columns.append("" if metric.endswith(("__MIN", "__MAX")) else metric)
+        runs |= {run} if of_chart else set()
+    if not {*columns} & {*_STEP_COLUMNS}:
+        return []
     if len(runs) > 1:
         raise ValueError(f"{name} has the runs {', '.join(sorted(runs))}: export the chart of one")
     return columns
 
 
-def _read_rows(columns: Mapping[int, str], rows: Iterable[list[str]]) -> Iterator[tuple[Any, Pairs]]:
+def _read_rows(columns: Iterable[str], rows: Iterable[list[str]]) -> Iterator[tuple[Any, Pairs]]:
     for cells in rows:
-        row = {columns[place]: cell for place, cell in enumerate(cells) if place in columns}
+        row = dict(zip(columns, cells, strict=False))
         yield next((row[x] for x in _STEP_COLUMNS if _step(row.get(x)) is not None), None), row.items()
 
 

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from gtpo_verl.monitor.repetition import group_shares, repetition
-from gtpo_verl.tools.rollouts.sources import Source, find_source, thin_out
+from gtpo_verl.tools.rollouts.sources import find_source, thin_out
 
 _BYTES = 24 << 20  # what is tokenised in about a minute
 _SCORES = {"accuracy": "acc", "exact_format": "strict", "format": "format"}
@@ -18,12 +18,10 @@ Completion = dict[str, Any]
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Completions of a run from a `source`, cut off at `limit` tokens, which verl's text does not show; and of each of
-    its `steps` our numbers (`signs.NUMBERS`), `forward`, `backward` and `either`, shares of tokens on the conflict
-    masks, and `groups`, the share of groups that have one. `completions` are those of the last steps, with our numbers
-    of each."""
+    """Completions of a run, cut off at `limit` tokens, which verl's text does not show; and of each of its `steps` our
+    numbers (`signs.NUMBERS`), `forward`, `backward` and `either`, shares of tokens on the conflict masks, and `groups`,
+    the share of groups that have one. `completions` are those of the last steps, with our numbers of each."""
 
-    source: Source
     limit: float | None = None
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
     completions: list[Completion] = field(default_factory=list)
@@ -40,7 +38,12 @@ class Rollouts:
         for row in rows:
             groups[row["uid"]].append(_completion(row, self.limit))
         completions = [completion for group in groups.values() for completion in group]
-        self.steps[rows[0]["step"]] = _means(completions) | _of_groups(list(groups.values()))
+        means = {name: fmean(x[name] for x in completions) for name in completions[0] if name not in ("step", "text")}
+        masks = {"forward", "backward", "either"} & means.keys()
+        means |= {name: means[name] / max(means["length"], 1) for name in masks}  # over the tokens of the step
+        means["groups"] = fmean(any(x["either"] for x in group) for group in groups.values())
+        means["zero_std_groups"], no_correct = group_shares(groups.values(), "reward", "accuracy")
+        self.steps[rows[0]["step"]] = means | ({} if no_correct is None else {"no_correct_groups": no_correct})
         self.completions[:] = [*self.completions, *completions][-4 * len(completions) :]
 
 
@@ -50,8 +53,7 @@ def read_rollouts(path: Path, tokenizer: str | None, limit: float | None) -> Rol
     Raises:
         ValueError: there are none, or the tokenizer is of another model.
     """
-    source = find_source(path, tokenizer)
-    found = Rollouts(source, limit)
+    source, found = find_source(path, tokenizer), Rollouts(limit)
     for file in thin_out(source.paths, _BYTES):
         found.add(source.read(file))
     return found
@@ -75,17 +77,3 @@ def _completion(row: dict[str, Any], limit: float | None) -> Completion:
         "either": min(sum(ends), len(ids)) if ends else sum(weight != 1 for weight in row["lambda"]),
     }
     return {name: value for name, value in numbers.items() if value is not None}
-
-
-def _means(completions: list[Completion]) -> dict[str, float]:
-    """Over the completions of a step; the masks' over its tokens."""
-    means = {name: fmean(x[name] for x in completions) for name in completions[0] if name not in ("step", "text")}
-    masks = [name for name in ("forward", "backward", "either") if name in means]
-    return means | {name: means[name] / max(means["length"], 1) for name in masks}
-
-
-def _of_groups(groups: list[list[Completion]]) -> dict[str, float]:
-    """Shares of groups: with conflict, with equal rewards, and of those with unequal rewards those with none right."""
-    equal, no_correct = group_shares(groups, "reward", "accuracy")
-    shares = {"groups": fmean(any(x["either"] for x in group) for group in groups), "zero_std_groups": equal}
-    return shares if no_correct is None else shares | {"no_correct_groups": no_correct}

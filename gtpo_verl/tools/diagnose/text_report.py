@@ -39,11 +39,10 @@ def screen(report: Mapping[str, Any], plotted: Path | None = None) -> str:
         lines += _wrap(f"{signs[0]['advice']} {override}")
     if shares := report["shared_tokens"]:
         lines += ["", *_wrap((_SHARED if "forward" in shares else _MASKED).format(**shares))]
-    missing: dict[str, list[str]] = {}
-    for name, override in report["not_logged"].items():
-        missing.setdefault(override, []).append(label(name))
-    for override in filter(None, missing):
-        lines += _wrap(f"Not logged: {'; '.join(missing[override])}. To log: {override}")
+    missing = report["not_logged"]
+    for override in dict.fromkeys(filter(None, missing.values())):
+        names = "; ".join(label(name) for name in missing if missing[name] == override)
+        lines += _wrap(f"Not logged: {names}. To log: {override}")
     lines += [f"plot: {plotted}"] if plotted else ["To see it: --plot FILE.png"]
     return "\n".join(lines)
 

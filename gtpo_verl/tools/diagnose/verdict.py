@@ -9,7 +9,7 @@ from gtpo_verl.monitor import signs as rules
 from gtpo_verl.monitor.frameworks import FRAMEWORKS, PART, limit_of, translate
 from gtpo_verl.monitor.signs import NUMBERS, Sign, Watch, label
 from gtpo_verl.run_files.links import DOCS
-from gtpo_verl.tools.diagnose.logs import Log, Steps, read_log
+from gtpo_verl.tools.diagnose.logs import Log, read_log
 
 if TYPE_CHECKING:
     from gtpo_verl.tools.diagnose.rollout_stats import Rollouts
@@ -53,35 +53,26 @@ def read_run(
         if not known:
             raise ValueError(f"{log.name} has no metrics of {log.framework} that diagnose reads: {DOCS}/diagnose.md")
         if known <= {"loss", "grad_norm", "lr", "entropy"}:
-            raise ValueError(
-                f"{log.name} has no reward: it is of supervised training; give the log of the reinforcement learning"
-            )
+            raise ValueError(f"{log.name} has no reward: it is of supervised training; give that of an RL run")
     if rollouts is not None:
         from gtpo_verl.tools.diagnose.rollout_stats import read_rollouts
 
         seen = read_rollouts(rollouts, tokenizer, limit)
-        _join(log, rollouts, seen.steps)
+        for step, numbers in seen.steps.items():
+            length = log.steps.get(step, {}).get("length", numbers["length"])
+            if not 0.8 * length <= numbers["length"] + 1 <= 1.25 * length + 2:
+                found = f"{numbers['length']:.0f} tokens a completion at step {step}, {log.name} {length:.0f}"
+                raise ValueError(f"{rollouts} has {found}: give --tokenizer of the run, and rollouts of the same run")
+            log.steps[step] = numbers | log.steps.get(step, {})
     logged = [name for numbers in log.steps.values() for name in numbers if name in NUMBERS]
     if len(logged) == len(set(logged)):
         raise ValueError(f"{log.name} has one step, and nothing to compare it with: rerun once it has more steps")
     return Run(log, completions or completions_per_step(log), limit, seen)
 
 
-def _join(log: Log, rollouts: Path, of_rollouts: Steps) -> None:
-    for step, numbers in of_rollouts.items():
-        length = log.steps.get(step, {}).get("length", numbers["length"])
-        if not 0.8 * length <= numbers["length"] + 1 <= 1.25 * length + 2:
-            raise ValueError(
-                f"{rollouts} has {numbers['length']:.0f} tokens a completion at step {step}, {log.name} {length:.0f}: "
-                "give --tokenizer of the run, and rollouts of the same run"
-            )
-        log.steps[step] = numbers | log.steps.get(step, {})
-
-
 def completions_per_step(log: Log) -> int | None:
-    """Return of how many completions a step's numbers are: its tokens over those of a completion with its prompt; or
-    what verl's config says; or the smallest number of which all shares that are logged are whole multiples, but for
-    rounding."""
+    """Return of how many completions a step's numbers are: its tokens over those of a completion with its prompt, or
+    what verl's config says, or the smallest number that makes all logged shares whole, but for rounding."""
     needed = ("tokens", "prompt", "length")
     steps = [x for x in log.steps.values() if all(math.isfinite(x.get(name, 0)) for name in (*needed, *_SHARES))]
     of_tokens = [x["tokens"] / max(x["prompt"] + x["length"], 1) for x in steps if x.keys() >= {*needed}]
@@ -95,9 +86,8 @@ def completions_per_step(log: Log) -> int | None:
 
 
 def window_of(run: Run, name: str) -> int:
-    """Return the steps over which an outcome is averaged: those that have 640 completions or, where the log is too
-    short for two such windows or does not show how many there are, as many as make the noise of a mean small beside
-    what would be a loss, or beside what changed from the first third of the run to the last."""
+    """Return the steps over which an outcome is averaged: those of 640 completions or, where two such windows are not
+    known to fit, as many as make the noise of a mean small beside a loss, or beside what changed in the run."""
     if name == "validation":
         return rules.VALIDATIONS
     steps = [run.log.steps[step] for step in sorted(run.log.steps)]
@@ -151,9 +141,8 @@ def report_on(run: Run) -> dict[str, Any]:
 def _sorted(watch: Watch) -> tuple[list[Sign], list[Sign]]:
     """Return the faults, the gravest of each number, in the order in which they came about; and the notes."""
     gravest: dict[str, Sign] = {}
-    for sign in sorted(
-        filter(watch.showing.__contains__, watch.signs), key=lambda x: (-watch.level(x), watch.showing[x])
-    ):
+    showing = filter(watch.showing.__contains__, watch.signs)
+    for sign in sorted(showing, key=lambda x: (-watch.level(x), watch.showing[x])):
         gravest.setdefault(sign.number, sign)
     signs = sorted(gravest.values(), key=lambda x: (watch.showing[x], -watch.level(x)))
     return [x for x in signs if watch.level(x) != rules.NOTE], [x for x in signs if watch.level(x) == rules.NOTE]
@@ -184,12 +173,9 @@ def judge(watch: Watch, signs: list[Sign], entries: int) -> tuple[str, str]:
 
 def _not_finite(watch: Watch) -> list[str]:
     """Of the numbers that were not finite at some steps, and are again."""
-    return [
-        f"{label(name)} was not finite in {len(x.bad_steps)} steps, last in step {x.bad_steps[-1]}: no failure if the "
-        "trainer skipped them"
-        for name, x in watch.trends.items()
-        if x.bad_steps and not x.broken
-    ]
+    said = "{} was not finite in {} steps, last in step {}: no failure if the trainer skipped them"
+    bad_steps = {name: x.bad_steps for name, x in watch.trends.items() if x.bad_steps and not x.broken}
+    return [said.format(label(name), len(steps), steps[-1]) for name, steps in bad_steps.items()]
 
 
 def _number(name: str, watch: Watch, signs: list[Sign]) -> dict[str, Any]:

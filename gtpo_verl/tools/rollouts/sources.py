@@ -1,20 +1,18 @@
 """A token dump (`gtpo_verl.verl_plugin.token_dump`), verl's own rollout files, or the completions that TRL logs.
 
-All become completions with the fields of a dump's line. verl's `N.jsonl` under `trainer.rollout_data_dir`, and TRL's
-`completions_N.parquet`, hold text without special tokens, which is tokenised again; what GTPO (arXiv:2508.03772) would
-do is computed with its default settings, but for the filter. `ended` and what needs the model's probabilities
-(`trajectory_entropy`, `entropy`, `trainer_logprobs`) are left out.
+All become completions with the fields of a dump's line. verl's `N.jsonl` and TRL's `completions_N.parquet` hold text
+without special tokens, which is tokenised again; what GTPO (arXiv:2508.03772) would do is computed with its default
+settings, but for the filter. `ended` and what needs the model's probabilities are left out.
 """
 
 import math
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from functools import cache
-from itertools import groupby
+from dataclasses import asdict
+from itertools import accumulate, groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gtpo_verl.algorithm.config import GTPOConfig
 from gtpo_verl.run_files.dumps import HEADER_NAME, READABLE_VERSIONS, STEP_FILES, last_outputs, read_lines
@@ -34,8 +32,7 @@ _DUMP_BYTES, _TEXT_BYTES = 256 << 20, 24 << 20
 _SCORES = ("acc", "format", "strict")
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """Where completions come from: a file per step in `paths`, of which `size_limit` bytes make a page, and what reads
     one, with each completion's `prompt` and `token_strings`. `header` has the settings, as in `gtpo_dump.json`; of text
     `rollouts` says what it is, and `advantage` whose A is."""
@@ -62,22 +59,20 @@ def find_source(path: Path, tokenizer: str | None = None) -> Source:
         return Source(header, paths, _DUMP_BYTES, lambda file: read_step(file, header["tokenizer"], tokenizer))
     files = sorted(_text_files(path), key=step_of)
     if not files:
-        raise ValueError(
-            f"{path} has no {HEADER_NAME}, N.jsonl or completions_N.parquet: train with +algorithm.gtpo.dump_dir=DIR "
-            "or trainer.rollout_data_dir=DIR (TRL: log_completions=True) and name that folder or a file of it"
-        )
-    of, read_rows, a = _TEXTS[files[0].suffix]
+        remedy = "train with +algorithm.gtpo.dump_dir=DIR or trainer.rollout_data_dir=DIR (TRL: log_completions=True)"
+        raise ValueError(f"{path} has no {HEADER_NAME}, N.jsonl or completions_N.parquet: {remedy}")
+    if files[0].suffix == ".jsonl":
+        of, read_rows, a = "verl's rollout files", _verl_rows, "GRPO's, from the scores"
+    else:
+        of, read_rows, a = "TRL's completions", _trl_rows, "the run's"
     if tokenizer is None:
         raise ValueError(f"{path} has {of}, which are text: name the run's tokenizer with --tokenizer")
     name, settings = tokenizer, GTPOConfig(completion_filter="never")
-    _loaded(name)
+    load_tokenizer(name)
     if (size := sum(file.stat().st_size for file in files)) > 1 << 20:
         print(f"reading {len(files)} files of text, {size >> 20} MB, with the tokenizer {name}", file=sys.stderr)
     header = {"rollouts": of, "advantage": a, "gtpo_applied": False, "filter_active": False, "gtpo": asdict(settings)}
     return Source(header, files, _TEXT_BYTES, lambda file: _read_text(file, read_rows(file), name, settings))
-
-
-_loaded = cache(load_tokenizer)
 
 
 def thin_out(paths: list[Path], size: int) -> list[Path]:
@@ -88,15 +83,11 @@ def thin_out(paths: list[Path], size: int) -> list[Path]:
 
 
 def _read_dump(path: Path, headers: list[Path]) -> tuple[dict[str, Any], list[Path]]:
-    """Return header and step files of the dump at or below a path."""
     if len(headers) > 1:
         raise ValueError(f"{path} has dumps of several runs: give one of {', '.join(str(x.parent) for x in headers)}")
     header = read_record(headers[0], *_HEADER)
-    if header["schema_version"] not in READABLE_VERSIONS:
-        raise ValueError(
-            f"{headers[0]} has schema_version {header['schema_version']!r}, of which this gtpo-verl knows "
-            f"{' and '.join(map(str, READABLE_VERSIONS))}: read it with the gtpo-verl that wrote it"
-        )
+    if (found := header["schema_version"]) not in READABLE_VERSIONS:
+        raise ValueError(f"{headers[0]} has schema_version {found!r}: read it with the gtpo-verl that wrote it")
     settings = header["gtpo"].values() if isinstance(header["gtpo"], dict) else [math.nan]
     floats = [x for x in (*header.values(), *settings) if isinstance(x, float)]
     if not isinstance(header["tokenizer"], str) or not all(map(_is_number, floats)):
@@ -108,8 +99,7 @@ def _read_dump(path: Path, headers: list[Path]) -> tuple[dict[str, Any], list[Pa
 
 
 def read_step(path: Path, own: str, given: str | None = None) -> list[dict[str, Any]]:
-    """Return the completions of a step file, in words of the `given` tokenizer, else in its own, else in those of the
-    `own` tokenizer that its dump names.
+    """Return a step file's completions, in words of the `given` tokenizer, else their own, else the `own` tokenizer's.
 
     Raises:
         ValueError: it is not as `gtpo_verl.verl_plugin.token_dump` wrote it; the message names the line.
@@ -117,7 +107,7 @@ def read_step(path: Path, own: str, given: str | None = None) -> list[dict[str, 
     completions = read_lines(path, _checked, "token dump")
     for completion in completions:
         if given or "token_strings" not in completion:
-            tokenizer, ids = _loaded(given or own), completion["token_ids"]
+            tokenizer, ids = load_tokenizer(given or own), completion["token_ids"]
             if given and any(tokenizer.id_to_token(token) is None for token in ids):
                 raise ValueError(f"{path} has tokens which the tokenizer {given} lacks: give the run's own")
             completion.update(words_of(completion, tokenizer))
@@ -132,13 +122,11 @@ def _checked(completion: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"step is {completion['step']!r}")
     if not all(type(x) is int and 0 <= x < 1 << 31 for name in _IDS for x in completion[name]):
         raise ValueError("a token id is out of range")
-    words = completion.get("token_strings")
-    if words is not None and (
-        len(words) != len(completion["token_ids"])
-        or not all(isinstance(x, str) for x in (completion["prompt"], *words))
-        or not isinstance(completion["ended"], bool)
-    ):
-        raise ValueError("prompt or token_strings is not text, or ended is not true or false")
+    if "token_strings" in completion:
+        texts = [completion["prompt"], *completion["token_strings"]]
+        are_text = len(texts) == 1 + len(completion["token_ids"]) and all(isinstance(x, str) for x in texts)
+        if not are_text or not isinstance(completion["ended"], bool):
+            raise ValueError("prompt or token_strings is not text, or ended is not true or false")
     per_token = {name for name, value in completion.items() if isinstance(value, list)} - {*_IDS, "token_strings"}
     for name in per_token | {*_PER_TOKEN}:
         values = completion[name]
@@ -192,26 +180,15 @@ def _trl_rows(path: Path) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["uid"])
 
 
-_TEXTS: dict[str, tuple[str, Callable[[Path], list[dict[str, Any]]], str]] = {
-    ".jsonl": ("verl's rollout files", _verl_rows, "GRPO's, from the scores"),
-    ".parquet": ("TRL's completions", _trl_rows, "the run's"),
-}
-"""By the suffix of its files: what a text is, what reads its rows, and whose A is."""
-
-
 def _read_text(path: Path, rows: list[dict[str, Any]], name: str, config: GTPOConfig) -> list[dict[str, Any]]:
-    """Return completions that are text, with what GTPO would do to them; A_i is the rows' `advantage`, or GRPO's.
-
-    Raises:
-        ValueError: they are not of the tokenizer of this `name`, or every prompt has one completion.
-    """
+    """Return completions that are text, with what GTPO would do to them; A_i is the rows' `advantage`, or GRPO's."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
     from gtpo_verl.algorithm.advantage import apply_gtpo, compute_group_advantages
     from gtpo_verl.algorithm.completions import Completions
 
-    tokenizer = _loaded(name)
+    tokenizer = load_tokenizer(name)
     rows = _first_groups(path, rows)
     uids = [row["uid"] for row in rows]
     if len(set(uids)) == len(uids):
@@ -255,15 +232,12 @@ def _read_text(path: Path, rows: list[dict[str, Any]], name: str, config: GTPOCo
 
 def _first_groups(path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return as many whole groups as make a page, and say so if they are not all."""
-    shown, size = [], 0
     groups = [list(group) for _, group in groupby(rows, key=lambda row: row["uid"])]
-    for number, group in enumerate(groups):
-        if size > _TEXT_BYTES:
-            print(f"{path}: the first {number} of {len(groups)} groups, for size", file=sys.stderr)
-            break
-        size += sum(len(row["output"]) for row in group)
-        shown += group
-    return shown
+    sizes = accumulate((sum(len(row["output"]) for row in group) for group in groups), initial=0)
+    shown = [group for group, before in zip(groups, sizes, strict=False) if before <= _TEXT_BYTES]
+    if len(shown) < len(groups):
+        print(f"{path}: the first {len(shown)} of {len(groups)} groups, for size", file=sys.stderr)
+    return [row for group in shown for row in group]
 
 
 def _is_number(x: Any) -> bool:

@@ -1,36 +1,29 @@
 """`gtpo-verl view`: what GTPO (arXiv:2508.03772) does to each token of a run, as one HTML file that needs nothing else.
 
-It reads a token dump, verl's own rollout files or TRL's completions (`gtpo_verl.tools.rollouts`), looks for signs of a
-fault in them (`gtpo_verl.tools.diagnose`) and writes the page (`page`), which opens where the first one shows. `demo/`
-is the dump of a run, for a first look.
+It reads completions (`gtpo_verl.tools.rollouts`), looks for signs of a fault in them (`gtpo_verl.tools.diagnose`) and
+writes the page (`page`), which opens where the first one shows. `demo/` is the dump of a run, for a first look.
 """
 
 import argparse
-import os
 import sys
-from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from gtpo_verl.monitor.signs import NUMBERS, STEPS, label
 from gtpo_verl.run_files.records import atomic_write
-from gtpo_verl.tools.diagnose.logs import Log
+from gtpo_verl.tools.diagnose.logs import Log, shown
 from gtpo_verl.tools.diagnose.rollout_stats import Rollouts
 from gtpo_verl.tools.diagnose.verdict import Run, completions_per_step, report_on
 from gtpo_verl.tools.rollouts.sources import find_source, thin_out
-from gtpo_verl.tools.view.page import render
+from gtpo_verl.tools.view.page import render, step_element, summarize
 
 _LONG = 16 << 20  # bytes that take seconds
-DEMO = Path(str(files(__package__))) / "demo"
+DEMO = Path(__file__).parent / "demo"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's options."""
-    parser.description = (
-        "Write one HTML file that shows, for every token of a run, whether GTPO protects, doubles or filters it, or "
-        "would do so."
-    )
+    parser.description = "Write one HTML file that shows what GTPO does, or would do, to every token of a run."
     parser.epilog = (
         "example: gtpo-verl view --demo                     a run that comes with this package\n"
         "         gtpo-verl view dump                       a token dump: +algorithm.gtpo.dump_dir=$PWD/dump\n"
@@ -49,8 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--out", type=Path, default=Path("view.html"), help="default: %(default)s; - for standard output"
     )
     parser.add_argument(
-        "--tokenizer",
-        help="folder or Hub name of the run's tokenizer: for text, or if the dump's own is gone",
+        "--tokenizer", help="folder or Hub name of the run's tokenizer: for text, or if the dump's own is gone"
     )
     parser.add_argument("--demo", action="store_true", help="show the run that comes with this package")
 
@@ -65,18 +57,18 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("give a RUN_OR_FILE, or --demo")
     source = find_source(args.path, args.tokenizer)
     paths = thin_out(source.paths, source.size_limit)
-    name = "gtpo-verl view --demo" if args.demo else os.fsencode(args.path).decode(errors="replace")
-    seen, size = Rollouts(source), sum(path.stat().st_size for path in paths)
+    name = "gtpo-verl view --demo" if args.demo else shown(args.path)
+    seen, size = Rollouts(), sum(path.stat().st_size for path in paths)
     if size > _LONG:
         print(f"reading {len(paths)} steps, {size >> 20} MB", file=sys.stderr)
 
-    def steps() -> Iterator[list[dict[str, Any]]]:
-        for path in paths:
-            rows = source.read(path)
-            seen.add(rows)
-            yield rows
-
-    page = render(source.header, steps(), name, lambda: findings(seen))
+    summaries, elements = [], []
+    for path in paths:
+        step = source.read(path)
+        seen.add(step)
+        summaries.append(summarize(step))
+        elements.append(step_element(step))
+    page = render(source.header | {"source": name, "steps": summaries} | findings(seen), elements)
     if str(args.out) == "-":
         print(page)
         return 0
@@ -94,8 +86,7 @@ def findings(seen: Rollouts) -> dict[str, Any]:
     if len(seen.steps) >= STEPS:  # of fewer, signs are chance
         report = report_on(Run(log, completions_per_step(log), seen.limit, seen))
         signs = [[sign["since"], sign["meaning"]] for sign in report["signs"]]
-    numbers = {
-        step: {label(name): value for name, value in of_step.items() if name in NUMBERS}
-        for step, of_step in seen.steps.items()
-    }
+    numbers = {}
+    for step, of_step in seen.steps.items():
+        numbers[step] = {label(name): value for name, value in of_step.items() if name in NUMBERS}
     return {"numbers": numbers, "signs": signs}

@@ -5,7 +5,7 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from importlib.resources import files
 from itertools import compress, groupby
 from typing import Any
@@ -13,30 +13,18 @@ from typing import Any
 _OF_GROUP = ("uid", "prompt", "prompt_ids")
 
 
-def render(
-    header: dict[str, Any],
-    steps: Iterable[list[dict[str, Any]]],
-    source: str,
-    findings: Callable[[], dict[str, Any]],
-) -> str:
-    """Return the page; all data of the run in it is ASCII.
+def render(run_data: dict[str, Any], steps: Iterable[str]) -> str:
+    """Return the page of the elements of all `steps`; all data of the run in it is ASCII.
 
-    Args:
-        steps: the completions of each, as `gtpo_verl.tools.rollouts.sources` reads them, in their order.
-        source (str): where the steps came from, for the reader.
-        findings: called after the last step: the `numbers` of each step, and the `signs`.
+    `run_data` is the header of the completions with their `source`, for the reader, a summary of each of the `steps`,
+    in their order, and what was found: the `numbers` of each, and the `signs`.
     """
-    summaries, data = [], []
-    for step in steps:
-        summaries.append(summarize(step))
-        data.append(_data_element(f"step-{step[0]['step']}", _groups(step)))
-    run_data = header | {"source": source, "steps": summaries} | findings()
     script = _asset("view.js")
     digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
     parts = {
-        "title": html.escape(f"Token view: {source}"),
+        "title": html.escape(f"Token view: {run_data['source']}"),
         "css": _asset("view.css"),
-        "data": "\n".join([_data_element("run-data", run_data), *data]),
+        "data": "\n".join([_data_element("run-data", run_data), *steps]),
         "script": script,
         "script_hash": f"sha256-{digest}",
     }
@@ -57,18 +45,14 @@ def summarize(step: list[dict[str, Any]]) -> dict[str, Any]:
     return summary | {"reward": sum(completion["reward"] for completion in step) / len(step)}
 
 
-def _groups(step: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Completions of the same prompt: one uid may have several prompts, which share no token positions."""
-    groups: dict[tuple[str, tuple[int, ...]], list[dict[str, Any]]] = {}
-    for completion in step:
-        groups.setdefault((completion["uid"], tuple(completion["prompt_ids"])), []).append(completion)
-    return [
-        {
-            "prompt": group[0]["prompt"],
-            "completions": [{name: _packed(x) for name, x in row.items() if name not in _OF_GROUP} for row in group],
-        }
-        for group in groups.values()
-    ]
+def step_element(step: list[dict[str, Any]]) -> str:
+    """Return the groups of a step: completions of one prompt, since those of one uid may have several."""
+    groups: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}
+    for row in step:
+        key = row["uid"], tuple(row["prompt_ids"])
+        group = groups.setdefault(key, {"prompt": row["prompt"], "completions": []})
+        group["completions"].append({name: _packed(x) for name, x in row.items() if name not in _OF_GROUP})
+    return _data_element(f"step-{step[0]['step']}", [*groups.values()])
 
 
 def _packed(value: Any) -> Any:

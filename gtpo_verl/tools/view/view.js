@@ -20,7 +20,7 @@ const state = {
   chosen: null, held: false, // { row, t } whose details are shown, and whether pointing elsewhere leaves them
 };
 let groups = []; // of the step
-let rows = []; // of the group
+let rows = []; // the completions of the group
 
 function make(tag, attributes = {}, ...children) {
   const element = Object.assign(document.createElement(tag), attributes);
@@ -96,7 +96,7 @@ class Completion {
   partners(t) {
     const rank = this.own.indexOf(t), found = [];
     if (rank < 0) return found;
-    for (const other of groups[state.group].completions) {
+    for (const other of rows) {
       if (other.group_advantage * this.group_advantage >= 0) continue;
       const places = [[other.own[rank], false], [other.own[other.own.length - this.own.length + rank], true]];
       for (const [place, fromEnd] of places) {
@@ -113,78 +113,57 @@ class Completion {
     const forward = rank < this.prefix_len, backward = this.own.length - 1 - rank < this.suffix_len;
     return partners.filter((partner) => (partner.fromEnd ? backward : forward));
   }
-}
 
-function loadStep() {
-  groups = readData(`step-${run.steps[state.step].step}`).map(({ prompt, completions }) => ({
-    prompt, completions: completions.map((record, number) => new Completion(record, number)),
-  }));
-  const shared = groups.map(({ completions }) => completions.some((c) => c.lambda.some((x) => x !== 1)));
-  state.group = Math.max(0, shared.indexOf(true));
-  $("group").replaceChildren(...groups.map(({ completions }, number) => {
-    const rewards = completions.map((c) => c.reward), [low, high] = [Math.min(...rewards), Math.max(...rewards)];
-    const range = low === high ? amount(low) : `${amount(low)} to ${amount(high)}`;
-    const note = shared[number] ? "" : ", no conflict";
-    return make("option", { value: number }, `${number + 1} of ${groups.length}: ${rewards.length} completions, reward ${range}${note}`);
-  }));
-  $("group").value = state.group;
-  const highest = groups.flatMap(({ completions }) => completions.map((c) => c.trajectory_entropy ?? 0));
-  $("threshold").max = Math.max(1.5 * run.gtpo.entropy_threshold, 1.05 * Math.max(...highest));
-}
-
-function paint(span, completion, t) {
-  span.className = `token ${completion.fate(t)}`;
-  const share = HEAT[state.colour]?.share(completion, t);
-  if (share >= 0) span.style.setProperty("--heat-share", `${Math.min(100, 100 * share)}%`);
-}
-
-/** The drawn completion: `spans` are those of its tokens that are in the page. */
-class Row {
-  constructor(completion) {
-    this.completion = completion;
+  /** Make its `element`, whose `spans` are those of its tokens that are in the page. */
+  draw() {
     this.head = make("h2");
-    this.body = make("div", { className: "text", dir: "ltr" });
-    this.element = make("article", { ariaLabel: `completion ${completion.name}`, row: this }, this.head, this.body);
     this.spans = new Map();
-    const { length } = completion;
-    this.folded = length > FOLD.above ? [FOLD.head, length - FOLD.tail] : [length, length];
-    this.fold = make("button", { className: "fold", type: "button", onclick: () => this.unfold(), hidden: length <= FOLD.above });
-    this.body.append(...this.draw(0, this.folded[0]), this.fold, ...this.draw(this.folded[1], length));
+    this.folded = this.length > FOLD.above ? [FOLD.head, this.length - FOLD.tail] : [this.length, this.length];
+    this.fold = make("button", { className: "fold", type: "button", onclick: () => this.unfold(), hidden: this.length <= FOLD.above });
+    const body = make("div", { className: "text", dir: "ltr" });
+    body.append(...this.drawTokens(0, this.folded[0]), this.fold, ...this.drawTokens(this.folded[1], this.length));
+    this.element = make("article", { ariaLabel: `completion ${this.name}`, row: this }, this.head, body);
     this.label();
   }
 
-  draw(start, end) {
-    return this.completion.token_strings.slice(start, end).map((word, i) => {
+  drawTokens(start, end) {
+    return this.token_strings.slice(start, end).map((word, i) => {
       const span = drawText(make("span", { t: start + i }), word);
-      paint(span, this.completion, span.t);
+      this.paint(span);
       this.spans.set(span.t, span);
       return span;
     });
   }
 
+  paint(span) {
+    span.className = `token ${this.fate(span.t)}`;
+    const share = HEAT[state.colour]?.share(this, span.t);
+    if (share >= 0) span.style.setProperty("--heat-share", `${Math.min(100, 100 * share)}%`);
+  }
+
   unfold() {
-    this.fold.replaceWith(...this.draw(...this.folded));
+    this.fold.replaceWith(...this.drawTokens(...this.folded));
   }
 
   label() {
-    const c = this.completion, sign = Math.sign(c.group_advantage), [start, end] = this.folded;
+    const sign = Math.sign(this.group_advantage), [start, end] = this.folded;
     const verdict = run.rollouts ? "end unknown" : state.threshold === Infinity ? "no filter" :
-      c.kept ? "kept" : applied ? "filtered" : "would be filtered";
-    const entropy = run.rollouts ? [] : [`entropy ${number(c.trajectory_entropy)}`];
-    const parts = [`reward ${amount(c.reward)}`, ...entropy, count(c.length, "token"), ...c.counts()];
+      this.kept ? "kept" : applied ? "filtered" : "would be filtered";
+    const entropy = run.rollouts ? [] : [`entropy ${number(this.trajectory_entropy)}`];
+    const parts = [`reward ${amount(this.reward)}`, ...entropy, count(this.length, "token"), ...this.counts()];
     this.head.replaceChildren(
-      make("b", {}, c.name),
-      make("span", { className: ["down", "", "up"][sign + 1], title: "advantage over the group's average" }, `A ${signed(c.group_advantage)}`),
+      make("b", {}, this.name),
+      make("span", { className: ["down", "", "up"][sign + 1], title: "advantage over the group's average" }, `A ${signed(this.group_advantage)}`),
       ...parts.map((part) => make("span", {}, part)),
-      make("span", { className: `badge ${c.kept ? "" : "dropped"}` }, verdict),
-      ...(c.ended === false ? [make("span", { className: "badge unended" }, "did not end")] : []),
+      make("span", { className: `badge ${this.kept ? "" : "dropped"}` }, verdict),
+      ...(this.ended === false ? [make("span", { className: "badge unended" }, "did not end")] : []),
     );
-    this.fold.textContent = `… ${[count(end - start, "more token"), ...c.counts(start, end)].join(", ")} …`;
+    this.fold.textContent = `… ${[count(end - start, "more token"), ...this.counts(start, end)].join(", ")} …`;
   }
 
   repaint() {
     this.label();
-    for (const [t, span] of this.spans) paint(span, this.completion, t);
+    for (const span of this.spans.values()) this.paint(span);
   }
 
   span(t) {
@@ -193,14 +172,12 @@ class Row {
   }
 }
 
-const rowFor = (completion) => rows.find((row) => row.completion === completion);
-
 function drawGroup() {
   release();
   const { prompt, completions } = groups[state.group];
-  rows = completions.map((completion) => new Row(completion));
-  $("prompt").querySelector(".text").replaceChildren();
-  drawText($("prompt").querySelector(".text"), prompt);
+  rows = completions;
+  for (const row of rows) row.draw();
+  $("prompt").querySelector(".text").replaceWith(drawText(make("div", { className: "text", dir: "ltr" }), prompt));
   $("rows").replaceChildren(...rows.map((row) => row.element));
   describe();
 }
@@ -243,8 +220,7 @@ function listFrequent(completions) {
 
 function release() {
   for (const span of document.querySelectorAll(".chosen, .partner")) span.classList.remove("chosen", "partner");
-  state.chosen = null;
-  state.held = false;
+  Object.assign(state, { chosen: null, held: false });
   $("token").hidden = true;
 }
 
@@ -253,9 +229,9 @@ function show(row, t) {
   release();
   Object.assign(state, { chosen: { row, t }, held });
   row.span(t).classList.add("chosen");
-  const conflicts = row.completion.conflicts(t);
-  for (const partner of conflicts) rowFor(partner.completion).spans.get(partner.t)?.classList.add("partner");
-  $("token-body").replaceChildren(...tokenDetails(row.completion, t, conflicts));
+  const conflicts = row.conflicts(t);
+  for (const partner of conflicts) partner.completion.spans.get(partner.t)?.classList.add("partner");
+  $("token-body").replaceChildren(...tokenDetails(row, t, conflicts));
   $("token").hidden = false;
 }
 
@@ -267,10 +243,8 @@ function tokenDetails(c, t, conflicts) {
   const facts = [["advantage", signed(c.advantages[t])], ["λ", amount(c.lambda[t])]];
   if (c.entropy) facts.push(["entropy", unless(c.entropy[t], (x) => `${number(x, 3)} nats`)]);
   if (c.trainer_logprobs) facts.push(["probability", probability(c.trainer_logprobs[t])]);
-  if (c.inference_logprobs) {
-    facts.push(["… at inference", probability(c.inference_logprobs[t])]);
-    facts.push(["ratio of both", unless(c.logRatio(t), (x) => number(Math.exp(x), 3))]);
-  }
+  if (c.inference_logprobs) facts.push(["… at inference", probability(c.inference_logprobs[t])],
+    ["ratio of both", unless(c.logRatio(t), (x) => number(Math.exp(x), 3))]);
   facts.push(["place", place < 0 ? "–" : `${place + 1} from the start, ${c.own.length - place} from the end`], ["token id", String(c.token_ids[t])]);
   const list = facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]);
   return [title, make("p", {}, sentence(c, t, conflicts)), make("dl", {}, ...list), ...partnerList(conflicts)];
@@ -305,7 +279,7 @@ function partnerList(conflicts) {
       const span = make("span", { className: `token ${other.fate(i)}${i === t ? " partner" : ""}` });
       line.append(drawText(span, oneLine(other.token_strings[i])));
     }
-    const button = make("button", { type: "button", className: "context", onclick: () => goTo(rowFor(other), t) });
+    const button = make("button", { type: "button", className: "context", onclick: () => goTo(other, t) });
     button.append(`${other.name} (A ${signed(other.group_advantage)}), from the ${fromEnd ? "end" : "start"}: `, line);
     return button;
   });
@@ -327,55 +301,42 @@ for (const kind of ["pointerover", "click"]) {
     show(row, span.t);
   });
 }
-$("rows").addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const { row, t } = state.chosen ?? { row: rows[0], t: -1 };
-  const move = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] }[event.key];
-  if (move) {
-    const to = rows[rows.indexOf(row) + move[0]];
-    if (to?.completion.length) goTo(to, Math.max(0, Math.min(t + move[1], to.completion.length - 1)));
-  } else if (event.key === "Enter" && event.target === $("rows")) {
-    state.held = !state.held;
-  } else {
-    return;
-  }
-  event.preventDefault();
-});
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("select")) return;
-  const to = state.step + { n: 1, p: -1 }[event.key];
-  if (event.key === "Escape") release();
-  else if (run.steps[to]) chooseStep(to);
+  const { target, key } = event, { row, t } = state.chosen ?? { row: rows[0], t: -1 };
+  if (event.ctrlKey || event.metaKey || event.altKey || target.matches("select")) return;
+  const moves = target.closest("#rows") ? { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] } : {};
+  const step = state.step + { n: 1, p: -1 }[key];
+  const holds = key === "Enter" && target === $("rows");
+  if (key in moves || holds) event.preventDefault();
+  if (holds) state.held = !state.held;
+  if (key === "Escape") release();
+  if (run.steps[step]) chooseStep(step);
+  if (key in moves) {
+    const [down, right] = moves[key], to = rows[rows.indexOf(row) + down];
+    if (to?.length) goTo(to, Math.max(0, Math.min(t + right, to.length - 1)));
+  }
 });
 $("close").addEventListener("click", release);
 
-function svg(tag, attributes) {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  return element;
-}
-
-/** The chart of the steps; its axes are text beside it, which does not stretch. */
+/** The chart of the steps, of numbers alone; its axes are text beside it, which does not stretch. */
 function drawStrip() {
   const fates = ["protected", "doubled", "filtered"], { steps } = run;
   $("steps").hidden = steps.length < 2;
   const share = (step, fate) => step[fate] / Math.max(1, step.tokens);
   const top = Math.max(1, Math.ceil(10 * Math.max(...steps.map((step) => fates.reduce((sum, fate) => sum + share(step, fate), 0))))) / 10;
   const rewards = steps.map((step) => step.reward), low = Math.min(...rewards), high = Math.max(...rewards);
-  $("strip").setAttribute("viewBox", `0 0 ${steps.length} 100`);
-  steps.forEach((step, at) => {
-    const bar = svg("g", {});
-    bar.append(svg("rect", { class: "back", x: at, y: 0, width: 1, height: 100 }));
+  const bars = steps.map((step, at) => {
     let y = 100;
-    for (const fate of fates) {
+    const parts = fates.map((fate) => {
       const height = (100 * share(step, fate)) / top;
-      bar.append(svg("rect", { class: fate, x: at + 0.1, y: (y -= height), width: 0.8, height }));
-    }
-    bar.addEventListener("click", () => chooseStep(at));
-    $("strip").append(bar);
+      return `<rect class="${fate}" x="${at + 0.1}" y="${(y -= height)}" width="0.8" height="${height}"/>`;
+    });
+    return `<g><rect class="back" x="${at}" y="0" width="1" height="100"/>${parts.join("")}</g>`;
   });
   const points = rewards.map((reward, at) => `${at + 0.5},${98 - (96 * (reward - low)) / (high - low || 1)}`);
-  $("strip").append(svg("polyline", { points: points.join(" ") }));
+  $("strip").setAttribute("viewBox", `0 0 ${steps.length} 100`);
+  $("strip").innerHTML = `${bars.join("")}<polyline points="${points.join(" ")}"/>`;
+  $("strip").querySelectorAll("g").forEach((bar, at) => bar.addEventListener("click", () => chooseStep(at)));
   const label = (id, ...texts) => $(id).replaceChildren(...texts.map((text) => make("span", {}, text)));
   label("strip-share", `${number(100 * top, 0)} %`, "0 %");
   label("strip-reward", ...(low === high ? ["", amount(low)] : [amount(high), amount(low)]));
@@ -384,11 +345,25 @@ function drawStrip() {
 }
 
 function goToStep(at) {
+  const { step } = run.steps[at];
   state.step = $("step").value = at;
-  $("step-name").textContent = run.steps[at].step;
-  $("step").setAttribute("aria-valuetext", `step ${run.steps[at].step}`);
-  [...$("strip").querySelectorAll("g")].forEach((bar, i) => bar.classList.toggle("now", i === at));
-  loadStep();
+  $("step-name").textContent = step;
+  $("step").setAttribute("aria-valuetext", `step ${step}`);
+  $("strip").querySelectorAll("g").forEach((bar, i) => bar.classList.toggle("now", i === at));
+  groups = readData(`step-${step}`).map(({ prompt, completions }) => ({
+    prompt, completions: completions.map((record, number) => new Completion(record, number)),
+  }));
+  const shared = groups.map(({ completions }) => completions.some((c) => c.lambda.some((x) => x !== 1)));
+  state.group = Math.max(0, shared.indexOf(true));
+  $("group").replaceChildren(...groups.map(({ completions }, number) => {
+    const rewards = completions.map((c) => c.reward), [low, high] = [Math.min(...rewards), Math.max(...rewards)];
+    const range = low === high ? amount(low) : `${amount(low)} to ${amount(high)}`;
+    const note = shared[number] ? "" : ", no conflict";
+    return make("option", { value: number }, `${number + 1} of ${groups.length}: ${rewards.length} completions, reward ${range}${note}`);
+  }));
+  $("group").value = state.group;
+  const highest = groups.flatMap(({ completions }) => completions.map((c) => c.trajectory_entropy ?? 0));
+  $("threshold").max = Math.max(1.5 * run.gtpo.entropy_threshold, 1.05 * Math.max(...highest));
   drawGroup();
 }
 

@@ -9,7 +9,7 @@ import run_logs
 from torch.utils.tensorboard import SummaryWriter
 
 from gtpo_verl.tools.diagnose import logs
-from gtpo_verl.tools.diagnose.logs import _BLOCK, FORMS, read_log, read_metrics
+from gtpo_verl.tools.diagnose.logs import FORMS, read_log
 from gtpo_verl.tools.diagnose.verdict import read_run, report_on
 
 RECORDS = [*run_logs.verl(steps=12)]
@@ -158,7 +158,7 @@ def test_tensorboard_is_of_whom_its_names_are(tmp_path, prefix, framework, recor
 
 def test_all_metrics_are_read_for_figures(tmp_path):
     path = run_logs.write_jsonl(tmp_path / "run.jsonl", [x | {"perf/mfu": 0.4} for x in RECORDS])
-    assert read_metrics(path)[1]["perf/mfu"] == 0.4
+    assert read_log(path).steps[1]["perf/mfu"] == 0.4
 
 
 NO_METRIC = 1 << 22
@@ -258,7 +258,7 @@ def test_a_file_has_no_more_steps_than_a_run(tmp_path, monkeypatch):
 def test_a_long_line_and_much_other_text_hide_no_metrics(tmp_path):
     path = run_logs.write_console(tmp_path / "train.log", RECORDS)
     text = path.read_text().splitlines(keepends=True)
-    other = "a completion\n" * (_BLOCK // 4) + "y" * 5 * _BLOCK + "\n"
+    other = "a completion\n" * (1 << 18) + "y" * (5 << 20) + "\n"
     path.write_text("".join(text[:9]) + other + "".join(text[9:15]) + other + "".join(text[15:]))
     same(read_log(path))
 

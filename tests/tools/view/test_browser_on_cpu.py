@@ -169,7 +169,7 @@ def test_the_threshold_slider_filters_completions(show, dump):
 def test_entropy_and_mismatch_are_heat(show):
     driver = show(LETTER_COUNTING, "--tokenizer", LETTER_COUNTING)
     driver.execute_script(
-        "const c = rows[0].completion; c.entropy.splice(0, 2, 0, 1.5);"
+        "const c = rows[0]; c.entropy.splice(0, 2, 0, 1.5);"
         "c.inference_logprobs[0] = c.trainer_logprobs[0] + Math.LN2; c.inference_logprobs[1] = c.trainer_logprobs[1];"
     )
     colours = {}
