@@ -70,9 +70,9 @@ def read_log(path: Path) -> Log:
         if not path.is_file() and not path.is_dir():
             raise ValueError(f"{_shown(path)} is no file; to read from a pipe, give - and the standard input")
     name = _shown(path)
-    if path.is_dir() or "tfevents" in path.name:
-        return _log(name, _by_step(name, _read_events(path)))
     try:
+        if path.is_dir() or "tfevents" in path.name:
+            return _log(name, _by_step(name, _read_events(path)))
         with open_text(path) as file:
             first = next((line for line in (file.readline(_LINE) for _ in range(_PRINTED)) if line.strip()), "")
             if first.strip() == "{" or path.suffix in (".json", ".ipynb"):
@@ -82,8 +82,8 @@ def read_log(path: Path) -> Log:
             else:
                 return _read_lines(name, chain([first], _lines(file, "step:", "{", "%|")))
             return _log(name, _by_step(name, entries))
-    except (csv.Error, EOFError, OSError, RecursionError, UnicodeError, zlib.error) as error:
-        raise ValueError(f"{name} cannot be read ({error}): give {FORMS}") from error
+    except (csv.Error, EOFError, MemoryError, OSError, RecursionError, UnicodeError, zlib.error) as error:
+        raise ValueError(f"{name} cannot be read ({str(error) or type(error).__name__}): give {FORMS}") from error
 
 
 def read_metrics(path: Path) -> Steps:
@@ -138,6 +138,8 @@ def _lines(file: TextIO, *marks: str) -> Iterator[str]:
         wanted = not read or not marks or any(mark in block for mark in marks)
         yield from (f"{line}\n" for line in (lines if wanted else lines[:1]))  # which began in the block before
         read += len(block)
+        if len(rest) > _LINE and not marks:
+            raise csv.Error("a line has no end")
         rest = rest if len(rest) <= _LINE else ""
     if rest:
         yield rest
