@@ -12,6 +12,8 @@ SCHEMA_VERSION, HEADER_NAME, STEP_FILES = 2, "gtpo_dump.json", "step_*.jsonl"
 READABLE_VERSIONS = (1, 2)
 """Version 1 has no words: `prompt`, `token_strings` and `ended` came with version 2."""
 
+_LINE = 1 << 26  # bytes, of which a completion of 128k tokens takes a fifth
+
 
 def read_lines(path: Path, check: Callable[[Any], dict[str, Any]], of: str) -> list[dict[str, Any]]:
     """Return what `check` makes of each line of a JSONL file.
@@ -21,8 +23,10 @@ def read_lines(path: Path, check: Callable[[Any], dict[str, Any]], of: str) -> l
     """
     lines = []
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(iter(lambda: file.readline(_LINE), b""), start=1):
             try:
+                if len(line) == _LINE:
+                    raise ValueError(f"it is longer than {_LINE >> 20} MB")
                 lines.append(check(json.loads(line)))
             except (KeyError, RecursionError, TypeError, ValueError) as error:
                 said = error if type(error) is ValueError else repr(error)

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+_SIZE = 1 << 26  # bytes, at most
+
 
 def read_record(path: Path, *keys: str) -> dict[str, Any]:
     """Read the object in a JSON file.
@@ -14,7 +16,8 @@ def read_record(path: Path, *keys: str) -> dict[str, Any]:
         ValueError: the file holds no object, or the object lacks one of `keys`; the message names the file.
     """
     try:
-        record = json.loads(path.read_bytes())
+        with path.open("rb") as file:
+            record = json.loads(file.read(_SIZE))  # what is longer is no JSON then
     except (RecursionError, ValueError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}): restore or remove it") from error
     if not isinstance(record, dict) or not record.keys() >= set(keys):

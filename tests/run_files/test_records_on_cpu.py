@@ -1,10 +1,12 @@
 """Records beside a run's results: written whole or not at all, and claimed by the settings that fill a folder."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
+from gtpo_verl.run_files import records
 from gtpo_verl.run_files.records import atomic_write, read_record
 from recipes.claim import claim
 
@@ -47,6 +49,13 @@ def test_a_device_a_pipe_and_a_link_are_written_through(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "target")
     atomic_write(tmp_path / "link", "x")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == "x"
+
+
+def test_a_record_without_end_is_named_and_not_read_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "_SIZE", 1 << 10)
+    (tmp_path / "record.json").write_text(json.dumps({"key": "x" * 2000}))
+    with pytest.raises(ValueError, match="record.json is not valid JSON .*restore or remove it"):
+        read_record(tmp_path / "record.json")
 
 
 def test_a_folder_belongs_to_the_settings_that_filled_it_first(tmp_path):

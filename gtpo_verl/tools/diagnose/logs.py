@@ -70,9 +70,9 @@ def read_log(path: Path) -> Log:
         if not path.is_file() and not path.is_dir():
             raise ValueError(f"{shown(path)} is no file; to read from a pipe, give - and the standard input")
     name = shown(path)
-    if path.is_dir() or "tfevents" in path.name:
-        return _log(name, _by_step(name, _read_events(path)))
     try:
+        if path.is_dir() or "tfevents" in path.name:
+            return _log(name, _by_step(name, _read_events(path)))
         with open_text(path) as file:
             lines = iter(lambda: file.readline(_LINE), "")
             first = next(filter(str.strip, islice(lines, _PRINTED)), "")
@@ -82,8 +82,8 @@ def read_log(path: Path) -> Log:
             if "{" not in first and (columns := _columns(name, next(header, []))):
                 return _log(name, _by_step(name, _read_rows(columns, rows)))
             return _read_lines(name, chain([first], lines))
-    except (csv.Error, EOFError, OSError, RecursionError, UnicodeError, zlib.error) as error:
-        raise ValueError(f"{name} cannot be read ({error}): give {FORMS}") from error
+    except (csv.Error, EOFError, MemoryError, OSError, RecursionError, UnicodeError, zlib.error) as error:
+        raise ValueError(f"{name} cannot be read ({str(error) or type(error).__name__}): give {FORMS}") from error
 
 
 def shown(path: Path) -> str:

@@ -165,8 +165,13 @@ def _trl_rows(path: Path) -> list[dict[str, Any]]:
     import pyarrow
     import pyarrow.parquet
 
+    table, size = [], 0
     try:
-        table = pyarrow.parquet.read_table(path).to_pylist()
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(16):  # a small file may hold any amount of text
+            table += (read := batch.to_pylist())
+            size += sum(len(str(value)) for row in read for value in row.values())
+            if size > _DUMP_BYTES:
+                raise ValueError(f"{path} holds more than {_DUMP_BYTES >> 20} MB of text: name another file")
     except (OSError, pyarrow.ArrowException) as error:
         raise ValueError(f"{path} is no parquet file ({error})") from error
     rows = []

@@ -3,9 +3,11 @@ import io
 import json
 import math
 import os
+import struct
 
 import pytest
 import run_logs
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from torch.utils.tensorboard import SummaryWriter
 
 from gtpo_verl.tools.diagnose import logs
@@ -261,6 +263,21 @@ def test_a_long_line_and_much_other_text_hide_no_metrics(tmp_path):
     other = "a completion\n" * (1 << 18) + "y" * (5 << 20) + "\n"
     path.write_text("".join(text[:9]) + other + "".join(text[9:15]) + other + "".join(text[15:]))
     same(read_log(path))
+
+
+def test_a_tensorboard_record_beyond_any_memory_is_named(tmp_path):
+    length = struct.pack("<Q", 1 << 50)
+    (tmp_path / "events.out.tfevents.1.x").write_bytes(length + struct.pack("<I", masked_crc32c(length)))
+    with pytest.raises(ValueError, match=r"tfevents.1.x cannot be read \(MemoryError\)"):
+        read_log(tmp_path)
+
+
+def test_a_row_of_a_table_that_does_not_end_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(logs, "_LINE", _BLOCK)
+    path = run_logs.write_csv(tmp_path / "a.csv", RECORDS)
+    path.write_text(path.read_text() + "\0" * 3 * _BLOCK)
+    with pytest.raises(ValueError, match="a.csv cannot be read .a line has no end"):
+        read_log(path)
 
 
 def test_a_name_that_is_not_utf_8_is_printed(tmp_path):

@@ -11,6 +11,7 @@ from rollout_files import LETTER_COUNTING
 from token_dump import BAD, END, GOOD, STEPS, write_rollouts
 
 from gtpo_verl import cli
+from gtpo_verl.run_files import dumps
 from gtpo_verl.tools.rollouts import sources
 from gtpo_verl.tools.rollouts.sources import find_source, read_step, thin_out
 
@@ -176,6 +177,21 @@ def test_what_is_no_table_of_trl_is_named(tmp_path, tokenizer, capsys, damage):
     file = tmp_path / "completions_00001.parquet"
     file.write_bytes(b"PAR1") if damage == "no parquet" else pd.DataFrame({"prompt": [["a"]]}).to_parquet(file)
     assert file.name in refusal(capsys, tmp_path, "--tokenizer", tokenizer)
+
+
+def test_a_small_file_that_holds_any_amount_of_text_is_named(tmp_path, tokenizer, monkeypatch, capsys):
+    """Parquet writes a thousand equal rows as one."""
+    write_trl(tmp_path, 10, [(GOOD * 20, 1.0, 0.5, 0.25)] * 1000)
+    monkeypatch.setattr(sources, "_DUMP_BYTES", 1 << 18)
+    assert (tmp_path / "completions_00010.parquet").stat().st_size < 1 << 14
+    assert "completions_00010.parquet holds more than" in refusal(capsys, tmp_path, "--tokenizer", tokenizer)
+
+
+def test_a_line_that_does_not_end_is_named(tmp_path, tokenizer, monkeypatch, capsys):
+    monkeypatch.setattr(dumps, "_LINE", 1 << 10)
+    row = {"input": "q", "output": "o" * (1 << 11), "score": 1}
+    (tmp_path / "1.jsonl").write_text(json.dumps(row) + "\n")
+    assert "1.jsonl:1 is not a line of a rollout file" in refusal(capsys, tmp_path, "--tokenizer", tokenizer)
 
 
 def test_a_large_step_shows_its_first_groups_and_says_so(tmp_path, tokenizer, monkeypatch, capsys):
