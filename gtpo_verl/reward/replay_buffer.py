@@ -87,11 +87,7 @@ def _number(value: Any) -> float | None:
 
 def RewardMetricsReplayBuffer(*, trainer_mode: str, **kwargs: Any) -> ReplayBuffer:
     """verl's buffer of its `trainer.v1.trainer_mode`, with the metrics above; the async one drops stale groups or waits
-    for them.
-
-    Raises:
-        ValueError: groups are to be filtered, by nothing.
-    """
+    for them. A ValueError if groups are to be filtered by nothing."""
     verls = ReplayBuffer if trainer_mode == "sync" else ReplayBufferAsync
     return type("RewardMetricsReplayBuffer", (_RewardMetrics, verls), {})(trainer_mode=trainer_mode, **kwargs)
 
@@ -99,10 +95,8 @@ def RewardMetricsReplayBuffer(*, trainer_mode: str, **kwargs: Any) -> ReplayBuff
 def eos_token_ids(model: DictConfig) -> torch.Tensor:
     """Return the tokens that end a completion, (number of tokens,) int64; one that ends with none of them was cut off.
 
-    They are the tokenizer's EOS token and those of the model's generation config, at which rollout engines stop too.
-
-    Args:
-        model (DictConfig): verl's `actor_rollout_ref.model`.
+    They are the tokenizer's EOS token and those of the generation config, at which rollout engines stop too. `model` is
+    verl's `actor_rollout_ref.model`.
     """
     tokenizer_path = copy_to_local(model.get("tokenizer_path") or model.path)
     ids = {hf_tokenizer(tokenizer_path, trust_remote_code=model.get("trust_remote_code", False)).eos_token_id}
