@@ -15,11 +15,7 @@ _CHARACTER = 4  # bytes of the longest, each of which may be a token
 
 @cache
 def load_tokenizer(name: str) -> "Tokenizer":
-    """Return the `tokenizer.json` of a folder, or of a model on the Hub.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Return the `tokenizer.json` of a folder, or of a model on the Hub; a ValueError if there is none."""
     from tokenizers import Tokenizer
 
     folder = Path(name).expanduser()

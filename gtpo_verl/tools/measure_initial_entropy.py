@@ -22,11 +22,8 @@ _TEMPLATE = "data.apply_chat_template_kwargs"
 
 
 def read_prompts(data: Path, samples: int) -> list[list[dict[str, str]]]:
-    """Return the chat messages of the first `samples` rows of a parquet file for verl's RLHFDataset.
-
-    Raises:
-        ValueError: the file has fewer rows, or its prompts are not chat messages.
-    """
+    """Return the chat messages of the first `samples` rows of a parquet file for verl's RLHFDataset; a ValueError if it
+    has fewer, or its prompts are not chat messages."""
     import pyarrow.parquet as pq
 
     prompts = pq.read_table(data, columns=["prompt"]).column("prompt").slice(0, samples).to_pylist()
@@ -38,11 +35,8 @@ def read_prompts(data: Path, samples: int) -> list[list[dict[str, str]]]:
 
 
 def template_kwargs(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return what overrides of verl's `data.apply_chat_template_kwargs` give to the chat template of its rollouts.
-
-    Raises:
-        ValueError: an override is of another key, or has no value that Hydra reads.
-    """
+    """Return what overrides of verl's `data.apply_chat_template_kwargs` give to the chat template of its rollouts; a
+    ValueError if one is of another key, or has no value that Hydra reads."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
@@ -87,11 +81,8 @@ def sample_entropies(
 def measure_initial_entropy(
     model_path: str, data: Path, samples: int, max_response_length: int, batch_size: int, seed: int, template: dict
 ) -> "InitialEntropy":
-    """Measure ⟨H⟩_ini of a model in Hugging Face format, on the GPU if there is one; arguments as of the command.
-
-    Raises:
-        ValueError: the data has fewer than `samples` rows, there is no such model, or the GPUs are in a Ray cluster.
-    """
+    """Measure ⟨H⟩_ini of a model in Hugging Face format, on the GPU if there is one; arguments as of the command. A
+    ValueError if the data has fewer than `samples` rows, there is no such model, or the GPUs are in a Ray cluster."""
     prompts = read_prompts(data, samples)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig

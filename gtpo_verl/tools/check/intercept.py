@@ -35,11 +35,7 @@ status_if_sound = 1
 
 
 def install() -> None:
-    """Hook in where a run is judged, and where it ends without that.
-
-    Raises:
-        ValueError: the variable is neither 1 nor settings.
-    """
+    """Hook in where a run is judged, or ends unjudged; a ValueError if the variable is neither 1 nor settings."""
     if (value := os.environ[VARIABLE]) not in ("1", "settings"):
         raise ValueError(f"{VARIABLE}={value}: must be 1 or settings; to train, unset it")
     words = sys.orig_argv[1:]

@@ -31,11 +31,8 @@ _REGISTRIES = {
 
 
 def judge(config: DictConfig, with_machine: bool) -> tuple[list[Finding], list[Finding]]:
-    """Return what there is to say of the settings of a verl trainer's config, which it changes, and of this machine.
-
-    Raises:
-        Exception: of any class, where the config is none of verl's PPO trainers.
-    """
+    """Return what there is to say of the settings of a config, which it changes, and of this machine; an exception of
+    any class if the config is of none of verl's PPO trainers."""
     OmegaConf.set_readonly(config, False)
     OmegaConf.set_struct(config, False)
     with redirect_stdout(io.StringIO()), warnings.catch_warnings():

@@ -25,12 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "         gtpo-verl diagnose metrics.jsonl --rollouts rollouts --tokenizer MODEL\n"
         "status:  0 healthy, 1 degraded, 2 failed, 3 cannot tell, 4 bad input"
     )
-    parser.add_argument(
-        "log",
-        metavar="LOG",
-        type=Path,
-        help=f"{FORMS}; compressed or not; a folder with one of these, or of rollouts alone; - for the standard input",
-    )
+    forms = f"{FORMS}; compressed or not; a folder with one of these, or of rollouts alone; - for the standard input"
+    parser.add_argument("log", metavar="LOG", type=Path, help=forms)
     parser.add_argument("--rollouts", type=Path, help="the run's completions: trainer.rollout_data_dir, or a dump_dir")
     parser.add_argument("--tokenizer", help="folder or Hub name of the run's tokenizer, for verl's rollouts")
     parser.add_argument("--limit", type=int, help="tokens at which completions are cut: data.max_response_length")

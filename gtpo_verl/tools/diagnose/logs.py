@@ -58,11 +58,8 @@ class Log(NamedTuple):
 
 
 def read_log(path: Path) -> Log:
-    """Return the log at a path, in a folder, or on the standard input, `-`. Its time and memory are bounded.
-
-    Raises:
-        ValueError: there is no log, or more than one; the message names the forms that are read.
-    """
+    """Return the log at a path, in a folder, or on the standard input, `-`, in bounded time and memory; a ValueError
+    names the forms that are read if there is none, or more than one."""
     if str(path) != "-":
         if not path.exists():
             raise ValueError(f"{shown(path)} does not exist: name a log, {FORMS}")

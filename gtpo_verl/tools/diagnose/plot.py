@@ -14,11 +14,7 @@ _OTHERS = ("entropy", "length")
 
 
 def plot(run: Run, report: Mapping[str, Any], path: Path) -> None:
-    """Draw the figure; the suffix of its `path` is the format.
-
-    Raises:
-        ValueError: matplotlib is not installed, or does not know the format.
-    """
+    """Draw the figure, in the format of its path's suffix; a ValueError if matplotlib is missing or lacks it."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

@@ -48,11 +48,7 @@ class Rollouts:
 
 
 def read_rollouts(path: Path, tokenizer: str | None, limit: float | None) -> Rollouts:
-    """Read a token dump or verl's rollout files, evenly thinned out if they are large.
-
-    Raises:
-        ValueError: there are none, or the tokenizer is of another model.
-    """
+    """Read completions, evenly thinned out if they are large; raises as `find_source`."""
     source, found = find_source(path, tokenizer), Rollouts(limit)
     for file in thin_out(source.paths, _BYTES):
         found.add(source.read(file))

@@ -36,11 +36,8 @@ def read_run(
     completions: int | None = None,
 ) -> Run:
     """Read what the trainer logged, or a folder of rollouts alone, and `rollouts` with the run's `tokenizer`. The
-    tokens that `limit` a completion, and the `completions` of a step, are else what the log shows.
-
-    Raises:
-        ValueError: nothing can be made of these files; the message names the file and a remedy.
-    """
+    tokens that `limit` a completion, and the `completions` of a step, are else what the log shows. A ValueError names
+    the file of which nothing can be made, and a remedy."""
     if rollouts is None and path.is_dir() and (any(path.glob("gtpo_dump.json")) or any(path.glob("[0-9]*.jsonl"))):
         log, seen, rollouts = Log(str(path), "verl", {}, {}, []), None, path
     else:

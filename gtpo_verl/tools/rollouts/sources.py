@@ -45,11 +45,8 @@ class Source(NamedTuple):
 
 def find_source(path: Path, tokenizer: str | None = None) -> Source:
     """Return the completions at a path: a token dump, verl's rollout files or TRL's completions, in a folder or as one
-    of its files; of a dump a folder above it too. Text needs the run's `tokenizer`, a folder or a name on the Hub.
-
-    Raises:
-        ValueError: there is none, or more than one dump, or it is of another version, or there is no tokenizer.
-    """
+    of its files; of a dump a folder above it too. Text needs the run's `tokenizer`, a folder or a name on the Hub. A
+    ValueError if there is none, more than one dump, one of another version, or no tokenizer."""
     if not path.exists():
         raise ValueError(f"{path} does not exist: name a folder with rollouts or a token dump, or a file of it")
     headers = [path.parent / HEADER_NAME] if path.is_file() else sorted(path.rglob(HEADER_NAME))
@@ -100,10 +97,7 @@ def _read_dump(path: Path, headers: list[Path]) -> tuple[dict[str, Any], list[Pa
 
 def read_step(path: Path, own: str, given: str | None = None) -> list[dict[str, Any]]:
     """Return a step file's completions, in words of the `given` tokenizer, else their own, else the `own` tokenizer's.
-
-    Raises:
-        ValueError: it is not as `gtpo_verl.verl_plugin.token_dump` wrote it; the message names the line.
-    """
+    A ValueError names a line that is not as `gtpo_verl.verl_plugin.token_dump` wrote it."""
     completions = read_lines(path, _checked, "token dump")
     for completion in completions:
         if given or "token_strings" not in completion:

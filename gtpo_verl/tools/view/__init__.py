@@ -30,20 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "         gtpo-verl view rollouts --tokenizer MODEL verl's own files: trainer.rollout_data_dir=$PWD/rollouts\n"
         "         gtpo-verl view outputs --tokenizer MODEL  TRL's output folder: log_completions=True"
     )
-    parser.add_argument(
-        "path",
-        metavar="RUN_OR_FILE",
-        type=Path,
-        nargs="?",
-        help="a run's dump_dir, a folder above it, or one step_*.jsonl of it; a run's rollout_data_dir, or one "
-        "N.jsonl of it; TRL's output_dir, or one completions_N.parquet of it",
-    )
-    parser.add_argument(
-        "-o", "--out", type=Path, default=Path("view.html"), help="default: %(default)s; - for standard output"
-    )
-    parser.add_argument(
-        "--tokenizer", help="folder or Hub name of the run's tokenizer: for text, or if the dump's own is gone"
-    )
+    run_or_file = "a dump_dir, or a folder above it, a rollout_data_dir or TRL's output_dir; or one step's file of it"
+    parser.add_argument("path", metavar="RUN_OR_FILE", type=Path, nargs="?", help=run_or_file)
+    parser.add_argument("-o", "--out", type=Path, default="view.html", help="default: %(default)s; - for stdout")
+    parser.add_argument("--tokenizer", help="folder or Hub name of the run's: for text, or if the dump's own is gone")
     parser.add_argument("--demo", action="store_true", help="show the run that comes with this package")
 
 

@@ -33,16 +33,15 @@ def render(run_data: dict[str, Any], steps: Iterable[str]) -> str:
 
 def summarize(step: list[dict[str, Any]]) -> dict[str, Any]:
     """Numbers of a step for the strip: own tokens, how many GTPO protects, doubles and filters, and the mean reward."""
-    summary = {"step": step[0]["step"], "tokens": 0, "protected": 0, "doubled": 0, "filtered": 0}
-    for completion in step:
-        weights = [*compress(completion["lambda"], completion["loss_mask"])]
-        summary["tokens"] += len(weights)
-        if completion["keep"]:
-            summary["protected"] += sum(x < 1 for x in weights)
-            summary["doubled"] += sum(x > 1 for x in weights)
-        else:
-            summary["filtered"] += len(weights)
-    return summary | {"reward": sum(completion["reward"] for completion in step) / len(step)}
+    own = [(row["keep"], weight) for row in step for weight in compress(row["lambda"], row["loss_mask"])]
+    return {
+        "step": step[0]["step"],
+        "tokens": len(own),
+        "protected": sum(keep and weight < 1 for keep, weight in own),
+        "doubled": sum(keep and weight > 1 for keep, weight in own),
+        "filtered": sum(not keep for keep, _ in own),
+        "reward": sum(row["reward"] for row in step) / len(step),
+    }
 
 
 def step_element(step: list[dict[str, Any]]) -> str:

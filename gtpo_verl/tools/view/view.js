@@ -409,6 +409,5 @@ for (const [since, meaning] of run.signs) {
 $("signs").hidden = !run.signs.length;
 const wanted = placeOf(Number(location.hash.slice(1)));
 goToStep(wanted >= 0 ? wanted : run.signs.length ? placeOf(run.signs[0][0]) : 0);
-for (const element of document.querySelectorAll(".needs-inference")) {
-  element.hidden = !groups.some(({ completions }) => completions.some((c) => c.inference_logprobs));
-}
+const isInferenceKnown = groups.some(({ completions }) => completions.some((c) => c.inference_logprobs));
+for (const element of document.querySelectorAll(".needs-inference")) element.hidden = !isInferenceKnown;
