@@ -223,8 +223,10 @@ _LOST = (
 )
 _CLEAN = "Go back to the last checkpoint before step {since}. A reward for the exact format and nothing else sees it."
 _NAN = "Go back to the last checkpoint before step {since}; that step's batch, the precision and the loss may say why."
-_AS_IT_BEGAN = "It was so from the first step: there is no checkpoint to go back to. Look at the configuration: the "
-_AS_IT_BEGAN += "precision, a micro batch larger than a rank's share, the reference model."
+_AS_IT_BEGAN = (
+    "It was so from the first step, so there is no checkpoint to go back to: look at the configuration: the precision, "
+    "a micro batch larger than a rank's share, the reference model."
+)
 _CUT = "Completions are cut off at the limit: raise it, or mask or penalise overlong ones."
 _LOOK = "Look at the reward function, the form of an answer that it reads, the limit of a completion and the questions."
 _EQUAL = "Groups need rewards that differ: a finer reward, a higher temperature, easier or harder questions."

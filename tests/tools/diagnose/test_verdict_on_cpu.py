@@ -166,7 +166,7 @@ def test_advice_is_of_the_first_sign(tmp_path):
     assert report["why"].startswith("not finite: loss, gradient norm")
 
 
-@pytest.mark.parametrize("steps", [15, 19])
+@pytest.mark.parametrize("steps", [5, 15, 19])
 def test_a_log_that_is_too_short_is_no_verdict(tmp_path, steps):
     report = diagnose(run_logs.write_console(tmp_path / "train.log", [*run_logs.verl(steps=steps)]))
     assert report["verdict"] == "cannot tell" and report["why"].startswith("at least 20 steps are needed")
