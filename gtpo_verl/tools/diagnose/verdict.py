@@ -154,8 +154,8 @@ def judge(watch: Watch, signs: list[Sign], entries: int) -> tuple[str, str]:
     if broken := [sign for sign in failed if sign in rules.BROKEN]:
         return "failed", f"not finite: {', '.join(label(sign.number) for sign in broken)}"
     always = [sign for sign in signs if sign.from_start and sign.level == rules.FAULT]
-    validated = name == "validation" and outcome.window == rules.VALIDATIONS
-    if entries < 2 * rules.STEPS and not always and not validated:
+    is_short = entries < 2 * rules.STEPS and (name, outcome.window) != ("validation", rules.VALIDATIONS)
+    if is_short and not always:
         return "cannot tell", f"at least {2 * rules.STEPS} steps are needed; signs below may be noise"
     if failed:
         ends = [(label(sign.number), watch[sign.number]) for sign in failed]
