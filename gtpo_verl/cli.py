@@ -7,6 +7,7 @@ to import, such as torch, it imports once it has looked at its arguments.
 """
 
 import argparse
+import io
 import os
 import platform
 import signal
@@ -58,6 +59,8 @@ def main(
     epilog: str = EPILOG,
 ) -> int:
     """Run one of the subcommands; returns its exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a page and some of the texts are UTF-8, whatever the locale
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = Parser(
         prog=prog, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -88,6 +88,13 @@ def test_a_process_ends_quietly_when_its_reader_leaves(unbuffered, left):
     assert (finished.returncode, finished.stderr) == (141, "")
 
 
+@pytest.mark.parametrize(("arguments", "sign"), [("view --demo -o -", "λ"), ("check --help", "…")])
+def test_a_locale_without_the_signs_gets_them_in_utf_8(arguments, sign):
+    env = os.environ | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
+    finished = subprocess.run([sys.executable, "-m", "gtpo_verl", *arguments.split()], capture_output=True, env=env)
+    assert finished.returncode == 0 and sign in finished.stdout.decode(), finished.stderr
+
+
 @pytest.fixture
 def broken(tmp_path, monkeypatch):
     """A folder of files that are none of what the commands read."""

@@ -52,12 +52,12 @@ def compute_score(
         math-verify gave no verdict, in which case ``acc`` is 0 but means "unknown", else 0).
 
     Raises:
-        ValueError: if ``ground_truth`` is empty or too long.
+        ValueError: if ``ground_truth`` is no text, empty or too long.
         RuntimeError: if the math-verify process cannot start.
     """
-    if not 0 < len(ground_truth.strip()) <= MAX_ANSWER_CHARS:
+    if not isinstance(ground_truth, str) or not 0 < len(ground_truth.strip()) <= MAX_ANSWER_CHARS:
         raise ValueError(
-            f"reward_model.ground_truth must have 1 to {MAX_ANSWER_CHARS} characters, got {ground_truth!r} "
+            f"reward_model.ground_truth must be text of 1 to {MAX_ANSWER_CHARS} characters, got {ground_truth!r} "
             f"(data_source={data_source!r}): correct or drop the row in the dataset"
         )
     answer, timeout = extract_answer(solution_str), False

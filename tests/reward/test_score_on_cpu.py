@@ -245,7 +245,7 @@ def test_a_hostile_completion_is_wrong_at_once(solution_str):
     assert time.process_time() - start < 5
 
 
-@pytest.mark.parametrize("ground_truth", ["", "  ", "1" * (MAX_ANSWER_CHARS + 1)])
+@pytest.mark.parametrize("ground_truth", ["", "  ", "1" * (MAX_ANSWER_CHARS + 1), None, 5])
 def test_a_ground_truth_that_nothing_can_equal_is_an_error(ground_truth):
     with pytest.raises(ValueError, match="ground_truth"):
         score(completion("5"), ground_truth)

@@ -59,7 +59,7 @@ def end_if_never_judged(module: str) -> None:
     """End before a module of verl starts that does not get to a judgement: SFT, generation, merger, evaluation."""
     spec = module_spec(module) if module.startswith("verl.") else None
     spec = module_spec(f"{module}.__main__") if spec and spec.submodule_search_locations else spec
-    if spec and spec.origin and not re.search("run_ppo|validate_config", Path(spec.origin).read_text()):
+    if spec and spec.origin and not re.search("run_ppo|validate_config", Path(spec.origin).read_text("utf-8")):
         end(f"not judged: {module}: only verl's PPO trainers are judged, such as verl.trainer.main_ppo", 1)
 
 
