@@ -7,7 +7,6 @@ to import, such as torch, it imports once it has looked at its arguments.
 """
 
 import argparse
-import io
 import os
 import platform
 import signal
@@ -59,21 +58,18 @@ def main(
     epilog: str = EPILOG,
 ) -> int:
     """Run one of the subcommands; returns its exit status."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a page and some of the texts are UTF-8, whatever the locale
+    if hasattr(sys.stdout, "reconfigure"):  # a page and some of the texts are UTF-8, whatever the locale
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = Parser(
-        prog=prog, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog=prog, description=description, epilog=epilog, formatter_class=as_written)
     parser.add_argument("--version", action="version", version=versions(), help="versions, as a bug report wants them")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     chosen = arguments[0] if arguments else "--help"
     try:
         try:
             for name, (module, summary) in commands.items():
-                command = subparsers.add_parser(
-                    name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-                )
+                command = subparsers.add_parser(name, help=summary, formatter_class=as_written, allow_abbrev=False)
                 if name == chosen:
                     loaded = import_module(module)
                     loaded.add_arguments(command)

@@ -135,9 +135,8 @@ def _gtpos(config: DictConfig) -> Iterator[Finding]:
             get = partial(OmegaConf.select, config)
             rewarded = get(_TASK_REWARDS, default=True) or get("distillation.distillation_loss.use_policy_gradient")
             if get("distillation.enabled") and not rewarded:
-                says = "the policy loss is left out, and with it GTPO"
                 remedy = f"set {_TASK_REWARDS}=True, or another algorithm.adv_estimator"
-                yield Finding(f"{_TASK_REWARDS}=False", says, remedy)
+                yield Finding(f"{_TASK_REWARDS}=False", "the policy loss is left out, and with it GTPO", remedy)
             if departures := preflight.departures(config, run.gtpo):
                 yield Finding("GTPO", "differs from the paper's in", advice=f"\n{preflight.as_table(departures)}")
     if unclipped := preflight.unclipped_updates(config):
