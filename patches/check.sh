@@ -149,7 +149,7 @@ train() { # train NAME MODULE [override…]
         python -m "verl.$2" --config-path "$repo/recipes/config" --config-name gtpo_cpu \
         task_dir="$task" trainer.default_local_dir="$out/checkpoints" \
         trainer.total_training_steps=1 actor_rollout_ref.actor.policy_loss.loss_mode=vanilla \
-        algorithm.gtpo.completion_filter=always '~algorithm.gtpo.entropy_from' "${@:3}" # which only the plugin has
+        '~algorithm.gtpo' '+algorithm.gtpo={_target_:verl.trainer.config.GTPOConfig}' "${@:3}" # without the plugin's keys
     # the three metrics of verl's own GTPO, and none of the plugin's
     python - "$out/metrics.jsonl" <<'PYTHON'
 import json, sys
