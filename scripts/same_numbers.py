@@ -30,7 +30,7 @@ SETTINGS: list[dict[str, Any]] = [
         "conflict_weight_negative": 0.3,
     },
     {"completion_filter": "never", "entropy_coeff": 0.0},
-    {"completion_filter": "auto", "initial_entropy": 0.5, "entropy_threshold": 0.6},
+    {"completion_filter": "always", "entropy_threshold": 0.6},
     {"conflict_weight_positive": 1.0, "conflict_weight_negative": 1.0},
 ]
 BATCHES = 20
