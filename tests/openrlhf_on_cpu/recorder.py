@@ -109,4 +109,4 @@ def install():
     if "sync" in broken:
         wrapt.register_post_import_hook(forget_weights, "openrlhf.trainer.ray.vllm_worker_wrap")
     if "tokens" in broken:
-        wrapt.register_post_import_hook(shift_tokens, "gtpo_verl.openrlhf.stage")
+        wrapt.register_post_import_hook(shift_tokens, "gtpo_verl.run_files.gtpo_run")
