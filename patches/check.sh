@@ -144,12 +144,15 @@ plugin_defers() {
 
 train() { # train NAME MODULE [override…]
     cd "$work"
+    # In place of the plugin's, which the recipes have.
+    verls_keys=('~algorithm.gtpo' +algorithm.gtpo.{_target_=verl.trainer.config.GTPOConfig,completion_filter=always}
+        +algorithm.gtpo.{entropy_coeff=0.1,entropy_threshold=0.6931,conflict_weight_positive=2,conflict_weight_negative=0})
     out=$work/train-$tree-$1
     VERL_USE_EXTERNAL_PLUGINS=none PYTHONPATH=$work/$tree-patched python -m recipes run --out "$out" --stall 100 -- \
         python -m "verl.$2" --config-path "$repo/recipes/config" --config-name gtpo_cpu \
         task_dir="$task" trainer.default_local_dir="$out/checkpoints" \
         trainer.total_training_steps=1 actor_rollout_ref.actor.policy_loss.loss_mode=vanilla \
-        '~algorithm.gtpo' '+algorithm.gtpo={_target_:verl.trainer.config.GTPOConfig}' "${@:3}" # without the plugin's keys
+        "${verls_keys[@]}" "${@:3}"
     # the three metrics of verl's own GTPO, and none of the plugin's
     python - "$out/metrics.jsonl" <<'PYTHON'
 import json, sys
