@@ -161,10 +161,11 @@ def compute_group_advantages(
     check_finite("reward", scores, completions.uids)
     groups, rewards = completions.groups, scores.double()
     sizes, largest = groups.bincount(), torch.zeros_like(rewards).scatter_reduce(0, groups, rewards.abs(), "amax")
-    # Less the highest of the group, equal rewards are 0, and so is their mean, without rounding.
-    rewards = rewards - rewards.scatter_reduce(0, groups, rewards, "amax", include_self=False)[groups]
-    deviation = rewards - (groups.bincount(rewards) / sizes)[groups]
-    if base is not None:
+    if base is None:
+        # Less the highest of the group, equal rewards are 0, and so is their mean, without rounding.
+        rewards = rewards - rewards.scatter_reduce(0, groups, rewards, "amax", include_self=False)[groups]
+        deviation = rewards - (groups.bincount(rewards) / sizes)[groups]
+    else:
         deviation = torch.where(sizes[groups] > 1, base, 0)
     rounding = 4 * torch.finfo(torch.float32).eps * largest[groups]
     deviation = torch.where(deviation.abs() > rounding, deviation, 0)

@@ -42,7 +42,7 @@ def _packages(get: Callable) -> Iterator[Finding]:
     from gtpo_verl.verl_plugin.preflight import V1_PACKAGES
 
     strategy, rollout = get(f"{_ACTOR}.strategy"), get(f"{_ROLLOUT}.name")
-    loggers = get("trainer.logger") or []
+    loggers = [chosen] if isinstance(chosen := get("trainer.logger"), str) else chosen or []
     reward = str(get("reward.custom_reward_function.path"))
     needed = {  # module -> what pip calls it, and whether this run needs it
         **{module: (pip, get("trainer.use_v1")) for module, pip in V1_PACKAGES.items()},
