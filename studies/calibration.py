@@ -31,6 +31,8 @@ PAGE, TABLE_OF_PAGE = (
     ROOT / "docs/results/diagnose/calibration.md",
     re.compile(r"^\| sign \| limit (?:.+\n)+", re.MULTILINE),
 )
+LATER = ("8", "9", "10", "10-gpu", "9-gpu", "11")
+"""Blocks whose runs came after the limits."""
 _SOUND = 0.95
 _LIMIT = 64  # tokens of a completion under verl
 _FAST = {"terminated": "eos", "accuracy": "acc", "zero_std_groups": "no_spread", "exact_format": "strict"} | {
@@ -88,7 +90,7 @@ def observe(path: Path, task: str, model: str, completions: int, limit: int, ste
 @functools.cache
 def stored_runs() -> list[Run]:
     """All of blocks 1 to 7 and part one that are long enough: the signs are older than the others."""
-    found, later = [], {*planned("8"), *planned("9")}
+    found, later = [], {run for block in LATER for run in planned(block)}
     for cell, seed in complete([*one_prompt(), *(run for run in planned() if run not in later)]):
         curves = {name: np.array(values) for name, values in read_log(cell.log(seed))["steps"].items()}
         curves = {ours: curves[theirs] for ours, theirs in _FAST.items() if theirs in curves}

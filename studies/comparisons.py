@@ -13,6 +13,7 @@ from recipes.paper.evaluation import pass_at_k
 from studies.plan import (
     ADDITION,
     COUNTING,
+    GUESSED,
     HOT_ADDITION,
     HOT_COUNTING,
     LEGS,
@@ -96,6 +97,7 @@ TASKS = {
     LONG_LEGS: "legs of two animals",
     **dict(zip(MANY, ("counting letters", "spelling backward", "addition"), strict=True)),
     SUBTRACTION: "subtraction",
+    GUESSED: "addition or a guess",
     **{start: f"counting after {start.task.rsplit('_', 1)[-1]} characters" for start in WORDY},
 }
 METRICS = {

@@ -316,7 +316,7 @@ def read_scores(rollouts: Sequence[Rollout], questions: Sequence[Asked], task: T
         ends = (rollout.responses == task.tokenizer.eos_token_id).any(-1).tolist()
         for text, end in zip(texts, ends, strict=True):
             parts = getattr(rewards, reward)("", text, asked.answer, least_reasoning=task.least_reasoning)
-            short = re.match(r"\s*<reasoning>\s*<answer>", text) is not None
+            short = re.match(r"\s*<reasoning>\s*<(/reasoning|answer)>", text) is not None
             parts |= {"strict": parts["strict"] * end, "eos": float(end), "short": float(short)}
             results.append({**parts, "answer": extract_answer(text)})
     return results

@@ -236,6 +236,7 @@ ON_GPU = replace(LEGS, device="cuda")
 MANY = tuple(Start(task, prompts=8, steps=100) for task in ("letter_counting", "spell_backward", "arithmetic"))
 WORDY = tuple(Start(task, prompts=8, steps=100) for task in FURTHER_CHARACTERS)
 SUBTRACTION = Start("subtraction", prompts=8, steps=100)
+GUESSED = Start("addition_or_guess", prompts=8, steps=100)
 REAL_RATES = (5e-6, 1e-5, 2e-5)
 MANY_RATES = (2.5e-5, 5e-5, 1e-4, 2e-4, 4e-4)
 REAL_METHODS = {  # and whose best rate each takes
@@ -269,6 +270,7 @@ CONTROL_ARMS = {
     "gtpo_clamped": 5e-6,
 }
 """Of block 10, in their order, and their learning rates."""
+GUESSING_ARMS, GUESSING_SEEDS = ("grpo", "gtpo", "grpo_clamped", "gtpo_clamped", "masks"), range(41, 53)
 BESIDE = ("grpo", "gtpo", CANDIDATES[0], "corpo_masks")
 """The arms of block 9, whose runs are the pairs of block 10's."""
 ONLY_BFLOAT16 = ("10",)
@@ -413,6 +415,9 @@ def blocks() -> dict[str, list[tuple[Cell, int]]]:
         ],
         "9-gpu. block 9's arms on a GPU": [
             (cell, seed) for cell in cells([ON_GPU], BESIDE, [REAL_RATES[1]]) for seed in LAST_SEEDS
+        ],
+        "11. the clamp where a tiny model can guess": [
+            (cell, seed) for seed in GUESSING_SEEDS for cell in cells([GUESSED], GUESSING_ARMS, MANY_RATES[2::2])
         ],
     }
 

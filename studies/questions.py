@@ -2,7 +2,8 @@
 
 Two-digit addition (`arithmetic`) and subtraction, and two tasks of `reasoning-gym`: `spell_backward` and
 `letter_counting`. `worded_counting` is the latter in whole sentences, of about 100 tokens and in several phrasings.
-Completions have room for twice their natural length. To math-verify `cab` and `abc` are one product, so where answers
+`addition_or_guess` is addition that
+half of the supervised solutions answer without reasoning. Completions have room for twice their natural length. To math-verify `cab` and `abc` are one product, so where answers
 are words, the reward must compare them as such (`studies.rewards`).
 """
 
@@ -72,6 +73,15 @@ def counting_after(characters: int) -> list[Question]:
     ]
 
 
+def addition_or_guess() -> list[Question]:
+    """Sums, of which every other supervised solution has the tags and an answer and nothing between."""
+    return [question._replace(reasonings=(*question.reasonings, "", "")) for question in two_digit()]
+
+
+WARM_STARTS = {"addition_or_guess": {"damaged_tag_share": 0.5}}
+"""What a task's warm start has that is not usual: keys of `recipes.tasks.tiny.WarmStartConfig`."""
+
+
 def max_response_length(task: str) -> int:
     """Limit of a task's completions in tokens, for `data.max_response_length`."""
     return 192 if task == "worded_counting" else 64 + 2 * FURTHER_CHARACTERS.get(task, 0)
@@ -87,6 +97,7 @@ def _reasoning_gym(name: str, **settings: Any) -> Any:
 
 TASKS: Mapping[str, Ask] = {
     "arithmetic": two_digit,
+    "addition_or_guess": addition_or_guess,
     "subtraction": functools.partial(two_digit, "-"),
     "spell_backward": spell_backward,
     "letter_counting": letter_counting,

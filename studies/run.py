@@ -119,7 +119,7 @@ def steps_of(cell: Cell, seed: int, outputs: Path) -> Path:
 
 def execute(start: Start, seed: int, cells: Sequence[Cell], outputs: Path) -> None:
     """Train and evaluate the runs, and write their logs."""
-    began = time.monotonic()
+    began, made_by = time.monotonic(), commit()
     task, order, learners = begin(start, seed, cells, outputs, start.dtype)
     kept: list[list[list[dict[str, Any]]]] = [[] for _ in cells]
     with step_files(seed, cells, outputs) as files:
@@ -127,7 +127,7 @@ def execute(start: Start, seed: int, cells: Sequence[Cell], outputs: Path) -> No
     samples, prompts = (8, 8) if start.is_real else (16, 8)
     results = hold_out(learners, task, task.held_out, samples, prompts) if start.evaluated else [None] * len(cells)
     seconds = (time.monotonic() - began) / len(cells)
-    common = {"commit": commit(), "initial_entropy": task.initial_entropy, "seconds": seconds}
+    common = {"commit": made_by, "initial_entropy": task.initial_entropy, "seconds": seconds}
     common |= {"dtype": str(start.dtype).removeprefix("torch."), "device": start.device}
     for cell, log, result, rollouts in zip(cells, logs, results, kept, strict=True):
         more = {"held_out": result} if result else {}

@@ -64,7 +64,8 @@ def open_task(start: Start, seed: int, outputs: Path) -> Task:
 
 
 def _tiny(start: Start, seed: int, folder: Path) -> Task:
-    warm = tiny.WarmStartConfig(seed=seed, task=start.task, steps=start.warm_steps)
+    settings: dict[str, Any] = questions.WARM_STARTS.get(start.task, {})
+    warm = tiny.WarmStartConfig(seed=seed, task=start.task, steps=start.warm_steps, **settings)
     ask = questions.TASKS[start.task]
     tiny.prepare(folder / "task", warm, ask, [questions.__file__])
     tokenizer = tiny.build_tokenizer()
