@@ -123,15 +123,12 @@ def answers(name: str) -> str:
 
 
 def arm_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """Header and a row per arm of block 10: runs that failed, accuracy and clean endings; or that there is none yet."""
+    """Header and a row per arm of block 10 that has runs: those that failed, accuracy and clean endings."""
     rows = []
     for method in CONTROL_ARMS:
-        own = runs[runs["method"] == method]
-        if len(own):
+        if len(own := runs[runs["method"] == method]):
             counts = [f"{own[f'{what} lost'].sum()} of {len(own)}" for what in ("accuracy", "endings", "either")]
             rows.append([TITLES[method], *counts, *(f"{own[name].mean():.2f}" for name in ("accuracy", "clean"))])
-        else:
-            rows.append([TITLES[method], *["not run yet"] * 3, "", ""])
     return ["", "accuracy collapsed", "stopped terminating cleanly", "either", "accuracy", "clean endings"], rows
 
 

@@ -2,9 +2,9 @@
 
 Two-digit addition (`arithmetic`) and subtraction, and two tasks of `reasoning-gym`: `spell_backward` and
 `letter_counting`. `worded_counting` is the latter in whole sentences, of about 100 tokens and in several phrasings.
-`addition_or_guess` is addition that
-half of the supervised solutions answer without reasoning. Completions have room for twice their natural length. To math-verify `cab` and `abc` are one product, so where answers
-are words, the reward must compare them as such (`studies.rewards`).
+`addition_or_guess` is addition that half of the supervised solutions answer without reasoning. Completions have room
+for twice their natural length. To math-verify `cab` and `abc` are one product, so where answers are words, the reward
+must compare them as such (`studies.rewards`).
 """
 
 import functools

@@ -18,7 +18,7 @@ import pandas as pd
 
 from gtpo_verl.algorithm.config import LN2
 from recipes.paper.plots import save
-from studies import block7, block10, figures, learning_rates, verl_runs
+from studies import block7, block10, block11, figures, learning_rates, verl_runs
 from studies.comparisons import (
     LAST,
     LOST,
@@ -245,7 +245,7 @@ def facts() -> dict[str, object]:
             found[f"{place}: {method} lost"] = f"{(own['clean'] < LOST).sum()} of {len(own)}"
             found[f"{place}: {method} wrong"] = f"{(own['accuracy'] < least).sum()} of {len(own)}"
     found["collapsed below"] = str(learning_rates.WRONG)
-    found |= _of_real_model() | _of_block_10() | _of_part_two()
+    found |= _of_real_model() | _of_block_10() | _of_block_11() | _of_part_two()
     for name, (header, rows) in learning_rates.evidence().items():
         found[f"table {name}"] = markdown(header, rows) if rows else "None of these runs is complete."
     return found | _confirmed()
@@ -283,12 +283,28 @@ def _of_block_10() -> dict[str, object]:
     found: dict[str, object] = {name: block10.answers(name) for name in block10.QUESTIONS}
     device = "cuda" if complete(planned("10-gpu")) and not complete(planned("10")) else "cpu"
     runs = block10.runs_on(device)
-    found["table controls of block 10"] = markdown(*block10.arm_table(runs))
+    header, rows = block10.arm_table(runs)
+    found["table controls of block 10"] = markdown(header, rows) if rows else "No arm of it has a run yet."
     found["table tests"] = markdown(*block10.comparison_table(runs))
     for method in ("gtpo", "grpo"):
         for metric in ("accuracy", "clean"):
             p = block10.flips(block10.runs_on("cpu"), block10.CLAMPED, method, metric)
             found[f"9: {block10.CLAMPED} - {method} {metric} p"] = p
+    return found
+
+
+def _of_block_11() -> dict[str, object]:
+    """Its tables, and its numbers of each arm and comparison."""
+    runs = block11.runs()
+    found: dict[str, object] = {"table guessing": markdown(*block11.arm_table(runs))}
+    found["table guessing pairs"] = markdown(*block11.pair_table(runs))
+    for (method, lr), own in runs.groupby(["method", "lr"]):
+        for name in ("gave up", "stopped", "failed"):
+            found[f"11: {method} {rate(lr)} {name}"] = f"{int(own[name].sum())} of {len(own)}"
+    for first, second in block11.PAIRS:
+        pair = block11.judge(runs, first, second)
+        found |= {f"11: {first} - {second} {name}": value for name, value in pair._asdict().items()}
+        found[f"11: {first} - {second} p"] = block10.short(pair.p)
     return found
 
 

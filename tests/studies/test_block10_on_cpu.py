@@ -45,8 +45,7 @@ def test_without_runs_nothing_is_answered(block_9):
     block_9("grpo_clamped", CLAMPED[:5])
     assert block10.answers("Q1") == f"not run yet (5 of 6 runs of {TITLES['grpo_clamped']})"
     header, rows = block10.arm_table(block10.runs_on("cpu"))
-    assert [row[0] for row in rows] == [TITLES[method] for method in plan.CONTROL_ARMS]
-    assert rows[1][1:4] == ["not run yet"] * 3 and all(len(row) == len(header) for row in rows)
+    assert [row[0] for row in rows] == [TITLES["grpo_clamped"]] and len(rows[0]) == len(header)
     assert len(block10.comparison_table(block10.runs_on("cpu"))[1]) == 2  # of block 9's arms with each other
 
 
