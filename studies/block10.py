@@ -17,7 +17,7 @@ from studies.plan import CANDIDATES, CONTROL_ARMS, LAST_SEEDS, complete, planned
 
 CLAMPED = CANDIDATES[0]
 """GTPO with the clamp, as block 9 ran it; the key `min_correct_reward` is the same."""
-PLACES = {"cpu": ("9", "10"), "cuda": ("9-gpu", "10-gpu")}
+PLACES = {"cpu": ("9", "10"), "cuda": ("10-gpu",)}
 """The blocks that are compared on a device."""
 FEW, MANY = 1, 4
 """Runs lost, of six, by which a question is decided."""

@@ -273,6 +273,8 @@ CONTROL_ARMS = {
 GUESSING_ARMS, GUESSING_SEEDS = ("grpo", "gtpo", "grpo_clamped", "gtpo_clamped", "masks"), range(41, 53)
 BESIDE = ("grpo", "gtpo", CANDIDATES[0], "corpo_masks")
 """The arms of block 9, whose runs are the pairs of block 10's."""
+ON_GPU_ARMS = ("grpo_clamped", CANDIDATES[0], "grpo", "masks", "gtpo")
+"""What Q1 of block 10 compares, then Q2."""
 ONLY_BFLOAT16 = ("10",)
 """Blocks that no machine without bfloat16 instructions makes."""
 ENDED_EARLY = ("7", "9")
@@ -410,11 +412,8 @@ def blocks() -> dict[str, list[tuple[Cell, int]]]:
         "10. the clamp, γ and the reward": [
             (Cell(LEGS, method, rate), seed) for method, rate in CONTROL_ARMS.items() for seed in LAST_SEEDS
         ],
-        "10-gpu. its first two arms on a GPU": [
-            (cell, seed) for cell in cells([ON_GPU], [*CONTROL_ARMS][:2], [REAL_RATES[1]]) for seed in LAST_SEEDS
-        ],
-        "9-gpu. block 9's arms on a GPU": [
-            (cell, seed) for cell in cells([ON_GPU], BESIDE, [REAL_RATES[1]]) for seed in LAST_SEEDS
+        "10-gpu. its first two questions on a GPU": [
+            (cell, seed) for cell in cells([ON_GPU], ON_GPU_ARMS, [REAL_RATES[1]]) for seed in LAST_SEEDS
         ],
         "11. the clamp where a tiny model can guess": [
             (cell, seed) for seed in GUESSING_SEEDS for cell in cells([GUESSED], GUESSING_ARMS, MANY_RATES[2::2])

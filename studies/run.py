@@ -5,7 +5,7 @@ Runs with one start and one seed train side by side (see `studies.model.sample`)
 alone, and on the CPU one after another. A run that is complete has its log in results/ and is not run again; what was
 interrupted begins anew. The steps of a run that has begun are lines of JSON in outputs/study/START-seedN/.
 
-On a GPU the first arms of block 10 are one call: python -m studies.run --block 10-gpu --processes 6
+Block 10's first questions on a GPU are one call: python -m studies.run --block 10-gpu --processes 6
 """
 
 import argparse
@@ -47,8 +47,8 @@ from studies.plan import (
 from studies.run_queue import write_log
 from studies.tasks import Asked, Task, open_task
 
-AT_A_TIME = 12
-"""Runs side by side; more gain little."""
+AT_A_TIME = {"cpu": 12, "cuda": 3}
+"""Runs side by side: more gain little on a CPU; on a GPU three, which six processes have room for and Q1 compares."""
 KEPT_STEPS = 15
 """Whose completions are kept, for the seeds of a start that keep some."""
 
@@ -84,9 +84,10 @@ def batches(runs: Sequence[tuple[Cell, int]]) -> Iterator[tuple[Start, int, list
         alone = cell if cell.start.is_real and cell.start.device == "cpu" else None
         together.setdefault((cell.start, seed, group_size(cell.method), alone), []).append(cell)
     for (start, seed, *_), cells in together.items():
-        number = -(-len(cells) // AT_A_TIME)
-        for i in range(number):
-            yield start, seed, cells[i::number]
+        number = -(-len(cells) // AT_A_TIME[start.device])
+        size = -(-len(cells) // number)
+        for first in range(0, len(cells), size):
+            yield start, seed, cells[first : first + size]
 
 
 def begin(
@@ -156,7 +157,7 @@ def unfit(block: str) -> str:
     if device == "cuda" and not torch.cuda.is_available():
         return f"--block {block} needs a GPU, and torch finds none"
     if block in ONLY_BFLOAT16 and not has_bfloat16("cpu"):
-        remedy = "--rehearse 2 makes two steps here, --block 10-gpu its first arms on a GPU"
+        remedy = "--rehearse 2 makes two steps here, --block 10-gpu its first questions on a GPU"
         return f"--block {block} needs a CPU with bfloat16 instructions (avx512_bf16): {remedy}"
     return ""
 

@@ -72,7 +72,7 @@ def test_runs_side_by_side_share_start_and_seed_and_none_is_left_out():
     side_by_side = list(run.batches(runs))
     assert sorted(map(str, runs)) == sorted(str((cell, seed)) for _, seed, cells in side_by_side for cell in cells)
     for start, _, cells in side_by_side:
-        assert {cell.start for cell in cells} == {start} and len(cells) <= run.AT_A_TIME
+        assert {cell.start for cell in cells} == {start} and len(cells) <= run.AT_A_TIME[start.device]
 
 
 def test_the_arms_of_block_10_go_over_all_seeds_one_after_another_on_a_cpu_and_side_by_side_on_a_gpu():
@@ -83,13 +83,15 @@ def test_the_arms_of_block_10_go_over_all_seeds_one_after_another_on_a_cpu_and_s
     ]
     on_gpu = list(run.batches(plan.planned("10-gpu")))
     assert [(seed, [cell.method for cell in cells]) for _, seed, cells in on_gpu] == [
-        (seed, ["grpo_clamped", "masks"]) for seed in range(7, 13)
+        (seed, methods)
+        for seed in range(7, 13)
+        for methods in (["grpo_clamped", "corpo_gtpo", "grpo"], ["masks", "gtpo"])
     ]
     assert {start.device for start, *_ in on_gpu} == {"cuda"}
 
 
 def test_no_log_of_a_gpu_has_the_name_of_one_of_a_cpu():
-    of_cpu, of_gpu = ({cell.log(seed) for cell, seed in plan.planned(block)} for block in ("9", "9-gpu"))
+    of_cpu, of_gpu = ({cell.log(seed) for cell, seed in plan.planned(block)} for block in ("9", "10-gpu"))
     assert of_gpu and not of_cpu & of_gpu
     assert plan.Start("leg_counting", 5, 1.0, 4, 60).device == "cpu"  # whatever the machine has
 
