@@ -14,7 +14,7 @@ LN2 = math.log(2)
 """Mean entropy (nats per token) of a policy that chooses between two equiprobable tokens at every step."""
 
 _OWN_MASK = "pkg://module.function"
-_VERLS = ("base", "entropy_from", "dump_dir", "dump_freq")  # the further keys of verl_plugin.config
+_VERLS = ("base", "entropy_from", "dump_dir", "dump_freq")  # the further keys of verl_plugin.run_config
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ nothing of `algorithm.filter_groups`; this one reads it itself.
 from collections import defaultdict
 from contextlib import suppress
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from transfer_queue import KVBatchMeta
 from transformers import GenerationConfig
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils import hf_tokenizer
 from verl.utils.fs import copy_to_local
 
@@ -87,7 +89,7 @@ def _number(value: Any) -> float | None:
 
 def RewardMetricsReplayBuffer(*, trainer_mode: str, **kwargs: Any) -> ReplayBuffer:
     """verl's buffer of its `trainer.v1.trainer_mode`, with the metrics above; the async one drops stale groups or waits
-    for them. A ValueError if groups are to be filtered by nothing."""
+    for them. Raises as verl if groups cannot be filtered."""
     verls = ReplayBuffer if trainer_mode == "sync" else ReplayBufferAsync
     return type("RewardMetricsReplayBuffer", (_RewardMetrics, verls), {})(trainer_mode=trainer_mode, **kwargs)
 
@@ -109,17 +111,14 @@ def eos_token_ids(model: DictConfig) -> torch.Tensor:
 def _settings(config: Any) -> dict[str, Any]:
     """Seconds between two looks for the completions of a step, verl's own at 40,000 of them; and what verl gives its
     own buffers, so that they replace groups that are filtered or failed."""
-    groups = OmegaConf.select(config, "algorithm.filter_groups") or {}
-    filters = bool(groups.get("enable"))
-    if filters and not groups.get("metric"):
-        raise ValueError("algorithm.filter_groups.metric is not set; name what to filter by, such as reward or acc")
+    metric = PPOTrainer._resolve_filter_groups_metric(SimpleNamespace(config=config))  # type: ignore[arg-type]
     completions = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
     settings: dict[str, Any] = {"poll_interval": min(2.0, max(_SHORTEST_POLL_S, _POLL_S_PER_COMPLETION * completions))}
-    if filters:
-        settings["filter_groups_metric"] = str(groups["metric"])
-        settings["max_inflight_gen_batches"] = groups.get("max_inflight_gen_batches", 1)
+    if metric:
+        settings["filter_groups_metric"] = metric
+        settings["max_inflight_gen_batches"] = config.algorithm.filter_groups.get("max_inflight_gen_batches", 1)
     refills = bool(OmegaConf.select(config, "trainer.v1.sampler.sync_refill_failed_groups"))
-    if filters or refills:
+    if metric or refills:
         settings |= {"train_batch_size": config.data.train_batch_size, "gen_batch_size": 1}
         settings["sync_refill_failed_groups"] = refills
     return settings

@@ -64,7 +64,8 @@ class GTPORun:
         path = initial_entropy.save(self._folder, self._config)
         if self._applied:
             level = logging.WARNING if initial_entropy.may_be_chance(self._config) else logging.INFO
-            logger.log(level, "GTPO %s; written to %s", initial_entropy.decision(self._config), path)
+            written = f"; written to {path}" if path else ""
+            logger.log(level, "GTPO %s%s", initial_entropy.decision(self._config), written)
 
     def _compare(self, rewards: torch.Tensor) -> None:
         """Warn of a `min_correct_reward` that all rewards of the first rollouts reach or, though they differ, none."""

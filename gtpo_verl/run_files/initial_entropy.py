@@ -5,6 +5,7 @@ measures it on its first rollouts; `gtpo-verl initial-entropy` follows the paper
 """
 
 import json
+import logging
 import math
 from collections.abc import Hashable, Iterable
 from dataclasses import asdict, dataclass
@@ -14,6 +15,8 @@ import torch
 
 from gtpo_verl.algorithm.config import GTPOConfig
 from gtpo_verl.run_files.records import atomic_write, differences, read_record
+
+logger = logging.getLogger("gtpo_verl")
 
 _FILE_NAME = "gtpo_initial_entropy.json"
 _SETTINGS = "gtpo"
@@ -65,11 +68,17 @@ class InitialEntropy:
         """Return the record of a run with these checkpoints."""
         return Path(folder) / _FILE_NAME
 
-    def save(self, folder: str | Path, config: GTPOConfig) -> Path:
-        """Write the record, and the settings that it is used with, into the folder of the checkpoints."""
+    def save(self, folder: str | Path, config: GTPOConfig) -> Path | None:
+        """Write the record, and the settings that it is used with, into the folder of the checkpoints; None where
+        that fails, with a warning that says what a resumed run then needs."""
         path = self.path(folder)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, json.dumps(asdict(self) | {_SETTINGS: asdict(config)}, indent=2) + "\n")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(path, json.dumps(asdict(self) | {_SETTINGS: asdict(config)}, indent=2) + "\n")
+        except OSError as error:
+            needs = f"to resume the run, set algorithm.gtpo.initial_entropy={self.value}"
+            logger.warning("GTPO: the initial entropy is not recorded (%s); %s", error, needs)
+            return None
         return path
 
     @classmethod

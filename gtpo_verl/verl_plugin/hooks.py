@@ -16,7 +16,7 @@ from gtpo_verl.verl_plugin.loss import compute_policy_loss_gtpo
 from gtpo_verl.verl_plugin.one_run_per_cluster import refuse_second_run
 from gtpo_verl.verl_plugin.run_config import ADV_ESTIMATOR, LOSS_MODE, NAMES, foreign_function, registry
 from gtpo_verl.verl_plugin.state import TrainerState, current, estimate_gtpo_advantage
-from gtpo_verl.verl_plugin.training_monitor import TrainerWatch
+from gtpo_verl.verl_plugin.training_monitor import KEY, TrainerWatch
 from gtpo_verl.verl_plugin.weight_transfer import use_own_socket
 
 
@@ -151,10 +151,12 @@ def fit(proceed: Callable, trainer: Any) -> Any:
 def track(proceed: Callable, tracking: Any, *, config: Any) -> None:
     """verl's logger gets the whole config in every trainer, whatever methods of it a trainer replaces."""
     proceed()
-    algorithm = config.get("algorithm") if isinstance(config, Mapping) else None
-    name = algorithm.get("adv_estimator") if isinstance(algorithm, Mapping) else None
+    config = config if isinstance(config, Mapping) else {}
+    algorithm, trainer = (x if isinstance(x := config.get(name), Mapping) else {} for name in ("algorithm", "trainer"))
+    name = algorithm.get("adv_estimator")
     if name in NAMES and not foreign_function(name):
         tracking.gtpo_estimates = TrainerState.estimates
+    tracking.gtpo_watch = trainer.get("collapse_watch") or "none"
 
 
 _UPDATED = {"actor/pg_loss", "actor/grad_norm"}
@@ -162,9 +164,22 @@ _UPDATED = {"actor/pg_loss", "actor/grad_norm"}
 
 
 def log(proceed: Callable, tracking: Any, *, data: dict[str, Any], step: Any) -> Any:
-    """What the trainer logs, under any estimator; a RuntimeError if a run of GTPO was updated by other advantages."""
-    result = proceed()
-    if hasattr(tracking, "gtpo_estimates") and data.keys() & _UPDATED:
+    """What the trainer logs, under any estimator; raises as `_check_update`."""
+    result, state = proceed(), current.get()
+    if data.keys() & _UPDATED:
+        _check_update(tracking, state, step)
+    if state and "estimator" in vars(state):
+        state.estimator.keep_with_checkpoint()  # verl saves a step before it logs it
+    if state and state.watch:
+        state.watch.logged(data)
+    return result
+
+
+def _check_update(tracking: Any, state: TrainerState | None, step: Any) -> None:
+    """A RuntimeError if a run of GTPO was updated by other advantages, or if one that is to be watched is not."""
+    if getattr(tracking, "gtpo_watch", "none") != "none" and not (state and state.watch):
+        raise RuntimeError(f"{KEY} does not watch {_class_that_logs(tracking)}, which has a fit of its own: remove it")
+    if hasattr(tracking, "gtpo_estimates"):
         before, tracking.gtpo_estimates = tracking.gtpo_estimates, TrainerState.estimates
         if before == TrainerState.estimates:
             raise RuntimeError(
@@ -172,12 +187,6 @@ def log(proceed: Callable, tracking: Any, *, data: dict[str, Any], step: Any) ->
                 f"{step} with other advantages: let its own _compute_advantage call verl's, "
                 "super()._compute_advantage, or set algorithm.adv_estimator=grpo"
             )
-    state = current.get()
-    if state and "estimator" in vars(state):
-        state.estimator.keep_with_checkpoint()  # verl saves a step before it logs it
-    if state and state.watch:
-        state.watch.logged(data)
-    return result
 
 
 def _class_that_logs(tracking: Any) -> str:

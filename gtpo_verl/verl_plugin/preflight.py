@@ -5,6 +5,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Container, Iterator
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,16 +69,10 @@ def problems(config: DictConfig) -> list[str]:
     return [*dict.fromkeys(found), *(compat.load_errors() if uses_gtpo(config) else [])]
 
 
-_validated: list[tuple[Any, RunConfig]] = []
-"""The config that this process has validated, and what it asks for."""
-
-
 def start(config: DictConfig) -> None:
-    """Check a config, if this process has not, and log what is to be known of the run; raises as `validated`."""
+    """Check a config, and log what is to be known of the run; raises as `validated`."""
     from verl.trainer.ppo.utils import need_reference_policy
 
-    if _validated and _validated[0][0] is config:
-        return
     run = validated(config)
     found = departures(config, run.gtpo) if run.mode.applies_gtpo else unclipped_updates(config)
     if found:
@@ -102,21 +97,19 @@ def start(config: DictConfig) -> None:
 
 
 def validated(config: DictConfig) -> RunConfig:
-    """Return what a config asks for, read and checked once in a process.
+    """Return what a config asks for, read and checked.
 
     Raises:
         RuntimeError: GTPO cannot run in this process.
         ValueError: settings with which GTPO, its token dump or the watch for collapse cannot run, if the config asks
             for one; naming key, value and remedy of each.
     """
-    if not (_validated and _validated[0][0] is config):
-        if uses_gtpo(config):
-            compat.raise_load_errors()
-        run, found = _read(config)
-        if run is None or found:
-            raise ValueError("; ".join(found))
-        _validated[:] = [(config, run)]
-    return _validated[0][1]
+    if uses_gtpo(config):
+        compat.raise_load_errors()
+    run, found = _read(config)
+    if run is None or found:
+        raise ValueError("; ".join(found))
+    return run
 
 
 def _read(config: DictConfig) -> tuple[RunConfig | None, list[str]]:
@@ -150,22 +143,26 @@ def _errors_of(check: Callable[..., Any], *arguments: Any) -> Iterator[str]:
 def _misspelt(config: DictConfig) -> Iterator[str]:
     """Our keys beside their places, where nothing reads them: Hydra's `+` takes any.
 
-    A section that is called `gtpo` may be another team's where the run does not ask for GTPO.
+    Where the run does not ask for GTPO, a section of such a name may be another team's, unless it asks for a dump.
     """
-    ours, serves = {*VerlGTPOConfig.__dataclass_fields__}, uses_gtpo(config)
+    serves = uses_gtpo(config)
+    ours = {*VerlGTPOConfig.__dataclass_fields__} if serves else {"dump_dir"}
     sections: list[tuple[str, Any]] = [("", OmegaConf.to_container(config) if OmegaConf.is_config(config) else {})]
     for prefix, section in sections:
         for name, value in section.items():
             key, is_section = f"{prefix}{name}", isinstance(value, dict)
             sections += [(f"{key}.", value)] if is_section else []
-            like_gtpo = is_section and get_close_matches(str(name), ["gtpo"], cutoff=0.7) and value.keys() & ours
-            if like_gtpo and key != "algorithm.gtpo" and (serves or name != "gtpo"):
+            # grpo, gspo and gdpo have no t.
+            near = is_section and "t" in str(name) and get_close_matches(str(name), ["gtpo"], cutoff=0.7)
+            if near and value.keys() & ours and key != "algorithm.gtpo" and (serves or name != "gtpo"):
                 yield f"unused key {key}; did you mean algorithm.gtpo?"
             elif get_close_matches(str(name), ["collapse_watch"], cutoff=0.8) and key != training_monitor.KEY:
                 yield f"unused key {key}={value}; did you mean {training_monitor.KEY}?"
 
 
 def _unknown(config: DictConfig, key: str, misspelt_only: bool = False) -> Iterator[str]:
+    if key == LOSS_MODE and select(config, "actor_rollout_ref.model.external_lib"):
+        return  # which the workers alone import
     name, known = str(select(config, key)), sorted({*registry(key), *NAMES})
     near = get_close_matches(name, known, n=1)
     if name not in known and (near or not misspelt_only):
@@ -173,7 +170,6 @@ def _unknown(config: DictConfig, key: str, misspelt_only: bool = False) -> Itera
 
 
 def _loss(config: DictConfig) -> Iterator[str]:
-    # Another may be of a package that the workers alone import.
     yield from _unknown(config, LOSS_MODE, misspelt_only=True)
     name = select(config, LOSS_MODE)
     if (other := foreign_function(name, LOSS_MODE)) and not other.startswith("verl."):
@@ -186,6 +182,10 @@ def _loss(config: DictConfig) -> Iterator[str]:
 def _entropy(config: DictConfig, run: RunConfig) -> Iterator[str]:
     """Whether the pass of verl that is to give the entropy exists and sees every token that it averages over."""
     bypass, otherwise = bool(select(config, _BYPASS)), f"or set ++{_ENTROPY_FROM}=old_log_prob"
+    if not run.mode.applies_gtpo:
+        if bypass:
+            yield f"{_BYPASS}=True: it skips the pass that the token dump reads; set it to False, or leave out dump_dir"
+        return
     if run.gtpo.entropy_from == "old_log_prob":
         if bypass:
             yield (
@@ -340,7 +340,9 @@ def _trained_in(config: DictConfig) -> tuple[str, ...]:
     if key is None or rollout == "auto":
         return (rollout,)
     trained = select(config, f"{_ACTOR}.{key}") or "bf16"
-    return (rollout,) if PrecisionType.to_dtype(rollout) == PrecisionType.to_dtype(trained) else ()
+    with suppress(RuntimeError):  # verl does not know vLLM's other names, such as half
+        return (rollout,) if PrecisionType.to_dtype(rollout) == PrecisionType.to_dtype(trained) else ()
+    return (rollout,)
 
 
 def _is_async(config: DictConfig) -> bool:

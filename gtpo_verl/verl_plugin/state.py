@@ -125,10 +125,10 @@ class TrainerState:
             data = data.select_idxs(fields.last_outputs)
         fields = fields._replace(entropy=entropy).of_sessions()
         rewards, uids = data.batch["token_level_rewards"], data.non_tensor_batch["uid"]
-        result = pending.result or self.estimator.compute(fields, rewards, uids)
         try:
+            result = pending.result or self.estimator.compute(fields, rewards, uids)
             self.dump.write(pending.step, data.batch, fields, result, self.estimator.run.initial_entropy_value)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             logger.warning("GTPO's token dump ends at step %d, and the run goes on without it: %s", pending.step, error)
             self.dump = None
         pending.metrics["timing_s/gtpo_dump"] = time.perf_counter() - start

@@ -40,11 +40,12 @@ def store(monkeypatch):
     return store
 
 
-def make(trainer_mode="sync", refill_fn=None, threshold=8, rollout_n=2, **filter_groups):
+def make(trainer_mode="sync", refill_fn=None, threshold=8, rollout_n=2, reward_model=None, **filter_groups):
     """The buffer as verl's trainer builds one that is not its own."""
     config = OmegaConf.create(
         {
             "algorithm": {"filter_groups": filter_groups or None},
+            "reward": {"reward_model": reward_model or {"enable": False}},
             "actor_rollout_ref": {"model": {"path": "a/model"}, "rollout": {"n": rollout_n}},
             "data": {"train_batch_size": 2},
             "trainer": {"v1": {"sampler": {"sampler_kwargs": {}}}},
@@ -146,8 +147,17 @@ def test_groups_without_a_signal_are_filtered_and_replaced(store):
 
 
 def test_filtering_by_nothing_is_an_error(store):
-    with pytest.raises(ValueError, match=r"algorithm\.filter_groups\.metric is not set"):
+    with pytest.raises(ValueError, match=r"algorithm\.filter_groups\.metric must be set"):
         make(enable=True)
+
+
+def test_a_filter_needs_rewards_before_it_samples(store, monkeypatch):
+    monkeypatch.setattr(replay_buffer.ReplayBuffer, "__init__", lambda self, **_: None)
+    colocated = {"enable": True, "enable_resource_pool": False}
+    with pytest.raises(AssertionError, match=r"rule-based reward or reward\.reward_model\.enable_resource_pool=True"):
+        make(enable=True, metric="acc", reward_model=colocated)
+    make(reward_model=colocated)
+    make(enable=True, metric="acc", reward_model=colocated | {"enable_resource_pool": True})
 
 
 def test_an_async_trainers_buffer_drops_stale_groups(store):

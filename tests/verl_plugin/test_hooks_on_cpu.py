@@ -177,6 +177,15 @@ def test_the_step_that_ends_a_run_is_logged_first(make_stage, capsys):
     assert "step:7 - training/global_step:1.0" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", [[KNOWN], ["algorithm.adv_estimator=grpo"]])
+def test_a_trainer_that_the_watch_does_not_reach_ends_at_its_first_update(stage, words):
+    trainer = Trainer(stage(*words, "+trainer.collapse_watch=warn"))
+    trainer.log("val-core/acc/mean@1", step=0)
+    with pytest.raises(RuntimeError, match=rf"trainer.collapse_watch does not watch {__name__}.Trainer, .*: remove it"):
+        trainer.log(*UPDATE)
+    Trainer(stage(*words, "+trainer.collapse_watch=none"))
+
+
 @pytest.mark.parametrize("estimator", ["grpo", "gae"])
 def test_updates_of_another_estimator_are_nobodys_business(stage, estimator):
     trainer = Trainer(stage(f"algorithm.adv_estimator={estimator}"))

@@ -60,7 +60,7 @@ def test_what_cannot_run_is_an_error_before_verl_starts_anything(compose_config,
 @pytest.mark.parametrize(
     ("key", "meant"),
     [
-        ("algorithm.gpto.entropy_coeff=1", "algorithm.gtpo"),
+        ("algorithm.gpto.dump_dir=x", "algorithm.gtpo"),
         ("actor_rollout_ref.actor.gtpoo.dump_dir=x", "algorithm.gtpo"),
         ("trainer.colapse_watch=stop", "trainer.collapse_watch"),
         ("algorithm.collapse_watch=stop", "trainer.collapse_watch"),
@@ -84,6 +84,37 @@ def test_a_section_that_is_anothers_is_left_alone(compose_config):
     validate(compose_config("algorithm.adv_estimator=grpo", CLIPPED, elsewhere))
     with pytest.raises(ValueError, match=r"unused key gtpo; did you mean algorithm\.gtpo\?"):
         validate(compose_config(elsewhere))
+    for section in ("algorithm.grpo", "algorithm.gspo", "my.gdpo", "gpo"):
+        validate(compose_config(f"+{section}.entropy_coeff=1", f"+{section}.base=x"))
+    validate(compose_config("algorithm.adv_estimator=grpo", CLIPPED, "+my.tgpo.entropy_coeff=1"))
+
+
+def test_a_dump_of_another_estimator_needs_the_old_log_prob_pass(compose_config, tmp_path):
+    dump = ("algorithm.adv_estimator=grpo", CLIPPED, f"+algorithm.gtpo.dump_dir={tmp_path / 'dump'}")
+    for more in ([], [FROM_UPDATE], [FROM_UPDATE, KNOWN]):
+        (problem,) = preflight.problems(compose_config(*dump, BYPASS, *more))
+        assert "skips the pass that the token dump reads; set it to False, or leave out dump_dir" in problem
+        assert preflight.problems(compose_config(*dump, *more)) == []
+
+
+def test_a_loss_that_the_workers_alone_know_is_left_to_them(compose_config):
+    with pytest.raises(ValueError, match="cispo_v2: unknown: did you mean cispo?"):
+        validate(compose_config(f"{LOSS_MODE}=cispo_v2"))
+    validate(compose_config(f"{LOSS_MODE}=cispo_v2", "actor_rollout_ref.model.external_lib=my_losses"))
+    validate(compose_config(f"{LOSS_MODE}=of_my_own"))
+
+
+@pytest.mark.parametrize("dtype", ["half", "float", "null"])
+def test_a_dtype_of_the_rollout_that_verl_has_no_name_for_is_no_error(compose_config, dtype):
+    validate(compose_config(f"actor_rollout_ref.rollout.dtype={dtype}"))
+
+
+def test_a_config_that_changed_is_checked_again(compose_config):
+    config = compose_config()
+    validate(config)
+    config.actor_rollout_ref.rollout.n = 1
+    with pytest.raises(ValueError, match="rollout.n=1"):
+        validate(config)
 
 
 def test_all_problems_are_told_at_once(compose_config):

@@ -270,6 +270,14 @@ def test_a_dump_that_fails_in_training_ends_and_the_run_goes_on(make_stage, tmp_
     assert caplog.text.count("token dump ends") == 1
 
 
+@pytest.mark.parametrize("trainer", ["v1", "legacy"])
+def test_a_run_that_is_only_observed_goes_on_where_gtpo_could_not(make_stage, rows, trainer, tmp_path, caplog):
+    rows["entropy"][0][0] = float("nan")
+    stage = make_stage(trainer, "algorithm.adv_estimator=grpo", f"+algorithm.gtpo.dump_dir={tmp_path / 'dump'}")
+    stage.step()
+    assert caplog.text.count("token dump ends at step 1, and the run goes on without it: the entropy of row 0") == 1
+
+
 def test_a_run_that_starts_again_drops_the_steps_that_it_will_make_again(compose_config, tmp_path):
     config = compose_config(f"+algorithm.gtpo.dump_dir={tmp_path}")
     for step in (1, 100, 200):

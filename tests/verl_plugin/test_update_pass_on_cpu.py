@@ -1,5 +1,6 @@
 """δ and −γ⟨H⟩ applied where the actor computes its loss, against Eq. 11 on the whole batch."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -113,3 +114,6 @@ def test_a_completion_exactly_at_the_threshold_is_kept():
     ones = torch.ones(2, 1)
     advantages, _ = apply_entropy(ones, ones, torch.tensor([[0.5], [0.5000001]]), inputs)
     assert advantages.tolist() == [[1.0], [0.0]]
+    inputs = UpdateInputs.make(torch.tensor([1.0]), GTPOConfig(entropy_coeff=0.0), 0.1)  # ln 2, which float32 has not
+    advantages, _ = apply_entropy(ones[:1], ones[:1], torch.tensor([[math.log(2)]]), inputs)
+    assert advantages.tolist() == [[1.0]]
