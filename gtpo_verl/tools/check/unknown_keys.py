@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, get_close_matches
 from importlib.resources import files
 from typing import Any
 
@@ -11,8 +11,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gtpo_verl.tools.check import Finding
+from gtpo_verl.verl_plugin.run_config import VerlGTPOConfig
+from gtpo_verl.verl_plugin.training_monitor import KEY
 
 _OLD = [line.split("\t") for line in (files(__package__) / "old_keys.tsv").read_text().splitlines()[1:]]
+_OURS = [KEY, *(f"algorithm.gtpo.{name}" for name in VerlGTPOConfig.__dataclass_fields__)]
 
 
 def unknown(words: Iterable[str], config: Any) -> Iterator[Finding]:
@@ -20,7 +23,7 @@ def unknown(words: Iterable[str], config: Any) -> Iterator[Finding]:
     known, others = list(keys(OmegaConf.to_container(config))), list[str]()
     for word in words:
         key, _, value = word.lstrip("+~").partition("=")
-        if remedy := moved(key, value, config) or _of_engine(key, value) or _meant(key, known):
+        if remedy := moved(key, value, config) or _to_add(key, value) or _meant(key, known):
             yield Finding(key, "verl has no such key", remedy)
         else:
             others.append(key)
@@ -49,7 +52,9 @@ def place_now(key: str) -> tuple[str, str]:
     return "", ""
 
 
-def _of_engine(key: str, value: str) -> str:
+def _to_add(key: str, value: str) -> str:
+    if ours := get_close_matches(key, _OURS, n=1, cutoff=0.9):
+        return f"this plugin adds one: write +{ours[0]}={value}"
     if re.search(r"kwargs\.|override_\w*\.", key):
         return f"it is handed on: write ++{key}={value}"
     if key.endswith(".model_engine"):

@@ -40,6 +40,18 @@ def test_a_key_that_has_moved_is_written_anew_and_verl_takes_it(word):
     verl_config(now)
 
 
+@pytest.mark.parametrize(
+    ("word", "now"),
+    [
+        ("algorithm.gtpo.entropy_coeff=0.1", "+algorithm.gtpo.entropy_coeff=0.1"),
+        ("algorithm.gtpo.entrpy_coeff=0.1", "+algorithm.gtpo.entropy_coeff=0.1"),
+        ("trainer.collapse_watch=warn", "+trainer.collapse_watch=warn"),
+    ],
+)
+def test_a_key_of_this_plugin_wants_a_plus(word, now):
+    assert remedy(word) == f"this plugin adds one: write {now}"
+
+
 OTHERS = ["actor_rollout_ref.actor.gvpo_beta", "actor_rollout_ref.rollout.n_agent", "data.max_obs_length"]
 OTHERS += [
     "actor_rollout_ref.actor.state_masking",
