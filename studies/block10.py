@@ -169,7 +169,7 @@ def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> float:
 
 def short(p: float) -> str:
     """As one writes it: .031."""
-    return f"{p:.3f}".removeprefix("0")
+    return "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")
 
 
 def _whole(runs: pd.DataFrame, method: str) -> pd.DataFrame | None:

@@ -24,15 +24,20 @@ PAIRS = (
     ("gtpo", "masks"),
 )
 """First and second of each comparison."""
+COMPARED = {
+    "failed": "share of failed runs, first − second",
+    "gave up": "gave up reasoning",
+    "stopped": "stopped terminating cleanly",
+    "accuracy": "accuracy",
+}
+"""What of two arms; the rule is about the first."""
 
 
 class Pair(NamedTuple):
-    """Two arms: what the rule says, and the differences by seed, first minus second."""
+    """Two arms: what the rule says, and the differences by seed, first minus second, by `COMPARED`."""
 
     verdict: str
-    failed: Comparison
-    p: float
-    accuracy: Comparison
+    differences: dict[str, list[float]]
 
 
 def runs() -> pd.DataFrame:
@@ -42,25 +47,26 @@ def runs() -> pd.DataFrame:
     short_share = [pd.Series(read_log(cell.log(seed))["steps"]["short"])[-ENDED:].mean() for cell, seed in done]
     found["gave up"] = pd.Series(short_share, dtype=float) > 0.5
     found["stopped"] = found["clean"] < LOST
-    found["failed"] = (found["gave up"] | found["stopped"]).astype(float)
-    return found
+    found["failed"] = found["gave up"] | found["stopped"]
+    return found.astype(dict.fromkeys(("gave up", "stopped", "failed"), int))
 
 
 def judge(found: pd.DataFrame, first: str, second: str) -> Pair:
     """By the rule, on the seeds on which both arms have all their runs."""
     both = found[found["method"].isin([first, second])]
     whole = both.groupby("seed").filter(lambda own: len(own) == 2 * found["lr"].nunique())
-    by_seed = whole.groupby(["seed", "method"])[["failed", "accuracy"]].mean().unstack()
-    failed, accuracy = ((by_seed[name][first] - by_seed[name][second]).tolist() for name in ("failed", "accuracy"))
-    p, (low, high) = sign_flips(failed), interval(failed)
+    by_seed = whole.groupby(["seed", "method"])[list(COMPARED)].mean().unstack()
+    differences = {name: (by_seed[name][first] - by_seed[name][second]).tolist() for name in COMPARED}
+    failed = differences["failed"]
+    low, high = interval(failed)
     verdict = "undecided"
     if found[found["method"] == "gtpo"]["gave up"].sum() < SHOWN:
         verdict = "nothing: the start does not show the failure"
-    elif p < 0.05:
+    elif sign_flips(failed) < 0.05:
         verdict = "the first fails more often" if sum(failed) > 0 else "the first fails less often"
     elif -MATTERS <= low and high <= MATTERS:
         verdict = "no difference that matters"
-    return Pair(verdict, Comparison(failed), p, Comparison(accuracy))
+    return Pair(verdict, differences)
 
 
 def arm_table(found: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
@@ -88,8 +94,12 @@ def pair_table(found: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     rows = []
     for first, second in PAIRS:
         pair = judge(found, first, second)
-        rows.append([title(first), title(second), str(pair.failed), short(pair.p), pair.verdict, str(pair.accuracy)])
-    return ["first", "second", "share of failed runs, first − second", "p", "by the rule", "accuracy"], rows
+        row = [title(first), title(second)]
+        for values in pair.differences.values():
+            row += [str(Comparison(values)), short(sign_flips(values))]
+        rows.append([*row[:4], pair.verdict, *row[4:]])
+    columns = [column for what in COMPARED.values() for column in (what, "p")]
+    return ["first", "second", *columns[:2], "by the rule", *columns[2:]], rows
 
 
 def title(method: str) -> str:

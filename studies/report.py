@@ -298,13 +298,17 @@ def _of_block_11() -> dict[str, object]:
     runs = block11.runs()
     found: dict[str, object] = {"table guessing": markdown(*block11.arm_table(runs))}
     found["table guessing pairs"] = markdown(*block11.pair_table(runs))
-    for (method, lr), own in runs.groupby(["method", "lr"]):
-        for name in ("gave up", "stopped", "failed"):
-            found[f"11: {method} {rate(lr)} {name}"] = f"{int(own[name].sum())} of {len(own)}"
+    for method, own in runs.groupby("method"):
+        found |= {
+            f"11: {method} {name}": f"{own[name].sum()} of {len(own)}" for name in ("gave up", "stopped", "failed")
+        }
+        found[f"11: {method} conflict"] = f"{own['conflict'].mean():.0%}"
     for first, second in block11.PAIRS:
         pair = block11.judge(runs, first, second)
-        found |= {f"11: {first} - {second} {name}": value for name, value in pair._asdict().items()}
-        found[f"11: {first} - {second} p"] = block10.short(pair.p)
+        found[f"11: {first} - {second}"] = pair.verdict
+        for name, values in pair.differences.items():
+            found[f"11: {first} - {second} {name}"] = Comparison(values)
+            found[f"11: {first} - {second} {name} p"] = block10.short(block10.sign_flips(values))
     return found
 
 
