@@ -15,7 +15,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from gtpo_verl.verl_plugin.run_config import VerlGTPOConfig
 from studies import comparisons, learning_rates, plan, report, rewards, run, verl_runs
-from studies.plan import CONTROLS, COUNTING, MANY, METHODS, TABLES, Cell
+from studies.plan import CONTROLS, COUNTING, GUESSING_ARMS, MANY, METHODS, TABLES, Cell
 from studies.run_queue import write_log
 
 GOOD = "<reasoning>t,a,c</reasoning><answer>tac</answer>"
@@ -374,6 +374,7 @@ def numbers():
                 *RESULT,
                 *("9: corpo_gtpo wrong", "9: corpo_gtpo lost", "9: gtpo lost", "9: grpo lost"),
                 *("controls: grpo_strict lost", "main: grpo_kl lost"),
+                *(f"11: {method} {what}" for method in GUESSING_ARMS[:4] for what in ("gave up", "stopped")),
             ],
         ),
         ("docs/keys.md", ["9: gtpo wrong"]),
