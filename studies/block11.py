@@ -74,19 +74,11 @@ def arm_table(found: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     rates = sorted(found["lr"].unique())
     rows = []
     for method in GUESSING_ARMS:
-        row = [title(method)]
-        for name in ("gave up", "stopped"):
-            for lr in rates:
-                own = found[(found["method"] == method) & (found["lr"] == lr)]
-                row.append(f"{own[name].sum()} of {len(own)}")
-        rows.append([*row, *(f"{own_rate(found, method, lr, 'accuracy'):.2f}" for lr in rates)])
+        by_rate = [found[(found["method"] == method) & (found["lr"] == lr)] for lr in rates]
+        counts = [f"{own[name].sum()} of {len(own)}" for name in ("gave up", "stopped") for own in by_rate]
+        rows.append([title(method), *counts, *(f"{own['accuracy'].mean():.2f}" for own in by_rate)])
     titles = ("gave up reasoning", "stopped terminating cleanly", "accuracy")
     return ["", *(f"{what}, {rate(lr)}" for what in titles for lr in rates)], rows
-
-
-def own_rate(found: pd.DataFrame, method: str, lr: float, name: str) -> float:
-    """The mean of an arm's runs at a learning rate."""
-    return float(found[(found["method"] == method) & (found["lr"] == lr)][name].mean())
 
 
 def pair_table(found: pd.DataFrame) -> tuple[list[str], list[list[str]]]:

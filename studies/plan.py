@@ -271,6 +271,7 @@ CONTROL_ARMS = {
 }
 """Of block 10, in their order, and their learning rates."""
 GUESSING_ARMS, GUESSING_SEEDS = ("grpo", "gtpo", "grpo_clamped", "gtpo_clamped", "masks"), range(41, 53)
+"""Of block 11."""
 BESIDE = ("grpo", "gtpo", CANDIDATES[0], "corpo_masks")
 """The arms of block 9, whose runs are the pairs of block 10's."""
 ON_GPU_ARMS = ("grpo_clamped", CANDIDATES[0], "grpo", "masks", "gtpo")

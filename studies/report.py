@@ -94,6 +94,11 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same of runs, of which there may be none."""
+    return markdown(header, rows) if rows else "None of these runs is complete."
+
+
 def spread(values: Sequence[float], digits: int = 2) -> str:
     """Mean, smallest and largest."""
     if not values:
@@ -246,8 +251,7 @@ def facts() -> dict[str, object]:
             found[f"{place}: {method} wrong"] = f"{(own['accuracy'] < least).sum()} of {len(own)}"
     found["collapsed below"] = str(learning_rates.WRONG)
     found |= _of_real_model() | _of_block_10() | _of_block_11() | _of_part_two()
-    for name, (header, rows) in learning_rates.evidence().items():
-        found[f"table {name}"] = markdown(header, rows) if rows else "None of these runs is complete."
+    found |= {f"table {name}": table(*of_runs) for name, of_runs in learning_rates.evidence().items()}
     return found | _confirmed()
 
 
@@ -283,8 +287,7 @@ def _of_block_10() -> dict[str, object]:
     found: dict[str, object] = {name: block10.answers(name) for name in block10.QUESTIONS}
     device = "cuda" if complete(planned("10-gpu")) and not complete(planned("10")) else "cpu"
     runs = block10.runs_on(device)
-    header, rows = block10.arm_table(runs)
-    found["table controls of block 10"] = markdown(header, rows) if rows else "No arm of it has a run yet."
+    found["table controls of block 10"] = table(*block10.arm_table(runs))
     found["table tests"] = markdown(*block10.comparison_table(runs))
     for method in ("gtpo", "grpo"):
         for metric in ("accuracy", "clean"):
@@ -294,21 +297,13 @@ def _of_block_10() -> dict[str, object]:
 
 
 def _of_block_11() -> dict[str, object]:
-    """Its tables, and its numbers of each arm and comparison."""
+    """Its tables, how often each arm failed, and what the rule says of each comparison."""
     runs = block11.runs()
     found: dict[str, object] = {"table guessing": markdown(*block11.arm_table(runs))}
     found["table guessing pairs"] = markdown(*block11.pair_table(runs))
     for method, own in runs.groupby("method"):
-        found |= {
-            f"11: {method} {name}": f"{own[name].sum()} of {len(own)}" for name in ("gave up", "stopped", "failed")
-        }
-        found[f"11: {method} conflict"] = f"{own['conflict'].mean():.0%}"
-    for first, second in block11.PAIRS:
-        pair = block11.judge(runs, first, second)
-        found[f"11: {first} - {second}"] = pair.verdict
-        for name, values in pair.differences.items():
-            found[f"11: {first} - {second} {name}"] = Comparison(values)
-            found[f"11: {first} - {second} {name} p"] = block10.short(block10.sign_flips(values))
+        found |= {f"11: {method} {name}": f"{own[name].sum()} of {len(own)}" for name in ("gave up", "stopped")}
+    found |= {f"11: {one} - {other}": block11.judge(runs, one, other).verdict for one, other in block11.PAIRS}
     return found
 
 

@@ -62,6 +62,7 @@ class UpdateInputs(NamedTuple):
         advantages = group_advantages.double()
         coeff, highest = torch.full_like(advantages, config.entropy_coeff), torch.full_like(advantages, torch.inf)
         if config.filter_is_active(initial_entropy):
+            # Entropies are float32, in which ln 2 lies higher.
             highest[(advantages < 0) | (config.filter_scope == "all")] = float(torch.tensor(config.entropy_threshold))
         return cls(torch.arange(len(advantages)), advantages, coeff, highest, torch.zeros_like(advantages).bool())
 
