@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
@@ -36,6 +37,8 @@ from studies.model import Rollout, Shape, Weights, log_probs, pad_rows, sample
 from studies.plan import ROOT
 from studies.tasks import Asked, Task
 
+CHECKPOINT_EVERY = 10
+"""Steps; what a real model's run has made before an interruption is not made again."""
 MASKS_ONLY = GTPOConfig(entropy_coeff=0, completion_filter="never")
 
 
@@ -106,6 +109,20 @@ class Learner:
         self.optimizer = build_optimizer(list(self.weights.values()), self.actor.optim)
         self.scheduler = get_constant_schedule_with_warmup(self.optimizer, self.actor.optim.lr_warmup_steps)
         self.generator = torch.Generator().manual_seed(seed)
+
+    def state(self) -> dict[str, Any]:
+        """What the next step depends on."""
+        own = {"weights": self.weights, "generator": self.generator.get_state()}
+        return own | {name: getattr(self, name).state_dict() for name in ("optimizer", "scheduler")}
+
+    @torch.no_grad()
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a `state`."""
+        for name, values in state["weights"].items():
+            self.weights[name].copy_(values)
+        self.generator.set_state(state["generator"])
+        for name in ("optimizer", "scheduler"):
+            getattr(self, name).load_state_dict(state[name])
 
     def log_probs(self, weights: Weights, rollouts: Sequence[Rollout]) -> tuple[torch.Tensor, torch.Tensor]:
         """log π of the completions' tokens, and the entropy there."""
@@ -330,17 +347,26 @@ def train(
     kept: Sequence[list[list[dict[str, Any]]]] = (),
     keep: int = 0,
     files: Sequence[TextIO] = (),
+    checkpoint: Path | None = None,
 ) -> list[dict[str, list[float]]]:
     """Train runs that share task, prompts a step, group size and temperature; a list of numbers per metric and run.
 
     The completions of the first `keep` steps go into each run's list in `kept`. Each run's file in `files` gets a line
-    of JSON with the metrics of a step, and the seconds since the step began, as the step is made.
+    of JSON with the metrics of a step, and the seconds since the step began, as the step is made. `checkpoint` is
+    written every `CHECKPOINT_EVERY` steps, and is where runs that were interrupted go on.
     """
     config = learners[0].config
     rollout, prompts = config.actor_rollout_ref.rollout, config.data.train_batch_size
-    logs: list[dict[str, list[float]]] = [{} for _ in learners]
-    asked_in_turn = itertools.cycle(order)
-    for step in range(steps):
+    first, logs = 0, [dict[str, list[float]]() for _ in learners]
+    if checkpoint and checkpoint.exists():
+        saved = torch.load(checkpoint)
+        first, logs = saved["step"], saved["logs"]
+        for learner, state in zip(learners, saved["learners"], strict=True):
+            learner.restore(state)
+        for own, before in zip(kept, saved["kept"], strict=True):
+            own += before
+    asked_in_turn = itertools.islice(itertools.cycle(order), first * prompts, None)
+    for step in range(first, steps):
         began = time.monotonic()
         questions = list(itertools.islice(asked_in_turn, prompts))
         for run, own in enumerate(draw(learners, task, questions, rollout.n)):
@@ -362,6 +388,11 @@ def train(
             if files:
                 line = {"step": step + 1, "seconds": round(time.monotonic() - began, 1), **record}
                 print(json.dumps(line), file=files[run], flush=True)
+        logs[0].setdefault("seconds", []).append(time.monotonic() - began)
+        if checkpoint and (step + 1) % CHECKPOINT_EVERY == 0:
+            states = [learner.state() for learner in learners]
+            torch.save({"step": step + 1, "logs": logs, "learners": states, "kept": list(kept)}, f"{checkpoint}.new")
+            Path(f"{checkpoint}.new").replace(checkpoint)
     return logs
 
 

@@ -155,8 +155,8 @@ class Start:
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which products are computed; in bfloat16 they take fifty times as long on a CPU that has none."""
-        return torch.bfloat16 if self.is_real and has_bfloat16(self.device) else torch.float32
+        """Of the values that are multiplied, and to which a product is rounded."""
+        return torch.bfloat16 if self.is_real else torch.float32
 
     @property
     def name(self) -> str:
@@ -166,11 +166,6 @@ class Start:
         several = f"-{self.animals}" if self.animals > 1 else ""
         size = f"-{self.prompts}x{self.steps}" if self.prompts > 1 else ""
         return start + several + size + (f"-{self.device}" if self.device != "cpu" else "")
-
-
-def has_bfloat16(device: str) -> bool:
-    """Whether the device has instructions for products in bfloat16."""
-    return device == "cuda" or torch.cpu._is_avx512_bf16_supported()
 
 
 @dataclass(frozen=True)
@@ -276,8 +271,6 @@ BESIDE = ("grpo", "gtpo", CANDIDATES[0], "corpo_masks")
 """The arms of block 9, whose runs are the pairs of block 10's."""
 ON_GPU_ARMS = ("grpo_clamped", CANDIDATES[0], "grpo", "masks", "gtpo")
 """What Q1 of block 10 compares, then Q2."""
-ONLY_BFLOAT16 = ("10",)
-"""Blocks that no machine without bfloat16 instructions makes."""
 ENDED_EARLY = ("7", "9")
 """Blocks that get no further runs: studies/DESIGN.md says why."""
 CLEAN = 0.9

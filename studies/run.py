@@ -3,7 +3,7 @@
 Several processes, one for each core, share the runs: a start of one seed is in one process at a time.
 Runs with one start and one seed train side by side (see `studies.model.sample`); those of the real model do so on a GPU
 alone, and on the CPU one after another. A run that is complete has its log in results/ and is not run again; what was
-interrupted begins anew. The steps of a run that has begun are lines of JSON in outputs/study/START-seedN/.
+interrupted begins anew, or, of the real model on a CPU, goes on from its last tenth step. The steps of a run that has begun are lines of JSON in outputs/study/START-seedN/.
 
 Block 10's first questions on a GPU are one call: python -m studies.run --block 10-gpu --processes 6
 """
@@ -25,19 +25,18 @@ import torch
 from filelock import FileLock, Timeout
 
 from studies.fast import Learner, build_config, hold_out, train
+from studies.model import product_dtype
 from studies.plan import (
     CONTROLS,
     ENDED_EARLY,
     HERE,
     METHODS,
-    ONLY_BFLOAT16,
     ROOT,
     Cell,
     Start,
     archive,
     blocks,
     complete,
-    has_bfloat16,
     is_stored,
     number,
     one_prompt,
@@ -107,10 +106,10 @@ def begin(
 
 
 @contextlib.contextmanager
-def step_files(seed: int, cells: Sequence[Cell], outputs: Path) -> Iterator[list[TextIO]]:
+def step_files(seed: int, cells: Sequence[Cell], outputs: Path, mode: str = "w") -> Iterator[list[TextIO]]:
     """A file for each run, to which its steps are written as they are made."""
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(steps_of(cell, seed, outputs).open("w")) for cell in cells]
+        yield [stack.enter_context(steps_of(cell, seed, outputs).open(mode)) for cell in cells]
 
 
 def steps_of(cell: Cell, seed: int, outputs: Path) -> Path:
@@ -120,19 +119,26 @@ def steps_of(cell: Cell, seed: int, outputs: Path) -> Path:
 
 def execute(start: Start, seed: int, cells: Sequence[Cell], outputs: Path) -> None:
     """Train and evaluate the runs, and write their logs."""
-    began, made_by = time.monotonic(), commit()
+    made_by = commit()
     task, order, learners = begin(start, seed, cells, outputs, start.dtype)
     kept: list[list[list[dict[str, Any]]]] = [[] for _ in cells]
-    with step_files(seed, cells, outputs) as files:
-        logs = train(learners, task, order, start.steps, kept, KEPT_STEPS if seed in start.kept_seeds else 0, files)
+    keep_steps = KEPT_STEPS if seed in start.kept_seeds else 0
+    is_alone = start.is_real and start.device == "cpu"
+    checkpoint = steps_of(cells[0], seed, outputs).with_suffix(".pt") if is_alone else None
+    with step_files(seed, cells, outputs, "a" if checkpoint and checkpoint.exists() else "w") as files:
+        logs = train(learners, task, order, start.steps, kept, keep_steps, files, checkpoint)
+    began = time.monotonic()
     samples, prompts = (8, 8) if start.is_real else (16, 8)
     results = hold_out(learners, task, task.held_out, samples, prompts) if start.evaluated else [None] * len(cells)
-    seconds = (time.monotonic() - began) / len(cells)
+    seconds = (sum(logs[0].pop("seconds")) + time.monotonic() - began) / len(cells)
     common = {"commit": made_by, "initial_entropy": task.initial_entropy, "seconds": seconds}
     common |= {"dtype": str(start.dtype).removeprefix("torch."), "device": start.device}
+    common |= {"products": str(product_dtype(start.dtype, start.device)).removeprefix("torch.")}
     for cell, log, result, rollouts in zip(cells, logs, results, kept, strict=True):
         more = {"held_out": result} if result else {}
         keep({**common, "steps": log, **more, **({"rollouts": rollouts} if rollouts else {})}, cell.log(seed))
+    if checkpoint:
+        checkpoint.unlink(missing_ok=True)
     print(f"{time.strftime('%H:%M:%S')} {start.name} seed {seed}: {len(cells)} runs, {seconds:.0f} s each", flush=True)
 
 
@@ -154,12 +160,8 @@ def rehearse(block: str, steps: int, dtype: torch.dtype | None, outputs: Path) -
 def unfit(block: str) -> str:
     """Why this machine does not make a block's runs; empty if it does."""
     device = next((cell.start.device for cell, _ in planned(block)), "cpu")
-    if device == "cuda" and not torch.cuda.is_available():
-        return f"--block {block} needs a GPU, and torch finds none"
-    if block in ONLY_BFLOAT16 and not has_bfloat16("cpu"):
-        remedy = "--rehearse 2 makes two steps here, --block 10-gpu its first questions on a GPU"
-        return f"--block {block} needs a CPU with bfloat16 instructions (avx512_bf16): {remedy}"
-    return ""
+    needs_gpu = device == "cuda" and not torch.cuda.is_available()
+    return f"--block {block} needs a GPU, and torch finds none" if needs_gpu else ""
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 from recipes.tasks import tiny
-from studies import fast
+from studies import fast, model
 from studies.model import Rollout, Shape, fuse, hidden, log_probs, logits_of, sample
 from studies.plan import METHODS
 from studies.tasks import Asked, Task
@@ -17,6 +17,9 @@ from studies.tasks import Asked, Task
 EOS = 1
 PROMPT = torch.tensor([2, 9, 8, 7, 3])
 PROMPTS = [PROMPT, torch.tensor([2, 9, 4]), torch.tensor([2, 5, 5, 5, 8, 6, 3])]
+
+# Adam divides by the gradient's size: where that is near 0, another processor's order of sums would decide.
+LARGE_EPS = "++actor_rollout_ref.actor.optim.override_optimizer_config.eps=1e-3"
 
 
 def weights_of(model):
@@ -195,15 +198,59 @@ def test_each_step_is_written_as_it_is_made(shape, weights):
     (log,) = fast.train([learner], task, [Asked(PROMPT, "3")], 2, files=[file])
     steps = [json.loads(line) for line in file.getvalue().splitlines()]
     assert [step["step"] for step in steps] == [1, 2] and min(seen) > 0
+    assert len(log.pop("seconds")) == 2
     assert {name: [step[name] for step in steps] for name in log} == log
+
+
+def test_a_run_that_was_interrupted_goes_on_as_if_it_had_not_been(shape, weights, tmp_path, monkeypatch):
+    monkeypatch.setattr(fast, "CHECKPOINT_EVERY", 2)
+    task = Task([], [], tiny.build_tokenizer(), 9, shape, weights[0], 0.3, 0)
+    order = [Asked(PROMPT, "3"), Asked(PROMPTS[1], "4"), Asked(PROMPT, "5")]
+
+    def run(steps, checkpoint):
+        learner = fast.Learner(
+            shape,
+            weights[0],
+            fast.build_config([*METHODS["gtpo"], "algorithm.gtpo.initial_entropy=9", LARGE_EPS]),
+            seed=3,
+        )
+        kept = [[]]
+        (log,) = fast.train([learner], task, order, steps, kept, 4, checkpoint=checkpoint)
+        return log, kept, learner.weights
+
+    whole, kept, after = run(5, None)
+    run(3, tmp_path / "run.pt")
+    log, kept_too, after_too = run(5, tmp_path / "run.pt")
+    del whole["seconds"], log["seconds"]
+    assert log == {name: pytest.approx(values, rel=1e-4) for name, values in whole.items()}
+    assert [[record["ids"] for record in step] for step in kept[0]] == [
+        [record["ids"] for record in step] for step in kept_too[0]
+    ]
+    for name, values in after.items():
+        torch.testing.assert_close(after_too[name], values, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_products_in_bfloat16_are_rounded_once_with_or_without_instructions_for_them(rows, monkeypatch):
+    x, y = (
+        torch.randn(2, *size, generator=torch.Generator().manual_seed(5)).bfloat16() for size in ((rows, 96), (96, 64))
+    )
+    x, y = x.requires_grad_(), y.requires_grad_()
+    results = {}
+    for has in (True, False):
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda has=has: has)
+        assert model.product_dtype(torch.bfloat16, "cpu") == (torch.bfloat16 if has else torch.float32)
+        product = model._product(x, y)
+        results[has] = product, *torch.autograd.grad(product.float().sin().sum(), [x, y])
+    for native, emulated in zip(*results.values(), strict=True):
+        assert native.dtype == emulated.dtype == torch.bfloat16
+        torch.testing.assert_close(native, emulated, rtol=2**-7, atol=2**-5)  # a different order of sums
 
 
 def test_several_updates_per_rollout_keep_the_first_probabilities_and_clip(shape, weights):
     (rollouts,) = draw(shape, weights[:1], [0], n=4, limit=9, prompts=PROMPTS[:2])
     scores = [20.0, 10.0, 0.0, 0.0, 10.0, 20.0, 0.0, 10.0]
-    # Adam divides by the gradient's size: where that is near 0, another processor's order of sums would decide.
-    large_eps = "++actor_rollout_ref.actor.optim.override_optimizer_config.eps=1e-3"
-    settings = [*METHODS["grpo"], "actor_rollout_ref.actor.optim.lr=0.05", large_eps]
+    settings = [*METHODS["grpo"], "actor_rollout_ref.actor.optim.lr=0.05", LARGE_EPS]
     after = {}
     for size, updates in ((2, 1), (1, 2)):
         config = fast.build_config([*settings, f"actor_rollout_ref.actor.ppo_mini_batch_size={size}"])
