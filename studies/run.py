@@ -3,7 +3,8 @@
 Several processes, one for each core, share the runs: a start of one seed is in one process at a time.
 Runs with one start and one seed train side by side (see `studies.model.sample`); those of the real model do so on a GPU
 alone, and on the CPU one after another. A run that is complete has its log in results/ and is not run again; what was
-interrupted begins anew, or, of the real model on a CPU, goes on from its last tenth step. The steps of a run that has begun are lines of JSON in outputs/study/START-seedN/.
+interrupted begins anew, or, of the real model on a CPU, goes on from its last tenth step. The steps of a run that has
+begun are lines of JSON in outputs/study/START-seedN/.
 
 Block 10's first questions on a GPU are one call: python -m studies.run --block 10-gpu --processes 6
 """

@@ -9,8 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 from recipes.tasks import tiny
-from studies import fast, model
-from studies.model import Rollout, Shape, fuse, hidden, log_probs, logits_of, sample
+from studies import fast
+from studies.model import Rollout, Shape, fuse, hidden, log_probs, logits_of, product, product_dtype, sample
 from studies.plan import METHODS
 from studies.tasks import Asked, Task
 
@@ -208,12 +208,8 @@ def test_a_run_that_was_interrupted_goes_on_as_if_it_had_not_been(shape, weights
     order = [Asked(PROMPT, "3"), Asked(PROMPTS[1], "4"), Asked(PROMPT, "5")]
 
     def run(steps, checkpoint):
-        learner = fast.Learner(
-            shape,
-            weights[0],
-            fast.build_config([*METHODS["gtpo"], "algorithm.gtpo.initial_entropy=9", LARGE_EPS]),
-            seed=3,
-        )
+        config = fast.build_config([*METHODS["gtpo"], "algorithm.gtpo.initial_entropy=9", LARGE_EPS])
+        learner = fast.Learner(shape, weights[0], config, seed=3)
         kept = [[]]
         (log,) = fast.train([learner], task, order, steps, kept, 4, checkpoint=checkpoint)
         return log, kept, learner.weights
@@ -232,16 +228,15 @@ def test_a_run_that_was_interrupted_goes_on_as_if_it_had_not_been(shape, weights
 
 @pytest.mark.parametrize("rows", [1, 40])
 def test_products_in_bfloat16_are_rounded_once_with_or_without_instructions_for_them(rows, monkeypatch):
-    x, y = (
-        torch.randn(2, *size, generator=torch.Generator().manual_seed(5)).bfloat16() for size in ((rows, 96), (96, 64))
-    )
-    x, y = x.requires_grad_(), y.requires_grad_()
+    generator = torch.Generator().manual_seed(5)
+    sizes = (2, rows, 96), (2, 96, 64)
+    x, y = (torch.randn(size, generator=generator).bfloat16().requires_grad_() for size in sizes)
     results = {}
     for has in (True, False):
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda has=has: has)
-        assert model.product_dtype(torch.bfloat16, "cpu") == (torch.bfloat16 if has else torch.float32)
-        product = model._product(x, y)
-        results[has] = product, *torch.autograd.grad(product.float().sin().sum(), [x, y])
+        assert product_dtype(torch.bfloat16, "cpu") == (torch.bfloat16 if has else torch.float32)
+        result = product(x, y)
+        results[has] = result, *torch.autograd.grad(result.float().sin().sum(), [x, y])
     for native, emulated in zip(*results.values(), strict=True):
         assert native.dtype == emulated.dtype == torch.bfloat16
         torch.testing.assert_close(native, emulated, rtol=2**-7, atol=2**-5)  # a different order of sums
