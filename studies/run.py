@@ -90,16 +90,14 @@ def batches(runs: Sequence[tuple[Cell, int]]) -> Iterator[tuple[Start, int, list
             yield start, seed, cells[first : first + size]
 
 
-def begin(
-    start: Start, seed: int, cells: Sequence[Cell], outputs: Path, dtype: torch.dtype
-) -> tuple[Task, list[Asked], list[Learner]]:
+def begin(start: Start, seed: int, cells: Sequence[Cell], outputs: Path) -> tuple[Task, list[Asked], list[Learner]]:
     """The start, its questions in the order of the seed, and a learner for each cell."""
     task = open_task(start, seed, outputs)
     order = random.Random(seed).sample(task.train, len(task.train))
     learners = [
         Learner(
             *(task.shape, task.weights, config_of(cell, task.initial_entropy)),
-            *(CONTROLS.get(cell.method), seed, dtype),
+            *(CONTROLS.get(cell.method), seed, start.dtype),
         )
         for cell in cells
     ]
@@ -121,7 +119,7 @@ def steps_of(cell: Cell, seed: int, outputs: Path) -> Path:
 def execute(start: Start, seed: int, cells: Sequence[Cell], outputs: Path) -> None:
     """Train and evaluate the runs, and write their logs."""
     made_by = commit()
-    task, order, learners = begin(start, seed, cells, outputs, start.dtype)
+    task, order, learners = begin(start, seed, cells, outputs)
     kept: list[list[list[dict[str, Any]]]] = [[] for _ in cells]
     keep_steps = KEPT_STEPS if seed in start.kept_seeds else 0
     is_alone = start.is_real and start.device == "cpu"
@@ -143,19 +141,18 @@ def execute(start: Start, seed: int, cells: Sequence[Cell], outputs: Path) -> No
     print(f"{time.strftime('%H:%M:%S')} {start.name} seed {seed}: {len(cells)} runs, {seconds:.0f} s each", flush=True)
 
 
-def rehearse(block: str, steps: int, dtype: torch.dtype | None, outputs: Path) -> None:
+def rehearse(block: str, steps: int, outputs: Path) -> None:
     """Make some steps of a block's first two arms, of its first seed, and say what they cost; no log is kept."""
     runs = planned(block)
     first_seed = [(cell, seed) for cell, seed in runs if seed == runs[0][1]][:2]
     for start, seed, cells in batches(first_seed):
-        dtype = dtype or start.dtype
-        task, order, learners = begin(start, seed, cells, outputs, dtype)
+        task, order, learners = begin(start, seed, cells, outputs)
         with step_files(seed, cells, outputs) as files:
             train(learners, task, order, steps, files=files)
         for cell in cells:
             made = map(json.loads, steps_of(cell, seed, outputs).read_text().splitlines())
             seconds = ", ".join(f"{record['seconds']} s for {record['length']:.0f} tokens" for record in made)
-            print(f"{start.name} seed {seed}, {cell.method} in {dtype}: {seconds} a completion", flush=True)
+            print(f"{start.name} seed {seed}, {cell.method}: {seconds} a completion", flush=True)
 
 
 def unfit(block: str) -> str:
@@ -240,7 +237,6 @@ def main() -> int:
     parser.add_argument(
         "--rehearse", type=int, metavar="STEPS", help="steps of a block's first two arms; nothing is kept"
     )
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], help="of products in a rehearsal")
     parser.add_argument("--outputs", type=Path, default=ROOT / "outputs/study", help="folder of the warm starts")
     args = parser.parse_args()
     if args.list:
@@ -252,7 +248,7 @@ def main() -> int:
     torch.set_num_threads(1)
     args.outputs.mkdir(parents=True, exist_ok=True)
     if args.rehearse:
-        rehearse(args.block, args.rehearse, args.dtype and getattr(torch, args.dtype), args.outputs)
+        rehearse(args.block, args.rehearse, args.outputs)
         return 0
     if args.block and (why := unfit(args.block)):
         parser.error(why)
