@@ -124,10 +124,18 @@ class Learner:
         for name in ("optimizer", "scheduler"):
             getattr(self, name).load_state_dict(state[name])
 
-    def log_probs(self, weights: Weights, rollouts: Sequence[Rollout]) -> tuple[torch.Tensor, torch.Tensor]:
-        """log π of the completions' tokens, and the entropy there."""
+    def log_probs(
+        self, weights: Weights, rollouts: Sequence[Rollout], trained: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """log π of the completions' tokens, and the entropy there; `trained`: rows with a gradient, all by default."""
         rows_at_once = 8 if self.dtype == torch.bfloat16 and weights["model.norm.weight"].is_cpu else 64
-        return log_probs(self.shape, weights, rollouts, self.temperature, self.dtype, rows_at_once)
+        return log_probs(self.shape, weights, rollouts, self.temperature, self.dtype, rows_at_once, trained)
+
+    def trained(self, group_advantages: torch.Tensor) -> torch.Tensor | None:
+        """Rows whose loss has a gradient, if not all have: without γ and KL a completion with A_i = 0 has none."""
+        moves_all = self.config.algorithm.adv_estimator == "gtpo" and self.settings.entropy_coeff != 0
+        trained = group_advantages != 0
+        return trained if trained.any() and not (trained.all() or moves_all or self.reference) else None
 
     def step(
         self,
@@ -150,13 +158,14 @@ class Learner:
         size = min(self.actor.ppo_mini_batch_size, len(rollouts))
         before = {name: values.detach().clone() for name, values in self.weights.items()}
         one_update = size == len(rollouts)
-        with torch.set_grad_enabled(one_update):
-            log_prob, entropy = self.log_probs(self.weights, rollouts)
         index = np.repeat(np.arange(len(rollouts)), len(rollouts[0].responses))
         responses, mask = (pad_rows([getattr(r, name) for r in rollouts]) for name in ("responses", "response_mask"))
         group_advantages = self.group_advantages(torch.tensor(scores, dtype=torch.float32), mask, index)
         if self.control in OUTCOMES:
             group_advantages = OUTCOMES[self.control](group_advantages, torch.tensor(right) == 1, index)
+        trained = self.trained(group_advantages) if one_update else None
+        with torch.set_grad_enabled(one_update):
+            log_prob, entropy = self.log_probs(self.weights, rollouts, trained)
         batch = Batch(rollouts, responses, mask, log_prob.detach(), entropy, index, group_advantages)
         advantages, logged = self.advantages(batch)
         if kept is not None:

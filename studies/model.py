@@ -242,10 +242,12 @@ def log_probs(
     temperature: float,
     dtype: torch.dtype,
     rows_at_once: int = 64,
+    trained: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """log π of the completions' own tokens under one run's weights, and the entropy there, in nats, without gradient.
 
-    Rows of similar length go through the model together, `rows_at_once` of them.
+    Rows of similar length go through the model together, `rows_at_once` of them; with `trained`, (rows,) bool, the
+    others without gradient.
 
     Returns:
         Two tensors (rows, response_length) on the CPU with the completions of all rollouts, 0 after their ends.
@@ -257,23 +259,29 @@ def log_probs(
     prompt_of = torch.arange(len(rollouts), device=device).repeat_interleave(len(responses) // len(rollouts))
     first, prefix, added = read_prompts(fused, [rollout.prompt for rollout in rollouts])
     log_prob, entropy = torch.zeros(own.shape, device=device), torch.zeros(own.shape, device=device)
-    for rows in own.sum(-1).argsort().split(rows_at_once):
-        prompts, longest = prompt_of[rows], int(own[rows].sum(-1).max())
-        ids, mine = responses[rows, :longest], own[rows, :longest]
-        states = first[:, prompts].unsqueeze(2)
-        if longest > 1:
-            cache = Cache()
-            cache.layers = {i: kv[:, prompts] for i, kv in prefix.layers.items()}
-            before = added[prompts][:, None, None, :].expand(-1, -1, longest - 1, -1)
-            causal = _causal(longest - 1).to(device, dtype)
-            mask = torch.cat([before, causal.expand(len(rows), 1, -1, -1)], -1)
-            behind = hidden(fused, ids[:, :-1].unsqueeze(0), cache, added.shape[1], mask)
-            states = torch.cat([states, behind], 2)
-        distribution = (logits_of(fused, states[:, mine]).squeeze(0) / temperature).log_softmax(-1)
-        row, place = mine.nonzero(as_tuple=True)
-        places = rows[row], place
-        log_prob = log_prob.index_put(places, distribution.gather(-1, ids[mine].unsqueeze(-1)).squeeze(-1))
-        entropy[places] = -(distribution.exp() * distribution).sum(-1).detach()
+    by_length = own.sum(-1).argsort()
+    if trained is None:
+        parts = [(torch.is_grad_enabled(), by_length)]
+    else:
+        parts = [(needed, by_length[trained[by_length] == needed]) for needed in (False, True)]
+    for needs_gradient, rows in [(needed, rows) for needed, part in parts for rows in part.split(rows_at_once)]:
+        with torch.set_grad_enabled(needs_gradient):
+            prompts, longest = prompt_of[rows], int(own[rows].sum(-1).max())
+            ids, mine = responses[rows, :longest], own[rows, :longest]
+            states = first[:, prompts].unsqueeze(2)
+            if longest > 1:
+                cache = Cache()
+                cache.layers = {i: kv[:, prompts] for i, kv in prefix.layers.items()}
+                before = added[prompts][:, None, None, :].expand(-1, -1, longest - 1, -1)
+                causal = _causal(longest - 1).to(device, dtype)
+                mask = torch.cat([before, causal.expand(len(rows), 1, -1, -1)], -1)
+                behind = hidden(fused, ids[:, :-1].unsqueeze(0), cache, added.shape[1], mask)
+                states = torch.cat([states, behind], 2)
+            distribution = (logits_of(fused, states[:, mine]).squeeze(0) / temperature).log_softmax(-1)
+            row, place = mine.nonzero(as_tuple=True)
+            places = rows[row], place
+            log_prob = log_prob.index_put(places, distribution.gather(-1, ids[mine].unsqueeze(-1)).squeeze(-1))
+            entropy[places] = -(distribution.exp() * distribution).sum(-1).detach()
     return log_prob.cpu(), entropy.cpu()
 
 

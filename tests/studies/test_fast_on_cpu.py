@@ -185,6 +185,25 @@ def test_under_grpo_clamped_no_wrong_completion_trains_upwards_and_nothing_is_ma
     assert kept["gtpo_clamped"][0]["advantages"] != kept["grpo_clamped"][0]["advantages"]
 
 
+@pytest.mark.parametrize("method", ["grpo", "grpo_clamped", "masks", "gtpo"])
+def test_completions_without_advantage_train_nothing(method, shape, weights, monkeypatch):
+    (rollouts,) = draw(shape, weights[:1], [0], n=4, limit=9, prompts=PROMPTS[:2])
+    config = fast.build_config([*METHODS[method], "algorithm.gtpo.initial_entropy=9", LARGE_EPS])
+    after = {}
+    for left_out in (True, False):
+        learner = fast.Learner(shape, weights[0], config)
+        if not left_out:
+            monkeypatch.setattr(learner, "trained", lambda group_advantages: None)
+        elif method in ("grpo", "gtpo"):
+            assert learner.trained(torch.tensor([0.0, 0.0])) is None
+            assert (learner.trained(torch.tensor([0.0, 1.0])) is None) == (method == "gtpo")
+        logged = learner.step(rollouts, [10.0, 0.0, 20.0, 0.0, 5.0, 5.0, 5.0, 5.0])
+        after[left_out] = learner.weights, logged
+    assert after[True][1] == {name: pytest.approx(value, rel=1e-4) for name, value in after[False][1].items()}
+    for name, values in after[False][0].items():
+        torch.testing.assert_close(after[True][0][name], values, rtol=1e-4, atol=1e-7)
+
+
 def test_each_step_is_written_as_it_is_made(shape, weights):
     task = Task([], [], tiny.build_tokenizer(), 9, shape, weights[0], 0.3, 0)
     learner = fast.Learner(shape, weights[0], fast.build_config(METHODS["grpo"]))
