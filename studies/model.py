@@ -263,7 +263,7 @@ def log_probs(
     if trained is None:
         parts = [(torch.is_grad_enabled(), by_length)]
     else:
-        parts = [(needed, by_length[trained[by_length] == needed]) for needed in (False, True)]
+        parts = [(needed, by_length[trained.to(device)[by_length] == needed]) for needed in (False, True)]
     for needs_gradient, rows in [(needed, rows) for needed, part in parts for rows in part.split(rows_at_once)]:
         with torch.set_grad_enabled(needs_gradient):
             prompts, longest = prompt_of[rows], int(own[rows].sum(-1).max())
