@@ -58,7 +58,7 @@ class _RewardMetrics:
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         offsets, tokens = data["responses"].offsets(), data["responses"].values()
         lengths = offsets.diff()
-        ended = torch.isin(tokens[offsets[1:] - 1], self._eos_token_ids)
+        ended = torch.isin(tokens[offsets[1:] - 1], self._eos_token_ids) & (lengths > 0)
         values: dict[str, list[float]] = defaultdict(list)
         groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for row, extra, has_ended in zip(batch.keys, data["extra_fields"], ended.tolist(), strict=True):

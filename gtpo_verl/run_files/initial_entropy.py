@@ -76,7 +76,7 @@ class InitialEntropy:
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write(path, json.dumps(asdict(self) | {_SETTINGS: asdict(config)}, indent=2) + "\n")
         except OSError as error:
-            needs = f"to resume the run, set algorithm.gtpo.initial_entropy={self.value}"
+            needs = f"to resume the run, set {config.section}.initial_entropy={self.value}"
             logger.warning("GTPO: the initial entropy is not recorded (%s); %s", error, needs)
             return None
         return path

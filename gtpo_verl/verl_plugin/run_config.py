@@ -68,6 +68,8 @@ class VerlGTPOConfig(GTPOConfig):
         super().__post_init__()
         self._check_choice("base", "gtpo", "rloo", "opo")
         self._check_choice("entropy_from", "old_log_prob", "update")
+        if self.dump_dir is not None and not (isinstance(self.dump_dir, str) and self.dump_dir.strip()):
+            raise ValueError(f"{self.section}.dump_dir={self.dump_dir!r}: must be the name of a folder, or null")
         self._check_number("dump_freq", "a whole number of steps of at least 1", lambda x: x >= 1 and x == int(x))
 
 

@@ -61,7 +61,8 @@ class TokenDump:
         # A tokenizer in Python has none, and a trainer's may be a processor.
         tokenizer = getattr(getattr(trainer, "tokenizer", None), "backend_tokenizer", None)
         for path in Path(run.gtpo.dump_dir).glob(STEP_FILES):
-            if int(path.stem.removeprefix("step_")) >= trainer.global_steps:
+            step = path.stem.removeprefix("step_")
+            if step.isdecimal() and int(step) >= trainer.global_steps:
                 path.unlink()
         return cls(run.gtpo.dump_dir, run.gtpo, header, tokenizer)
 

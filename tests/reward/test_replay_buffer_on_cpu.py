@@ -93,6 +93,13 @@ def test_a_completion_without_an_end_is_not_strict(store):
     assert (metrics["reward/strict/mean"], metrics["completion/eos_rate"]) == (0.5, 0.5)
 
 
+def test_a_completion_without_tokens_has_not_ended(store):
+    store.add("a", [10.0, 20.0])
+    for key in ("a_0_0", "a_1_0"):
+        store.rows[key]["responses"] = store.rows[key]["responses"][: 0 if key == "a_0_0" else 3]
+    assert make().sample(1, "train", 1)[1]["completion/eos_rate"] == 0.5
+
+
 def test_groups_that_teach_without_a_right_answer_are_counted(store):
     store.add("a", [1.0, 2.0])
     store.add("b", [1.0, 2.0])

@@ -282,5 +282,14 @@ def test_a_run_that_starts_again_drops_the_steps_that_it_will_make_again(compose
     config = compose_config(f"+algorithm.gtpo.dump_dir={tmp_path}")
     for step in (1, 100, 200):
         (tmp_path / f"step_{step:06d}.jsonl").write_text("{}")
+    (tmp_path / "step_000100_copy.jsonl").write_text("")
     dump = TokenDump.of(SimpleNamespace(config=config, global_steps=100), RunConfig.read(config))
-    assert [path.name for path in tmp_path.glob("step_*")] == ["step_000001.jsonl"] and dump._bytes == 2
+    left = ["step_000001.jsonl", "step_000100_copy.jsonl"]
+    assert sorted(path.name for path in tmp_path.glob("step_*")) == left and dump._bytes == 2
+
+
+@pytest.mark.parametrize("estimator", ["gtpo", "grpo"])
+@pytest.mark.parametrize("folder", ["''", "' '", "5"])
+def test_a_folder_without_a_name_is_an_error(compose_config, folder, estimator):
+    with pytest.raises(ValueError, match=r"algorithm\.gtpo\.dump_dir=.*: must be the name of a folder, or null"):
+        RunConfig.read(compose_config(f"algorithm.adv_estimator={estimator}", f"+algorithm.gtpo.dump_dir={folder}"))

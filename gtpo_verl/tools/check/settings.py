@@ -79,7 +79,7 @@ def _put_right(config: DictConfig) -> Iterator[Finding]:
     """Yield a finding on each value that verl does not have, and replace it: what else is wrong shows only then."""
     for key, is_read, choices in _choices(lambda key: OmegaConf.select(config, key)):
         value = OmegaConf.select(config, key)
-        for one in [value] if isinstance(value, str) else value or ():
+        for one in value or () if value is None or OmegaConf.is_list(value) else [value]:
             if one not in choices and key in _REGISTRIES:
                 choices = tuple(dict.fromkeys([*choices, *resolve_name(_REGISTRIES[key])]))
             if one not in choices:
@@ -148,8 +148,12 @@ def _gtpos(config: DictConfig) -> Iterator[Finding]:
 
 def _of_resources(get: Callable) -> Iterator[Finding]:
     """Yield settings that do not fit the GPUs that the command asks for."""
-    gpus = int(get("trainer.nnodes")) * int(get("trainer.n_gpus_per_node"))
+    nodes, per_node = (int(get(f"trainer.{key}") or 0) for key in ("nnodes", "n_gpus_per_node"))
     if get("trainer.val_only"):
+        return
+    if not (gpus := nodes * per_node):
+        subject = f"trainer.nnodes={nodes} trainer.n_gpus_per_node={per_node}"
+        yield Finding(subject, "no GPU to train on", "ask for at least 1 of both")
         return
     shared, names = _model_parallel(get)
     if gpus % shared:

@@ -38,7 +38,8 @@ class Rollouts:
         for row in rows:
             groups[row["uid"]].append(_completion(row, self.limit))
         completions = [completion for group in groups.values() for completion in group]
-        means = {name: fmean(x[name] for x in completions) for name in completions[0] if name not in ("step", "text")}
+        everywhere = set.intersection(*({*x} for x in completions)) - {"step", "text"}
+        means = {name: fmean(x[name] for x in completions) for name in completions[0] if name in everywhere}
         masks = {"forward", "backward", "either"} & means.keys()
         means |= {name: means[name] / max(means["length"], 1) for name in masks}  # over the tokens of the step
         means["groups"] = fmean(any(x["either"] for x in group) for group in groups.values())

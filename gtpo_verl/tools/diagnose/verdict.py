@@ -127,7 +127,7 @@ def report_on(run: Run) -> dict[str, Any]:
         "verdict": verdict,
         "why": why,
         "since": watch.showing[signs[0]] if signs else None,
-        "numbers": {name: _number(name, watch, signs) for name in names if watch[name].count and name in windows},
+        "numbers": {name: _number(name, watch, signs) for name in windows if watch[name].count >= watch[name].window},
         "signs": [_describe(sign, watch, run.seen) for sign in signs],
         "beside": [f"since step {watch.showing[sign]}: {watch.sentence(sign)}" for sign in notes],
         "shared_tokens": run.seen.shares() if run.seen else None,

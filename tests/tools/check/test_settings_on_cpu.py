@@ -72,6 +72,7 @@ MISSPELT = {
     "reward.reward_manager.name=dappo": "dapo",
     "algorithm.kl_ctrl.type=fixd": "fixed",
 }
+NO_TEXT = ("trainer.resume_mode=True", "trainer.resume_mode=False", "data.truncation=1", "trainer.logger=1")
 
 
 def test_every_misspelt_value_is_named_with_those_that_exist():
@@ -80,6 +81,11 @@ def test_every_misspelt_value_is_named_with_those_that_exist():
         said = found[word.replace("[console,", "").rstrip("]")]
         assert said.startswith(f"did you mean {right}? verl has ") and right in said.partition("has ")[2]
     assert not any(key == "verl" for key in found)
+
+
+@pytest.mark.parametrize("word", NO_TEXT)
+def test_a_value_that_is_no_text_is_named_too(word):
+    assert judged(word)[word].startswith("verl has ")
 
 
 @pytest.mark.parametrize(
@@ -167,6 +173,12 @@ def test_what_does_not_fit_the_gpus_is_a_problem_with_a_way_out(wrong, subject, 
     wrong = ["trainer.n_gpus_per_node=2", *wrong.split()]
     assert subject in judged(*wrong)
     assert subject not in judged(*wrong, way_out)
+
+
+@pytest.mark.parametrize(("wrong", "nodes", "gpus"), [("n_gpus_per_node=0", 1, 0), ("nnodes=null", 0, 8)])
+def test_a_run_without_a_gpu_is_a_problem_beside_the_others(wrong, nodes, gpus):
+    found = judged(f"trainer.{wrong}", f"{LOSS_MODE}=gtop")
+    assert f"trainer.nnodes={nodes} trainer.n_gpus_per_node={gpus}" in found and any("gtop" in key for key in found)
 
 
 def test_several_updates_without_clipping_are_warned_of_with_both_ways_out():

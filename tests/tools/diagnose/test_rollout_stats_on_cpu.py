@@ -38,6 +38,11 @@ def test_rollouts_add_to_the_log_what_it_lacks(tmp_path):
     assert set(report["not_logged"]) & {"repetition", "zero_std_groups", "accuracy"} == set()
 
 
+def test_a_score_that_some_completions_lack_is_left_out(tmp_path):
+    folder = write_rollouts(tmp_path / "rollouts", [[("12", 1.0, 1), ("13", 0.0, None)]])
+    assert "accuracy" not in read_rollouts(folder, str(DEMO), None).steps[1]
+
+
 @pytest.mark.parametrize(("limit", "ended"), [(None, None), (2, 0.5), (8, 1.0)])
 def test_a_text_as_long_as_the_limit_did_not_end(tmp_path, limit, ended):
     folder = write_rollouts(tmp_path / "rollouts", [[("12", 1.0, 1), ("1", 0.0, 0)]] * 2)

@@ -1,5 +1,6 @@
 """What diagnose says of runs, from a log alone: each kind of run that it once misjudged, in each form of log."""
 
+import json
 import math
 
 import pytest
@@ -183,3 +184,9 @@ def test_a_reward_function_that_never_pays_is_a_note(tmp_path):
     records = [x | {"rewards/tag/mean": 0.0} for x in run_logs.trl(run_logs.verl())]
     report = diagnose(run_logs.write_state(tmp_path / "trainer_state.json", records))
     assert any("tag, a part of the reward, never paid anything" in note for note in report["beside"])
+
+
+def test_a_number_that_was_hardly_ever_finite_is_left_out_of_the_report(tmp_path):
+    records = [*run_logs.verl(steps=40, kl=lambda step: math.nan if step < 32 else 0.1)]
+    report = diagnose(write("jsonl", tmp_path, records))
+    assert "kl" not in report["numbers"] and json.dumps(report, allow_nan=False)
