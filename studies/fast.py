@@ -372,8 +372,8 @@ def train(
         first, logs = saved["step"], saved["logs"]
         for learner, state in zip(learners, saved["learners"], strict=True):
             learner.restore(state)
-        for own, before in zip(kept, saved["kept"], strict=True):
-            own += before
+        for records_of_run, before in zip(kept, saved["kept"], strict=True):
+            records_of_run += before
     asked_in_turn = itertools.islice(itertools.cycle(order), first * prompts, None)
     for step in range(first, steps):
         began = time.monotonic()

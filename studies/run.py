@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import torch
 from filelock import FileLock, Timeout
@@ -105,7 +105,9 @@ def begin(start: Start, seed: int, cells: Sequence[Cell], outputs: Path) -> tupl
 
 
 @contextlib.contextmanager
-def step_files(seed: int, cells: Sequence[Cell], outputs: Path, mode: str = "w") -> Iterator[list[TextIO]]:
+def step_files(
+    seed: int, cells: Sequence[Cell], outputs: Path, mode: Literal["w", "a"] = "w"
+) -> Iterator[list[TextIO]]:
     """A file for each run, to which its steps are written as they are made."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(steps_of(cell, seed, outputs).open(mode)) for cell in cells]
