@@ -358,7 +358,8 @@ def train(
     files: Sequence[TextIO] = (),
     checkpoint: Path | None = None,
 ) -> list[dict[str, list[float]]]:
-    """Train runs that share task, prompts a step, group size and temperature; a list of numbers per metric and run.
+    """Train runs that share task, prompts a step, group size and temperature; a list of numbers per metric and run,
+    and with those of the first run the seconds of each step.
 
     The completions of the first `keep` steps go into each run's list in `kept`. Each run's file in `files` gets a line
     of JSON with the metrics of a step, and the seconds since the step began, as the step is made. `checkpoint` is

@@ -165,13 +165,13 @@ def hidden(
     return _normed(x, fused.norm, shape.eps).view(runs, rows, length, -1)
 
 
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Attention of (rows, heads, length, dim) to fewer heads of keys: the queries that share one are queries of it."""
     rows, heads, length, dim = q.shape
     q = q.reshape(rows, k.shape[1], -1, dim)
     if length == 1:
         wide = product_dtype(q.dtype, q.device.type)
-        h = F.scaled_dot_product_attention(q.to(wide), k.to(wide), v.to(wide), None if mask is None else mask.to(wide))
+        h = F.scaled_dot_product_attention(q.to(wide), k.to(wide), v.to(wide), mask.to(wide))
         return h.to(q.dtype).view(rows, heads, 1, dim)
     # Several times faster than torch's backward.
     scores = product(q, k.mT).view(rows, heads, length, -1).float() * dim**-0.5

@@ -149,6 +149,11 @@ class Start:
         return self.task == "leg_counting"
 
     @property
+    def trains_alone(self) -> bool:
+        """Whether its runs go one by one: the real model's on a CPU."""
+        return self.is_real and self.device == "cpu"
+
+    @property
     def limit(self) -> int:
         """Most tokens of a completion."""
         return 64 + 32 * self.animals if self.is_real else max_response_length(self.task)

@@ -75,13 +75,10 @@ def group_size(method: str) -> int:
 
 
 def batches(runs: Sequence[tuple[Cell, int]]) -> Iterator[tuple[Start, int, list[Cell]]]:
-    """Runs that can train side by side: of one start, one seed and one size of group, in the order of the plan.
-
-    On a CPU the real model's runs go one by one.
-    """
+    """Runs that can train side by side: of one start, one seed and one size of group, in the order of the plan."""
     together: dict[tuple[Start, int, int, Cell | None], list[Cell]] = {}
     for cell, seed in runs:
-        alone = cell if cell.start.is_real and cell.start.device == "cpu" else None
+        alone = cell if cell.start.trains_alone else None
         together.setdefault((cell.start, seed, group_size(cell.method), alone), []).append(cell)
     for (start, seed, *_), cells in together.items():
         number = -(-len(cells) // AT_A_TIME[start.device])
@@ -124,8 +121,7 @@ def execute(start: Start, seed: int, cells: Sequence[Cell], outputs: Path) -> No
     task, order, learners = begin(start, seed, cells, outputs)
     kept: list[list[list[dict[str, Any]]]] = [[] for _ in cells]
     keep_steps = KEPT_STEPS if seed in start.kept_seeds else 0
-    is_alone = start.is_real and start.device == "cpu"
-    checkpoint = steps_of(cells[0], seed, outputs).with_suffix(".pt") if is_alone else None
+    checkpoint = steps_of(cells[0], seed, outputs).with_suffix(".pt") if start.trains_alone else None
     with step_files(seed, cells, outputs, "a" if checkpoint and checkpoint.exists() else "w") as files:
         logs = train(learners, task, order, start.steps, kept, keep_steps, files, checkpoint)
     began = time.monotonic()

@@ -74,8 +74,16 @@ def _digest(pictures: dict[str, Any] | None) -> bytes:
     return digest.digest()
 
 
+def keep_in_batch(old_log_prob: Any, batch: Any) -> None:
+    """Add what `take_from_batch` needs to the result of the legacy trainer's old-log-prob pass; it moves with the rows.
+
+    verl joins `old_log_prob` with the batch, without its field `entropys`; both are a TensorDict.
+    """
+    old_log_prob[ENTROPY], old_log_prob[RESPONSE_MASK] = old_log_prob["entropys"], batch["response_mask"]
+
+
 def take_from_batch(batch: Any, with_entropy: bool = True) -> BatchFields | None:
-    """Return the fields of a batch of the legacy trainer, a TensorDict; None if its entropy was not kept.
+    """Return the fields of a batch of the legacy trainer, a TensorDict; None if `keep_in_batch` added nothing to it.
 
     Without entropy they are those of the batch itself.
     """

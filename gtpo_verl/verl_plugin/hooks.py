@@ -16,7 +16,7 @@ from gtpo_verl.verl_plugin.loss import compute_policy_loss_gtpo
 from gtpo_verl.verl_plugin.one_run_per_cluster import refuse_second_run
 from gtpo_verl.verl_plugin.run_config import ADV_ESTIMATOR, LOSS_MODE, NAMES, foreign_function, registry
 from gtpo_verl.verl_plugin.state import TrainerState, current, estimate_gtpo_advantage
-from gtpo_verl.verl_plugin.training_monitor import KEY, TrainerWatch, read_mode
+from gtpo_verl.verl_plugin.training_monitor import KEY, TrainerWatch
 from gtpo_verl.verl_plugin.weight_transfer import use_own_socket
 
 
@@ -76,9 +76,8 @@ def v1_compute_advantage(proceed: Callable, trainer: Any, *, batch: Any) -> Any:
 def legacy_compute_old_log_prob(proceed: Callable, trainer: Any, *, batch: Any) -> Any:
     """The legacy trainer has entropies only here, and may move its rows before it computes advantages."""
     result = proceed()
-    if TrainerState.enter(trainer).reads_entropy:  # verl joins `old` with the batch, without its field `entropys`
-        old = result[0].batch
-        old[batch_fields.ENTROPY], old[batch_fields.RESPONSE_MASK] = old["entropys"], batch.batch["response_mask"]
+    if TrainerState.enter(trainer).reads_entropy:
+        batch_fields.keep_in_batch(result[0].batch, batch.batch)
     return result
 
 
@@ -141,8 +140,7 @@ def aggregate(proceed: Callable, aggregator: Any, *, metric_name: str) -> str:
 def fit(proceed: Callable, trainer: Any) -> Any:
     """The watch for collapse lives as long as the trainer's loop."""
     before, state = current.get(), TrainerState.enter(trainer)
-    chosen = read_mode(trainer.config)
-    state.watch = None if chosen == "none" else TrainerWatch(trainer, chosen)
+    state.watch = TrainerWatch.of(trainer)
     try:
         return proceed()
     finally:

@@ -48,6 +48,12 @@ class TrainerWatch:
         self._watch = Watch(windows, "verl", self._limit)
         self._step, self._collapse = 0, ""
 
+    @classmethod
+    def of(cls, trainer: Any) -> "TrainerWatch | None":
+        """Return the watch that the trainer's config asks for."""
+        chosen = read_mode(trainer.config)
+        return None if chosen == "none" else cls(trainer, chosen)
+
     def logged(self, metrics: Mapping[str, Any]) -> None:
         """Take what the trainer logged; a validation alone is of the step before it. A CollapseError ends the run."""
         trains = "training/global_step" in metrics

@@ -42,7 +42,7 @@ def trainer(choice, batch_size=8, loss_agg_mode="token-mean"):
 
 def watch(watched, records):
     """The records up to the one at which the trainer's run ends."""
-    watch = TrainerWatch(watched, watched.config.trainer.collapse_watch)
+    watch = TrainerWatch.of(watched)
     for record in records:
         yield record
         watch.logged(record)
@@ -164,7 +164,7 @@ def test_what_a_validation_or_a_reward_function_logs_ends_no_run():
 
 @pytest.mark.parametrize("choice", [None, "none", False])
 def test_nothing_is_watched_unless_it_is_asked_for(choice):
-    assert training_monitor.read_mode(trainer(choice).config) == "none"
+    assert TrainerWatch.of(trainer(choice)) is None
 
 
 def test_a_choice_that_is_none_is_an_error():

@@ -79,7 +79,9 @@ def _put_right(config: DictConfig) -> Iterator[Finding]:
     """Yield a finding on each value that verl does not have, and replace it: what else is wrong shows only then."""
     for key, is_read, choices in _choices(lambda key: OmegaConf.select(config, key)):
         value = OmegaConf.select(config, key)
-        for one in value or () if value is None or OmegaConf.is_list(value) else [value]:
+        if value is None:
+            continue
+        for one in value if OmegaConf.is_list(value) else [value]:
             if one not in choices and key in _REGISTRIES:
                 choices = tuple(dict.fromkeys([*choices, *resolve_name(_REGISTRIES[key])]))
             if one not in choices:
