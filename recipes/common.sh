@@ -157,10 +157,13 @@ set_trainer() {
 
 # The data of the run, unless it is there already; "$@": options of `python3 -m recipes data`.
 make_data() {
-    if [ ! -e "$train_file" ] || [ ! -e "$val_file" ]; then
-        python3 -m recipes data --dataset "$dataset" --out "$data_dir" "$@"
-    else
+    local remedy="no such file beside the other: set TRAIN_FILE and VAL_FILE (one may be both), or remove the other to have both made"
+    if [ -e "$train_file" ] || [ -e "$val_file" ]; then
+        [ -e "$train_file" ] || fail "$train_file: $remedy"
+        [ -e "$val_file" ] || fail "$val_file: $remedy"
         python3 -m recipes data --dataset "$dataset" --holds "$train_file" "$val_file"
+    else
+        python3 -m recipes data --dataset "$dataset" --out "$data_dir" "$@"
     fi
 }
 
@@ -184,7 +187,7 @@ measures_initial_entropy() {
     [ "${STRICT_INITIAL_ENTROPY:-0}" != 0 ] || [ "$ENTROPY_FROM" = update ]
 }
 
-# Before anything is made or measured; 0 stands for the value that is measured later.
+# Before anything is measured; 0 stands for the value that is measured later.
 check_command() {
     local later=()
     ! measures_initial_entropy || later=(algorithm.gtpo.initial_entropy=0)

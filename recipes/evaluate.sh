@@ -47,7 +47,9 @@ if [ -d "$checkpoint/actor" ] || [ -e "$checkpoint/fsdp_config.json" ]; then
     bash recipes/export.sh "$checkpoint" "$model_path"
 fi
 if [ -e "$model_path/adapter_config.json" ]; then
-    of_adapter() { sed -nE 's/^ *"'"$1"'": "?([^",]+)"?,?$/\1/p' "$model_path/adapter_config.json"; }
+    of_adapter() {
+        python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))[sys.argv[2]])' "$model_path/adapter_config.json" "$1"
+    }
     adapter=(
         actor_rollout_ref.model.lora_adapter_path="$(hydra "$(plain_folder "$model_path")")"
         actor_rollout_ref.model.lora_rank="$(of_adapter r)"

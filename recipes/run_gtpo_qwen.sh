@@ -153,7 +153,7 @@ COMMAND=(
     python3 -m verl.trainer.main_ppo --config-path "$PWD/recipes/config" --config-name gtpo
     "${ALGORITHM[@]}" "${DATA[@]}" "${MODEL[@]}" "${ACTOR[@]}" "${ROLLOUT[@]}" "${TRAINER[@]}" "${EXTRA[@]}" "$@"
 )
-check_command
 make_data
+check_command
 measure_initial_entropy
 python3 -m recipes run --out "$OUT" "${extend[@]}" -- "${COMMAND[@]}" "${INITIAL_ENTROPY[@]}"

@@ -104,7 +104,7 @@ class GTPOConfig:
             return config
         section: Any = config or {}
         if "adv_estimator" in section or "gtpo" in section:
-            section = section.get("gtpo") or {}
+            section = {} if (own := section.get("gtpo")) is None else own
         if not hasattr(section, "keys"):
             raise ValueError(f"{cls.section}={section!r} is no mapping: set one of its keys, such as entropy_coeff")
         known = [field.name for field in fields(cls)]

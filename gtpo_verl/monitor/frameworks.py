@@ -92,7 +92,7 @@ FRAMEWORKS = {
             "look": "trainer.rollout_data_dir=rollouts",
         },
         _TO_LOG | {"mismatch": "actor_rollout_ref.rollout.calculate_log_probs=True"},
-        r"reward/(?!score|acc|format|strict|timeout)(\w+)/mean",
+        r"reward/(?!(?:score|acc|format|strict|timeout)/)(\w+)/mean",
         (r"val-core/.+/mean@\d+|val/(.+/)?test_score(/.+)?", r"val-aux/.+/(acc|score|reward)/mean@\d+"),
     ),
     "TRL": Framework(_TRL, _TRL_REMEDIES),

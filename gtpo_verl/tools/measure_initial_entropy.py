@@ -105,7 +105,9 @@ def measure_initial_entropy(
     model.to(device)
     # The model's own settings would sample from a narrower distribution: Qwen2.5's have temperature 0.7 and top-k 20.
     whole = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
-    ends = {"eos_token_id": model.generation_config.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    own = model.generation_config.eos_token_id
+    eos = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None}  # at which the rollout stops
+    ends = {"eos_token_id": sorted(eos), "pad_token_id": tokenizer.pad_token_id}
     model.generation_config = GenerationConfig(**whole, **ends)
     torch.manual_seed(seed)
     batches = [

@@ -40,6 +40,7 @@ _CORRECTION = "algorithm.rollout_correction"
 _BYPASS, _REJECTS, _WEIGHS = f"{_CORRECTION}.bypass_mode", f"{_CORRECTION}.rollout_rs", f"{_CORRECTION}.rollout_is"
 _ENTROPY_FROM, _INITIAL_ENTROPY = "algorithm.gtpo.entropy_from", "algorithm.gtpo.initial_entropy"
 _FILTER_GROUPS, _KL_IN_REWARD = "algorithm.filter_groups.enable", "algorithm.use_kl_in_reward"
+_TASK_REWARDS = "distillation.distillation_loss.use_task_rewards"
 _LENGTH_PENALTY = "reward.reward_kwargs.overlong_buffer_cfg.enable"
 _CALCULATE, _FUSED = f"{_ACTOR}.calculate_entropy", "actor_rollout_ref.model.use_fused_kernels"
 
@@ -160,9 +161,12 @@ def _misspelt(config: DictConfig) -> Iterator[str]:
             key, is_section = f"{prefix}{name}", isinstance(value, dict)
             sections += [(f"{key}.", value)] if is_section else []
             # grpo, gspo and gdpo have no t.
-            near = is_section and "t" in str(name) and get_close_matches(str(name), ["gtpo"], cutoff=0.7)
-            if near and value.keys() & ours and key != "algorithm.gtpo" and (serves or name != "gtpo"):
+            lower = str(name).lower()
+            near = lower.startswith("gtpo") or ("t" in lower and get_close_matches(lower, ["gtpo"], cutoff=0.7))
+            if is_section and near and value.keys() & ours and key != "algorithm.gtpo" and (serves or name != "gtpo"):
                 yield f"unused key {key}; did you mean algorithm.gtpo?"
+            elif serves and prefix == "algorithm." and name in ours:
+                yield f"unused key {key}={value}; did you mean algorithm.gtpo.{name}?"
             elif get_close_matches(str(name), ["collapse_watch"], cutoff=0.8) and key != training_monitor.KEY:
                 yield f"unused key {key}={value}; did you mean {training_monitor.KEY}?"
 
@@ -184,6 +188,9 @@ def _loss(config: DictConfig) -> Iterator[str]:
             f"{LOSS_MODE}={name} is {other}; two other papers are called GTPO (arXiv:2508.04349, arXiv:2511.14846). "
             f"For arXiv:2508.03772 set it to {ALIAS}"
         )
+    if select(config, "distillation.enabled") and select(config, _TASK_REWARDS) is False:
+        remedy = f"set {_TASK_REWARDS}=True, or another {ADV_ESTIMATOR}"
+        yield f"{_TASK_REWARDS}=False: verl leaves the policy loss out, and with it GTPO: {remedy}"
 
 
 def _entropy(config: DictConfig, run: RunConfig) -> Iterator[str]:
@@ -259,7 +266,7 @@ def _check_dump(config: DictConfig, run: RunConfig) -> None:
     existing, header = nearest_existing(folder), folder / HEADER_NAME
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise ValueError(f"{setting}: {existing} is not a folder that can be written to: give another one")
-    if not run.resumed_from and any(folder.glob(STEP_FILES)):
+    if any(folder.glob(STEP_FILES)):
         owner = read_record(header).get("checkpoints") if header.is_file() else None
         if owner != config.trainer.default_local_dir:
             raise ValueError(f"{setting} holds the dump of another run: give another folder, or remove it")

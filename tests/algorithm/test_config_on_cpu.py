@@ -81,7 +81,7 @@ def test_an_unknown_key_gives_the_nearest_one_or_all_and_one_of_verls_the_remedy
         GTPOConfig.from_config(OmegaConf.create({"adv_estimator": "gtpo", "gtpo": {key: 1}}))
 
 
-@pytest.mark.parametrize("value", [0.1, "gtpo", [1], True])
+@pytest.mark.parametrize("value", [0.1, "gtpo", [1], True, False])
 def test_a_value_in_place_of_the_section_is_refused(value):
     with pytest.raises(ValueError, match=rf"^algorithm\.gtpo={re.escape(repr(value))} is no mapping: set one of"):
         GTPOConfig.from_config({"gtpo": value})

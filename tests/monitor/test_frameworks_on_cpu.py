@@ -12,6 +12,8 @@ def test_the_first_metric_that_is_logged_counts_and_a_share_of_the_opposite_is_t
         "format": 0.5,
         "part tag": 0.25,
     }
+    named = {f"reward/{name}/mean": 1.0 for name in ("format", "format_tags", "accuracy", "tags")}
+    assert {*translate(named, "verl")} == {"format", "part format_tags", "part accuracy", "part tags"}
     assert translate({"actor/entropy_loss": 2.0, "actor/entropy": 1.0}, "verl") == {"entropy": 1.0}
 
 

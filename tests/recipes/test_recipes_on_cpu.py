@@ -35,6 +35,10 @@ BASH, CPU_RECIPE = shutil.which("bash"), "recipes/run_gtpo_cpu.sh"
 
 FAKE_PYTHON = f"""#!{sys.executable} -IS
 import json, os, pathlib, sys
+if sys.argv[1] == "-c" and sys.argv[3:]:
+    sys.argv[:2] = []
+    exec(sys.argv[0])
+    sys.exit()
 if sys.argv[1] == "-c":  # GPUs of this machine, attention that is installed
     print(os.environ.get("FAKE_MACHINE", "2 flash_attention_2"))
     sys.exit()
@@ -45,7 +49,7 @@ if "initial-entropy" in sys.argv:
 if "export" in sys.argv:
     adapter = pathlib.Path(sys.argv[-1])
     adapter.mkdir(exist_ok=True)
-    config = {{"base_model_name_or_path": "the/base", "bias": "none", "r": 16, "lora_alpha": 32}}
+    config = {{"base_model_name_or_path": "/josé's, the/base", "bias": "none", "r": 16, "lora_alpha": 32}}
     (adapter / "adapter_config.json").write_text(json.dumps(config, indent=1))
 """
 
@@ -222,20 +226,31 @@ def test_the_settings_that_all_recipes_share_are_the_papers():
 
 
 def test_missing_data_is_made_and_present_data_is_not(call, tmp_path):
-    _, made, _ = call("run_gtpo_qwen", DATASET="math", DATA_DIR=str(tmp_path / "data"))
+    made, checked, _ = call("run_gtpo_qwen", DATASET="math", DATA_DIR=str(tmp_path / "data"))
+    assert "check" in checked  # which refuses a run whose data is missing
     assert made == ["-m", "recipes", "data", "--dataset", "math", "--out", str(tmp_path / "data")]
     (tmp_path / "data").mkdir()
     for name in ("train.parquet", "test.parquet"):
         (tmp_path / "data" / name).touch()
-    _, seen, _ = call("run_gtpo_qwen", DATASET="math", DATA_DIR=str(tmp_path / "data"))
+    seen, *_ = call("run_gtpo_qwen", DATASET="math", DATA_DIR=str(tmp_path / "data"))
     files = [str(tmp_path / "data" / name) for name in ("train.parquet", "test.parquet")]
     assert seen == ["-m", "recipes", "data", "--dataset", "math", "--holds", *files]
     made, _ = call("run_sft", DATA_DIR="/nowhere/gsm8k")
     assert made[-5:] == ["--dataset", "gsm8k", "--out", "/nowhere/gsm8k", "--sft"]
 
 
-def test_a_recipe_checks_the_machine_first_and_trains_through_the_launcher_last(call, tmp_path):
-    check, *_, launched = call("run_gtpo_qwen")
+@pytest.mark.parametrize("mine", ["train.parquet", "test.parquet"])
+def test_data_of_ones_own_is_not_overwritten(call, tmp_path, mine):
+    (tmp_path / mine).touch()
+    with pytest.raises(AssertionError, match="no such file beside the other: set TRAIN_FILE and VAL_FILE"):
+        call("run_gtpo_qwen", DATA_DIR=str(tmp_path))
+    assert not (tmp_path / "calls").exists()
+    both = dict.fromkeys(("TRAIN_FILE", "VAL_FILE"), str(tmp_path / mine))
+    assert "--holds" in call("run_gtpo_qwen", DATA_DIR=str(tmp_path), **both)[0]
+
+
+def test_a_recipe_checks_the_machine_before_it_trains_through_the_trains_through_the_launcher(call, tmp_path):
+    _, check, *_, launched = call("run_gtpo_qwen")
     assert launched[:6] == ["-m", "recipes", "run", "--out", str(tmp_path / "out"), "--"]
     assert check == ["-m", "gtpo_verl", "check", *launched[5:]]
 
@@ -261,7 +276,7 @@ def test_folders_may_have_any_name(call, tmp_path):
     for name in ("train.parquet", "test.parquet"):
         (folder / "data" / name).touch()
     named = {"OUT": str(folder / "out"), "DATA_DIR": str(folder / "data"), "MODEL_PATH": str(folder / "model")}
-    check, *_, measured, trained = call(
+    _, check, *_, measured, trained = call(
         "run_gtpo_qwen", **named, ROLLOUT_DUMP="rollouts #1", STRICT_INITIAL_ENTROPY="1"
     )
     for arguments in (check[4:], trained):
@@ -351,7 +366,7 @@ def test_the_initial_entropy_is_not_measured_where_it_is_given_or_not_needed(cal
 
 
 def test_a_config_whose_initial_entropy_is_yet_to_be_measured_passes_the_check(call):
-    check, *_ = call("run_gtpo_qwen", ENTROPY_FROM="update")
+    _, check, *_ = call("run_gtpo_qwen", ENTROPY_FROM="update")
     preflight.validated(compose_call(check[4:]))
 
 
@@ -375,7 +390,7 @@ def test_a_checkpoint_of_verl_is_exported_and_its_adapter_sampled_on_its_base(ca
     out = tmp_path / "global_step_5/exported"
     assert exported == ["-m", "recipes", "export", str(tmp_path / "global_step_5"), str(out)]
     model = compose_call(sampled).actor_rollout_ref.model
-    assert (model.path, Path(model.lora_adapter_path), model.lora_rank) == ("the/base", out, 16)
+    assert (model.path, Path(model.lora_adapter_path), model.lora_rank) == ("/josé's, the/base", out, 16)
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["--update"]:

@@ -101,6 +101,20 @@ def test_the_prompts_are_those_of_a_run_with_the_same_arguments_of_the_chat_temp
         assert main([*command, wrong]) == 2 and key in capsys.readouterr().err
 
 
+def test_a_completion_ends_at_any_token_that_ends_it_in_the_rollout(tiny_model, prompts, tmp_path, monkeypatch):
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    (model / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
+    ends = []
+
+    def sample(model, tokenizer, prompts, *_):
+        ends.extend(model.generation_config.eos_token_id)
+        return torch.ones(len(prompts)), torch.ones(len(prompts))
+
+    monkeypatch.setattr(measure, "sample_entropies", sample)
+    assert main(["initial-entropy", "--model", str(model), "--data", str(prompts), "--samples", "2"]) == 0
+    assert ends == sorted([5, 7, AutoTokenizer.from_pretrained(tiny_model).eos_token_id])
+
+
 def test_more_samples_than_rows_are_an_error(tiny_model, prompts, capsys):
     assert main(["initial-entropy", "--model", str(tiny_model), "--data", str(prompts), "--samples", "100"]) == 2
     assert "has 12 rows" in capsys.readouterr().err

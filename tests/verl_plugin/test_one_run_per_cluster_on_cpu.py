@@ -76,6 +76,13 @@ def start(tmp_path):
         process.communicate()
 
 
+def address_of(process):
+    """The first line of a run; of one that ended before it, the error."""
+    address = process.stdout.readline().strip()
+    assert address, process.communicate()[1]
+    return address
+
+
 def ask(process, what="?"):
     process.stdin.write(what + "\n")
     process.stdin.flush()
@@ -85,7 +92,7 @@ def ask(process, what="?"):
 @pytest.mark.process
 def test_a_second_run_in_a_ray_cluster_is_refused_and_told_of_the_first(start):
     first = start("first")
-    address = first.stdout.readline().strip()
+    address = address_of(first)
     output, error = start("second", address).communicate(timeout=900)
     assert output == "" and "another run of verl is training in this Ray cluster (Ray job 01000000" in error
     assert f"process {first.pid} on " in error and "start a separate cluster for this run" in error
@@ -96,8 +103,8 @@ def test_a_second_run_in_a_ray_cluster_is_refused_and_told_of_the_first(start):
 @pytest.mark.process
 def test_another_job_may_attach_to_the_queue_of_a_run(start):
     first = start("first")
-    address = first.stdout.readline().strip()
-    assert start("guest", address).stdout.readline().strip() == address
+    address = address_of(first)
+    assert address_of(start("guest", address)) == address
     assert ask(first) == "first guest"
 
 
@@ -120,7 +127,7 @@ def test_a_ray_that_cannot_name_the_driver_of_the_other_run_is_no_error(monkeypa
 def test_without_the_plugin_each_run_trains_on_the_rollouts_of_both(start):
     """The day this fails, verl keeps runs apart by itself."""
     first = start("first", VERL_USE_EXTERNAL_PLUGINS="none")
-    address = first.stdout.readline().strip()
+    address = address_of(first)
     second = start("second", address, VERL_USE_EXTERNAL_PLUGINS="none")
-    assert second.stdout.readline().strip() == address
+    assert address_of(second) == address
     assert ask(first) == ask(second) == "first second"

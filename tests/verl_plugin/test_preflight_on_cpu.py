@@ -71,6 +71,20 @@ def test_a_key_of_ours_that_nothing_reads_is_an_error(compose_config, key, meant
         validate(compose_config(f"algorithm.adv_estimator={estimator}", CLIPPED, f"+{key}"))
 
 
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("algorithm.min_correct_reward=11", "algorithm.gtpo.min_correct_reward"),
+        ("algorithm.GTPO.min_correct_reward=11", "algorithm.gtpo"),
+        ("algorithm.gtpo_trajectory.entropy_coeff=0", "algorithm.gtpo"),
+    ],
+)
+def test_a_key_of_gtpos_under_another_name_is_an_error_of_gtpos_runs_alone(compose_config, key, meant):
+    with pytest.raises(ValueError, match=rf"unused key .*; did you mean {meant}\?"):
+        validate(compose_config(f"+{key}"))
+    validate(compose_config("algorithm.adv_estimator=grpo", CLIPPED, f"+{key}"))
+
+
 def test_packages_that_a_plain_verl_lacks_are_named_before_ray_starts(compose_config, monkeypatch):
     for name in ("transfer_queue", "cachetools"):
         monkeypatch.setitem(sys.modules, name, None)

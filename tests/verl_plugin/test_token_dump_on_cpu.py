@@ -246,10 +246,13 @@ def test_a_dump_that_cannot_be_written_is_refused_before_the_run(compose_config,
     checkpoints = Path(compose_config().trainer.default_local_dir)
     (tmp_path / "gtpo_dump.json").write_text(json.dumps({"checkpoints": str(checkpoints)}))
     assert not problems(dump, KNOWN)  # its own, of a start that ended before its first checkpoint
-    (tmp_path / "gtpo_dump.json").unlink()
     (checkpoints / "global_step_1").mkdir(parents=True)
     (checkpoints / "latest_checkpointed_iteration.txt").write_text("1")
     assert not problems(dump, KNOWN)
+    branch = ("trainer.default_local_dir=/of/a/branch", "trainer.resume_mode=resume_path")
+    assert "holds the dump of another run" in problems(
+        dump, KNOWN, *branch, f"trainer.resume_from_path={checkpoints}/global_step_1"
+    )
 
 
 def test_a_folder_in_which_nobody_may_write_is_refused_before_the_run(compose_config, tmp_path, monkeypatch):

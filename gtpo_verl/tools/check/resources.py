@@ -7,6 +7,7 @@ import socket
 import textwrap
 from collections.abc import Callable, Iterator
 from functools import partial
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,10 @@ def _files(get: Callable) -> Iterator[Finding]:
     for key in ("data.train_files", "data.val_files"):
         files = get(key) or []
         for file in [files] if isinstance(files, str) else files:
-            yield from () if _REMOTE.match(str(file)) else _data(get, f"{key}={file}", _path(file))
+            # datasets takes patterns
+            found = [] if _REMOTE.match(str(file)) else sorted(glob(str(_path(file)))) or [_path(file)]
+            for path in map(Path, found):
+                yield from _data(get, f"{key}={file}", path)
     for key in _FILES:
         if not (file := str(get(key) or "pkg://")).startswith("pkg://") and not _path(file).is_file():
             yield Finding(f"{key}={file}", "no such file", "give its path, absolute or from this folder")

@@ -17,7 +17,6 @@ from gtpo_verl.tools.check import Finding, installation, resources, unknown_keys
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _TOKENS, _TP = f"{_ACTOR}.ppo_max_token_len_per_gpu", f"{_ROLLOUT}.tensor_model_parallel_size"
-_TASK_REWARDS = "distillation.distillation_loss.use_task_rewards"
 _OLD_REWARD = ("reward_model.", "custom_reward_function.", "sandbox_fusion.")
 _KL = tuple(f"{name}{plus}" for name in ("low_var_kl", "kl", "k1", "k2", "k3", "mse", "abs") for plus in ("", "+"))
 _MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
@@ -134,11 +133,6 @@ def _gtpos(config: DictConfig) -> Iterator[Finding]:
     with suppress(ValueError):  # of algorithm.gtpo, which is among the problems
         run = RunConfig.read(config)
         if run.mode.applies_gtpo:
-            get = partial(OmegaConf.select, config)
-            rewarded = get(_TASK_REWARDS, default=True) or get("distillation.distillation_loss.use_policy_gradient")
-            if get("distillation.enabled") and not rewarded:
-                remedy = f"set {_TASK_REWARDS}=True, or another algorithm.adv_estimator"
-                yield Finding(f"{_TASK_REWARDS}=False", "the policy loss is left out, and with it GTPO", remedy)
             if departures := preflight.departures(config, run.gtpo):
                 yield Finding("GTPO", "differs from the paper's in", advice=f"\n{preflight.as_table(departures)}")
     if unclipped := preflight.unclipped_updates(config):

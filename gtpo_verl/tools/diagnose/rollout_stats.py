@@ -20,9 +20,11 @@ Completion = dict[str, Any]
 class Rollouts:
     """Completions of a run, cut off at `limit` tokens, which verl's text does not show; and of each of its `steps` our
     numbers (`signs.NUMBERS`), `forward`, `backward` and `either`, shares of tokens on the conflict masks, and `groups`,
-    the share of groups that have one. `completions` are those of the last steps, with our numbers of each."""
+    the share of groups that have one. `completions` are those of the last steps, with our numbers of each. `is_text`:
+    no token ids are stored."""
 
     limit: float | None = None
+    is_text: bool = False
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
     completions: list[Completion] = field(default_factory=list)
 
@@ -50,7 +52,8 @@ class Rollouts:
 
 def read_rollouts(path: Path, tokenizer: str | None, limit: float | None) -> Rollouts:
     """Read completions, evenly thinned out if they are large; raises as `find_source`."""
-    source, found = find_source(path, tokenizer), Rollouts(limit)
+    source = find_source(path, tokenizer)
+    found = Rollouts(limit, is_text="rollouts" in source.header)
     for file in thin_out(source.paths, _BYTES):
         found.add(source.read(file))
     return found

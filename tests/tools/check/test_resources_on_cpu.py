@@ -182,6 +182,11 @@ def test_what_the_config_names_must_be_there(tmp_path):
     assert {word: found[word].says for word in wrong} == wrong and all(found[word].remedy for word in wrong)
     found = said_of(f"data.train_files=[{right}]", f"data.val_files={right}")
     assert not [x for x in found if x.startswith("data.")]
+    parquet(tmp_path / "rig.parquet", prompt=["a"], data_source=["b"])
+    pattern = f"data.train_files={tmp_path}/rig*.parquet"
+    assert said_of(pattern)[pattern].says.startswith("has no column reward_model")
+    (tmp_path / "rig.parquet").unlink()
+    assert pattern not in said_of(pattern)
 
 
 def test_data_without_the_columns_that_are_read_name_those_that_it_has(tmp_path):

@@ -114,6 +114,12 @@ def test_bad_input_is_one_line_with_the_file_and_a_remedy(tmp_path, capsys):
         assert err.startswith("gtpo-verl diagnose: ") and message in err
 
 
+def test_a_dump_counts_own_tokens_of_some_groups_and_is_not_compared_with_the_logged_length(tmp_path, capsys):
+    log = run_logs.write_jsonl(tmp_path / "agent.jsonl", [*run_logs.verl(steps=40, length=lambda step: 500.0)])
+    status, said, err = command(capsys, log, "--rollouts", DEMO, "--tokenizer", DEMO)
+    assert status == 0 and said and err == ""
+
+
 @pytest.mark.parametrize("arguments", [["--limit", "many", "log"], ["--plots", "log"], []])
 def test_a_wrong_option_is_bad_input_too(capsys, arguments):
     with pytest.raises(SystemExit) as stopped:
