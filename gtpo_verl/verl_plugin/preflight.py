@@ -189,8 +189,8 @@ def _loss(config: DictConfig) -> Iterator[str]:
             f"For arXiv:2508.03772 set it to {ALIAS}"
         )
     if select(config, "distillation.enabled") and select(config, _TASK_REWARDS) is False:
-        remedy = f"set {_TASK_REWARDS}=True, or another {ADV_ESTIMATOR}"
-        yield f"{_TASK_REWARDS}=False: verl leaves the policy loss out, and with it GTPO: {remedy}"
+        without = "verl leaves the policy loss out, and with it GTPO"
+        yield f"{_TASK_REWARDS}=False: {without}; set it to True, or another {ADV_ESTIMATOR}"
 
 
 def _entropy(config: DictConfig, run: RunConfig) -> Iterator[str]:

@@ -75,10 +75,9 @@ def _files(get: Callable) -> Iterator[Finding]:
     for key in ("data.train_files", "data.val_files"):
         files = get(key) or []
         for file in [files] if isinstance(files, str) else files:
-            # datasets takes patterns
-            found = [] if _REMOTE.match(str(file)) else sorted(glob(str(_path(file)))) or [_path(file)]
-            for path in map(Path, found):
-                yield from _data(get, f"{key}={file}", path)
+            path = _path(file)  # or a pattern, which datasets takes
+            for one in () if _REMOTE.match(str(file)) else sorted(glob(str(path))) or [path]:
+                yield from _data(get, f"{key}={file}", Path(one))
     for key in _FILES:
         if not (file := str(get(key) or "pkg://")).startswith("pkg://") and not _path(file).is_file():
             yield Finding(f"{key}={file}", "no such file", "give its path, absolute or from this folder")

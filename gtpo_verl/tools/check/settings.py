@@ -132,9 +132,8 @@ def _gtpos(config: DictConfig) -> Iterator[Finding]:
         yield Finding("", "", problem)
     with suppress(ValueError):  # of algorithm.gtpo, which is among the problems
         run = RunConfig.read(config)
-        if run.mode.applies_gtpo:
-            if departures := preflight.departures(config, run.gtpo):
-                yield Finding("GTPO", "differs from the paper's in", advice=f"\n{preflight.as_table(departures)}")
+        if run.mode.applies_gtpo and (departures := preflight.departures(config, run.gtpo)):
+            yield Finding("GTPO", "differs from the paper's in", advice=f"\n{preflight.as_table(departures)}")
     if unclipped := preflight.unclipped_updates(config):
         paper = {"trainer.v1.trainer_mode": "sync", f"{_ACTOR}.ppo_epochs": 1}
         one = " ".join(f"{x.setting}={paper.get(x.setting, config.data.train_batch_size)}" for x in unclipped)

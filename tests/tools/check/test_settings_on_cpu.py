@@ -58,7 +58,7 @@ def test_a_distillation_without_task_rewards_leaves_gtpo_without_effect():
     teacher = ("distillation.enabled=True", "distillation.nnodes=1", "distillation.n_gpus_per_node=1")
     for more in ((), ("distillation.distillation_loss.use_policy_gradient=True",)):
         (problem,) = [found for found in judged(*teacher, off, *more) if off in found]
-        assert f"set {off.replace('False', 'True')}" in problem
+        assert "set it to True" in problem
     assert not [found for found in judged(*teacher) if off in found]
 
 
