@@ -4,12 +4,15 @@ python examples/trl_gtpo.py --model_name_or_path MODEL --output_dir outputs/trl
 """
 
 import re
+import warnings
 
 import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, TrlParser, get_peft_config
 
 from gtpo_verl import GTPOConfig, compute_gtpo_token_advantages
+from gtpo_verl.algorithm.advantage import compute_group_advantages
+from gtpo_verl.algorithm.completions import Completions
 from gtpo_verl.algorithm.metrics import compute_gtpo_metrics
 
 
@@ -20,11 +23,13 @@ class GTPOTrainer(GRPOTrainer):
         self.gtpo = gtpo or GTPOConfig(completion_filter="always")
         self.gtpo.filter_is_active(self.gtpo.initial_entropy)  # raises if that is not known
         super().__init__(*args, **kwargs)
+        papers = {"loss_type": "grpo", "importance_sampling_level": "token"}  # Eq. 11; a ratio per sequence averages λ
+        if other := {name: own for name in papers if (own := getattr(self.args, name)) != papers[name]}:
+            warnings.warn(f"not the paper's GTPO: {other}; the paper has {papers}", stacklevel=2)
 
     def _calculate_rewards(self, *args, **kwargs):
-        rewards = super()._calculate_rewards(*args, **kwargs)  # of all processes
-        self._is_scored = ~rewards.isnan().all(dim=1)  # by one reward function at least
-        return rewards
+        self._rewards = super()._calculate_rewards(*args, **kwargs)  # of all processes, a column per function
+        return self._rewards
 
     def _generate_and_score_completions(self, inputs):
         batch = super()._generate_and_score_completions(inputs)
@@ -42,10 +47,15 @@ class GTPOTrainer(GRPOTrainer):
         # The completions of a prompt may be spread over processes.
         every = [self.accelerator.gather(self.accelerator.pad_across_processes(x, dim=1)) for x in local]
         advantages, all_responses, response_mask, all_entropy = every
-        response_mask = response_mask * self._is_scored[:, None]  # A = 0 alone would leave −γ⟨H⟩
+        is_scored = ~self._rewards.isnan().all(dim=1, keepdim=True)  # by one reward function at least
+        response_mask = response_mask * is_scored  # A = 0 alone would leave −γ⟨H⟩
         mode = "train" if self.model.training else "eval"
         group_size = self.num_generations if mode == "train" else self.num_generations_eval
         prompt = torch.arange(len(advantages)) // group_size
+        if self.multi_objective_aggregation == "sum_then_normalize":
+            # At the mean of a group TRL's rounding can leave a sign, by which λ would go.
+            rewards = (self._rewards * self.reward_weights.to(self._rewards.device)).nansum(dim=1)
+            advantages[compute_group_advantages(rewards, Completions(is_scored.long(), prompt)) == 0] = 0
         result = compute_gtpo_token_advantages(advantages, prompt, all_responses, response_mask, all_entropy, self.gtpo)
         own = torch.arange(len(responses)) + self.accelerator.process_index * len(responses)
         batch["advantages"] = result.advantages[own, : responses.shape[1]]

@@ -132,6 +132,7 @@ numbers() {
     VERL_USE_EXTERNAL_PLUGINS=none PYTHONPATH=$work/$tree-patched \
         python "$same_numbers" compute "patched-$tree-v1.pt" v1 "patched-$tree-legacy.pt" legacy
     python "$same_numbers" compare "plugin-$tree.pt" "patched-$tree"-*.pt | tee /dev/stderr | tail -n 1 >"numbers-$tree"
+    grep -q "^3 sources" "numbers-$tree"  # or one verl was compared with itself
 }
 
 # With the plugin installed too, verl's own serves gtpo, and the plugin says so.

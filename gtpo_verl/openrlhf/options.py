@@ -46,14 +46,18 @@ def parse_args(wrapped: Callable, parser: argparse.ArgumentParser, args: tuple, 
         except ValueError as error:
             parser.exit(2, f"gtpo-verl openrlhf: {error}\n")
         ray_actors.install()
+    elif text != "{}":
+        parser.exit(2, f"gtpo-verl openrlhf: --{SETTINGS} {text}: add --{ESTIMATOR} gtpo, or leave it out\n")
     return parsed
 
 
 PAPER_SETTINGS: dict[str, tuple[Any, str]] = {
     "train.max_epochs": (1, "1: one update per rollout (Sec. 6)"),
     "train.async_enable": (False, "no rollouts of an earlier policy"),
+    "actor.policy_loss_type": ("ppo", "ppo: a ratio per token (gspo's averages λ over each completion)"),
     "actor.loss_agg_mode": ("seq-mean-token-mean", "seq-mean-token-mean (Eq. 11)"),
     "algo.advantage.no_std_norm": (False, "A_i over the std (Sec. 3)"),
+    "algo.advantage.is_correction_level": ("off", "off (no importance weights; they multiply λ)"),
     "algo.dynamic_filtering_enable": (False, "groups without signal stay; −γ⟨H⟩ acts on them"),
     "rollout.temperature": (1, "1.0 (Sec. 6)"),
     "rollout.top_p": (1, "1.0 (completions of the policy itself)"),

@@ -9,6 +9,8 @@ ESTIMATORS = ["gae", "group_norm", "dr_grpo"]
 DEFAULTS = {
     "actor.entropy_coef": None,
     "actor.loss_agg_mode": "token-mean",
+    "actor.policy_loss_type": "ppo",
+    "algo.advantage.is_correction_level": "off",
     "algo.advantage.no_std_norm": False,
     "algo.dynamic_filtering_enable": False,
     "algo.kl.init_coef": 0.01,

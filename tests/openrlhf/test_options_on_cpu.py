@@ -63,6 +63,12 @@ def test_other_estimators_are_left_alone(estimator):
     assert vars(parsed) == changed
 
 
+def test_settings_without_the_estimator_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        parse("group_norm", algo__gtpo='{"entropy_coeff": 0.5}')
+    assert "add --algo.advantage.estimator gtpo, or leave it out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "option, choices", [("model", None), (options.ESTIMATOR, [*ESTIMATORS, "gtpo"])], ids=["other", "own gtpo"]
 )
@@ -113,6 +119,8 @@ def test_a_newer_openrlhf_is_named(monkeypatch, caplog):
         ({"train__async_enable": True}, "--train.async_enable True"),
         ({"actor__loss_agg_mode": "token-mean"}, "--actor.loss_agg_mode token-mean: in the paper seq-mean-token-mean"),
         ({"actor__entropy_coef": 0.1}, "--actor.entropy_coef 0.1"),
+        ({"actor__policy_loss_type": "gspo"}, "--actor.policy_loss_type gspo: in the paper ppo"),
+        ({"algo__advantage__is_correction_level": "seq"}, "--algo.advantage.is_correction_level seq: in the paper off"),
         ({"algo__dynamic_filtering_enable": True}, "--algo.dynamic_filtering_enable True"),
         ({"algo__advantage__no_std_norm": True}, "--algo.advantage.no_std_norm True"),
         ({"rollout__temperature": 0.9}, "--rollout.temperature 0.9: in the paper 1.0"),

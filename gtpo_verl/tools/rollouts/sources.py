@@ -58,6 +58,9 @@ def find_source(path: Path, tokenizer: str | None = None) -> Source:
     if not files:
         remedy = "train with +algorithm.gtpo.dump_dir=DIR or trainer.rollout_data_dir=DIR (TRL: log_completions=True)"
         raise ValueError(f"{path} has no {HEADER_NAME}, N.jsonl or completions_N.parquet: {remedy}")
+    if len({*map(step_of, files)}) < len(files):
+        folders = ", ".join(sorted({str(file.parent) for file in files}))
+        raise ValueError(f"{path} has rollouts of several runs: give one of {folders}")
     if files[0].suffix == ".jsonl":
         of, read_rows, a = "verl's rollout files", _verl_rows, "GRPO's, from the scores"
     else:
@@ -170,13 +173,19 @@ def _trl_rows(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"{path} is no parquet file ({error})") from error
     rows = []
     for row in table:
-        prompt, output, a = row.get("prompt"), row.get("completion"), row.get("advantage")
+        prompt, output, a = _joined(row.get("prompt")), _joined(row.get("completion")), row.get("advantage")
         if not (isinstance(prompt, str) and isinstance(output, str) and _is_number(a)):
-            raise ValueError(f"{path} has no prompt and completion as text, or no advantage: is it of GRPOTrainer?")
+            raise ValueError(f"{path} has no prompt and completion as text (images, tools), or is not of GRPOTrainer")
         rewards = {name: float(x) for name, x in row.items() if name not in ("step", "advantage") and _is_number(x)}
         own = {"uid": prompt, "input": prompt, "output": output, "advantage": a, "score": sum(rewards.values())}
         rows.append(rewards | own)
     return sorted(rows, key=lambda row: row["uid"])
+
+
+def _joined(messages: Any) -> Any:
+    """Return the text of a conversation's messages."""
+    texts = [x.get("content") for x in messages if isinstance(x, dict)] if isinstance(messages, list) else [None]
+    return "\n".join(texts) if all(isinstance(text, str) for text in texts) else messages
 
 
 def _read_text(path: Path, rows: list[dict[str, Any]], name: str, config: GTPOConfig) -> list[dict[str, Any]]:
@@ -203,8 +212,8 @@ def _read_text(path: Path, rows: list[dict[str, Any]], name: str, config: GTPOCo
     # An output without text, whose group is not to lose it, has no token for a mask.
     groups = Completions(torch.ones(len(rows), 1), uids)
     advantages = compute_group_advantages(torch.tensor([float(row["score"]) for row in rows]), groups)
-    if "advantage" in rows[0]:
-        advantages = torch.tensor([float(row["advantage"]) for row in rows])
+    if "advantage" in rows[0]:  # where the rounding of TRL's can leave a sign at the mean
+        advantages = torch.tensor([float(row["advantage"]) for row in rows]).masked_fill(advantages == 0, 0)
     completions = Completions(mask, uids, [(row["uid"], row["input"]) for row in rows])
     result = apply_gtpo(advantages, completions, responses, torch.zeros(len(rows)), config)
     return [

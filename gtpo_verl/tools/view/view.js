@@ -138,7 +138,7 @@ class Completion {
   paint(span) {
     span.className = `token ${this.fate(span.t)}`;
     const share = HEAT[state.colour]?.share(this, span.t);
-    if (share >= 0) span.style.setProperty("--heat-share", `${Math.min(100, 100 * share)}%`);
+    span.style.setProperty("--heat-share", `${share >= 0 ? Math.min(100, 100 * share) : 0}%`);
   }
 
   unfold() {

@@ -172,6 +172,27 @@ def test_trls_completions_have_its_own_advantages(tmp_path, tokenizer, capsys, b
     assert "TRL's completions" in (tmp_path / "view.html").read_text()
 
 
+def test_a_group_of_conversations_is_read_and_a_rounded_a_at_the_mean_has_no_sign(tmp_path, tokenizer):
+    rewards = (0.4, 0.5, 0.6, 0.4, 0.7, 0.8, 0.7, 0.7)
+    outputs = [GOOD if reward == 0.6 else BAD for reward in rewards]
+    rows = [(output, reward, 0.0, reward - 0.6 or 4e-7) for output, reward in zip(outputs, rewards, strict=True)]
+    write_trl(tmp_path, 1, rows)
+    file = tmp_path / "completions_00001.parquet"
+    as_text, table = read_rollouts(tmp_path, tokenizer), pd.read_parquet(file)
+    assert [x["group_advantage"] for x in as_text if x["reward"] == 0.6] == [0.0]
+    for name in ("prompt", "completion"):
+        table[name] = [[{"role": "user", "content": text}] for text in table[name]]
+    table.to_parquet(file)
+    assert read_rollouts(tmp_path, tokenizer) == as_text
+
+
+def test_rollouts_of_several_runs_are_not_mixed(tmp_path, tokenizer, capsys):
+    for run in ("a", "b"):
+        write_trl(tmp_path / run, 1, [(GOOD, 1.0, 0.5, 0.25), (BAD, 0.0, 0.5, -0.25)])
+    said = refusal(capsys, tmp_path, "--tokenizer", tokenizer)
+    assert f"has rollouts of several runs: give one of {tmp_path / 'a'}, {tmp_path / 'b'}" in said
+
+
 @pytest.mark.parametrize("damage", ["no parquet", "no text"])
 def test_what_is_no_table_of_trl_is_named(tmp_path, tokenizer, capsys, damage):
     file = tmp_path / "completions_00001.parquet"
