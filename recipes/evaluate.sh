@@ -35,7 +35,7 @@ NGPUS_PER_NODE=${NGPUS_PER_NODE:-$gpus}
 test_files=()
 for dataset in $datasets; do
     [ -e "$data_root/$dataset/test.parquet" ] ||
-        python3 -m recipes data --dataset "$dataset" --split test --out "$data_root/$dataset"
+        python3 -m recipes data --dataset "$dataset" --out "$data_root/$dataset"
     test_files+=("$(hydra "$(plain_folder "$data_root/$dataset")/test.parquet")")
 done
 val_files=$(IFS=, && echo "${test_files[*]}")

@@ -33,10 +33,10 @@ max_prompt_length=${MAX_PROMPT_LENGTH:-4000}
 max_response_length=${MAX_RESPONSE_LENGTH:-1500}
 
 NNODES=${NNODES:-1}
-NGPUS_PER_NODE=${NGPUS_PER_NODE:-$(gpus_for "$train_batch_size" "$rollout_n")}
+NGPUS_PER_NODE=${NGPUS_PER_NODE:-$(gpus_for "$train_batch_size" "$((ppo_mini_batch_size * rollout_n))")}
 ppo_max_token_len_per_gpu=${PPO_MAX_TOKEN_LEN_PER_GPU:-11000}     # in one forward pass; at least prompt + response
 offload=${OFFLOAD:-$([ "$finetune" = full ] && echo True || echo False)}    # weights and optimizer to the CPU at rest
-actor_tp=${ACTOR_TP:-4}                                 # megatron: tensor-parallel GPUs of the trained model
+actor_tp=${ACTOR_TP:-1}                                 # megatron: tensor-parallel GPUs of the trained model
 actor_pp=${ACTOR_PP:-1}                                 # megatron: pipeline stages of the trained model
 rollout_tp=${ROLLOUT_TP:-1}                             # GPUs that share one copy of the model in vLLM
 rollout_gpu_mem_util=${ROLLOUT_GPU_MEM_UTIL:-0.4}       # Listing 1

@@ -11,7 +11,7 @@ export MODEL_PATH=${MODEL_PATH:-Qwen/Qwen2.5-14B-Instruct}
 export STRATEGY=megatron FINETUNE=full
 export TRAIN_BATCH_SIZE=${TRAIN_BATCH_SIZE:-64}
 export NGPUS_PER_NODE=${NGPUS_PER_NODE:-8}
-export ROLLOUT_TP=${ROLLOUT_TP:-2}
+export ROLLOUT_TP=${ROLLOUT_TP:-2} ACTOR_TP=${ACTOR_TP:-4}
 export ROLLOUT_GPU_MEM_UTIL=${ROLLOUT_GPU_MEM_UTIL:-0.6}    # all else is on the CPU during rollouts
 export SAVE_FREQ=${SAVE_FREQ:-20}      # an epoch of GSM8K has 116 steps
 

@@ -22,7 +22,7 @@ data_dir=${DATA_DIR:-data/$dataset}
 train_batch_size=${TRAIN_BATCH_SIZE:-1}                 # examples per update
 max_length=${MAX_LENGTH:-5500}                          # prompt and solution, in tokens
 
-NGPUS_PER_NODE=${NGPUS_PER_NODE:-$(gpus_for "$train_batch_size" 1)}
+NGPUS_PER_NODE=${NGPUS_PER_NODE:-$(gpus_for "$train_batch_size" "$train_batch_size")}
 max_token_len_per_gpu=${PPO_MAX_TOKEN_LEN_PER_GPU:-11000}         # in one forward pass
 offload=${OFFLOAD:-$([ "$finetune" = full ] && echo True || echo False)}    # weights and optimizer to the CPU at rest
 

@@ -14,6 +14,7 @@ know: a run that forgets to set ``reward.custom_reward_function`` fails instead 
 
 import argparse
 import re
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -269,10 +270,11 @@ def write_parquet(
         name = "train" if split == "train" and dataset.trained_on else "test"
         written[out / f"{prefix}{name}.parquet"] = make(dataset, split, rows)
     out.mkdir(parents=True, exist_ok=True)
-    for path, rows in written.items():
-        partial = path.with_suffix(".partial")
-        datasets.Dataset.from_list(rows).to_parquet(partial)
-        partial.replace(path)
+    with tempfile.TemporaryDirectory(dir=out) as partial:  # one of its own: recipes may start side by side
+        for path, rows in written.items():
+            datasets.Dataset.from_list(rows).to_parquet(Path(partial, path.name))
+        for path in written:
+            Path(partial, path.name).replace(path)
     return written
 
 

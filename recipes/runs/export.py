@@ -58,7 +58,8 @@ def export(checkpoint: Path, out: Path, base: str | None = None) -> str:
         OSError: a shard is missing; the error names it.
     """
     shards, backend = find_shards(checkpoint)
-    saved = max(path.stat().st_mtime_ns for path in shards.rglob("*") if path.is_file() and out not in path.parents)
+    files = shards.glob("*" if backend == "fsdp" else "model/**/*")  # an SFT checkpoint has its exports within
+    saved = max(path.stat().st_mtime_ns for path in files if path.is_file())
     made_from = {"checkpoint": str(checkpoint.resolve()), "saved": saved, "base": base}
     if out.exists():
         if not (out / RECORD).is_file():

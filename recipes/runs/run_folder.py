@@ -164,10 +164,8 @@ def has_checkpoint(command: list[str], out: Path) -> bool:
     if overrides(command).get("trainer.resume_mode", "auto") == "auto":
         step = tracker.read_text().strip()
         checkpoint = tracker.with_name(f"global_step_{step}")
-        if not checkpoint.is_dir():
-            raise ValueError(
-                f"{tracker} names step {step!r}, whose checkpoint is missing {_other_checkpoints(tracker)}"
-            )
+        if not _has_weights(checkpoint):
+            raise ValueError(f"{tracker} names step {step!r}, whose weights are missing {_other_checkpoints(tracker)}")
         if cut := _cut_off(checkpoint):
             raise ValueError(f"{cut} is cut off {_other_checkpoints(tracker)}")
     return True
@@ -186,7 +184,7 @@ def _other_checkpoints(tracker: Path) -> str:
     """The whole checkpoints beside the one that verl would resume, and what to do."""
     named = tracker.with_name(f"global_step_{tracker.read_text().strip()}")
     others = sorted(set(tracker.parent.glob("global_step_*")) - {named}, key=lambda path: path.stat().st_mtime)
-    whole = ", ".join(path.name for path in others if not _cut_off(path)) or "none"
+    whole = ", ".join(path.name for path in others if _has_weights(path) and not _cut_off(path)) or "none"
     return (
         f"(whole checkpoints besides: {whole}): write the number of a whole one into {tracker}, or remove that file to "
         "start from the beginning"
@@ -197,6 +195,11 @@ def _tracker(command: list[str], out: Path) -> Path:
     """verl's file with the number of the last checkpoint."""
     folder = overrides(command).get("trainer.default_local_dir", str(out / "checkpoints"))
     return Path(unquoted(folder), "latest_checkpointed_iteration.txt")
+
+
+def _has_weights(checkpoint: Path) -> bool:
+    """Whether there is more than `data.pt`: verl removes old weights, and leaves it there."""
+    return any(path.is_dir() for path in checkpoint.glob("*"))
 
 
 def _cut_off(checkpoint: Path) -> Path | None:

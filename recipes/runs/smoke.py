@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gtpo_verl.tools.check.resources import DRIVER_REMEDY, unusable_gpus
-from gtpo_verl.tools.diagnose.logs import read_log
 from recipes.runs.launch import end_process
 from recipes.runs.run_folder import unquoted
 
@@ -27,17 +26,15 @@ _LIMIT_S = 1800
 _PROBS_DIFF, _MOST_PROBS_DIFF = "training/rollout_probs_diff_mean", 0.02
 _FAILED = "**failed**"
 # Few heads: a model of this size cannot be split over four GPUs.
-_SMALL = {"NNODES": "1", "ROLLOUT_TP": "1", "ACTOR_TP": "1", "TEST_FREQ": "-1"}
-# Where the environment does not say otherwise.
-_CPU = {
-    "VERL_PLATFORM": "cpu",
-    "INFER_BACKEND": "vllm",
+_SMALL = {"NNODES": "1", "ROLLOUT_TP": "1", "ACTOR_TP": "1", "TEST_FREQ": "-1", "STRICT_INITIAL_ENTROPY": "0"}
+# On a CPU, where the environment does not say otherwise; and at most, since a recipe exports its own.
+_CPU = {"VERL_PLATFORM": "cpu", "INFER_BACKEND": "vllm", "OFFLOAD": "False", "RAY_worker_niceness": "0"}
+_MOST_ON_CPU = {
     "TRAIN_BATCH_SIZE": "1",
+    "NGPUS_PER_NODE": "1",
     "MAX_PROMPT_LENGTH": "512",
     "MAX_RESPONSE_LENGTH": "64",
     "PPO_MAX_TOKEN_LEN_PER_GPU": "2048",
-    "OFFLOAD": "False",
-    "RAY_worker_niceness": "0",
 }
 
 
@@ -75,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     print(*(f"| {name} | {result} |" for name, result in results.items()), sep="\n")
     if failed := _FAILED in results.values():
         print(f"\nThe error is above; all that verl printed is in {out}/train.log.")
-    print(f"\n{whole_run(out, environment['MODEL_PATH'])}")
+    print(f"\n{whole_run(out, environment['MODEL_PATH'], args.overrides)}")
     return int(failed)
 
 
@@ -85,7 +82,10 @@ def environment_of(out: Path, has_gpu: bool) -> dict[str, str]:
     Raises:
         ValueError: no small model is available.
     """
-    given = {"STRICT_INITIAL_ENTROPY": "0", **({} if has_gpu else _CPU), **os.environ, **_SMALL, "OUT": str(out)}
+    given = {**os.environ, **_SMALL, "OUT": str(out)}
+    if not has_gpu:
+        most = {name: min(given.get(name, limit), limit, key=int) for name, limit in _MOST_ON_CPU.items()}
+        given = {**_CPU, **given, **most}
     given.pop("SMOKE", None)
     data = os.environ.get("DATA_DIR") or f"data/{os.environ.get('DATASET', 'gsm8k')}"
     if model := os.environ.get("SMOKE_MODEL") or (SMALL_MODEL if _can_load(SMALL_MODEL) else ""):
@@ -134,8 +134,8 @@ def checks(
         return max(differences) < _MOST_PROBS_DIFF if differences else "not measured, as under bypass_mode"
 
     def evaluate() -> bool:
-        data = Path(environment["DATA_DIR"])
-        variables = {"DATA_ROOT": str(data.parent), "DATASETS": data.name, "SAMPLES": "2", "LABEL": "smoke/smoke/smoke"}
+        (out / "data").symlink_to(Path(environment["DATA_DIR"]).absolute())  # DATASETS has no name with a space
+        variables = {"DATA_ROOT": str(out), "DATASETS": "data", "SAMPLES": "2", "LABEL": "smoke/smoke/smoke"}
         words = ("bash", "recipes/evaluate.sh", str(checkpoint), "data.val_max_samples=4")
         return command(*words, OUT=str(out / "evaluation"), **variables)
 
@@ -153,10 +153,11 @@ def checks(
 
 def _logged(out: Path, key: str) -> list[float]:
     path = out / "metrics.jsonl"
-    return [step[key] for step in read_log(path).steps.values() if key in step] if path.exists() else []
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [step[key] for step in map(json.loads, lines) if key in step]
 
 
-def whole_run(out: Path, model: str) -> str:
+def whole_run(out: Path, model: str, overrides: list[str]) -> str:
     """Seconds per step, the memory that training took, and the time of the recipe's whole run at this rate."""
     import pyarrow.parquet as pq
 
@@ -165,7 +166,11 @@ def whole_run(out: Path, model: str) -> str:
         return ""
     settings = json.loads((out / "settings.json").read_text())
     rows = pq.read_metadata(unquoted(settings["data.train_files"])).num_rows
+    if (most := int(settings.get("data.train_max_samples", -1))) > 0:
+        rows = min(rows, most)
     steps = rows // int(settings["data.train_batch_size"]) * int(settings["trainer.total_epochs"])
+    own = [int(x.partition("=")[2]) for x in overrides if x.startswith("trainer.total_training_steps=")]
+    steps = own[-1] if own else steps
     rate = sum(seconds) / len(seconds)
     memory = max(_logged(out, "actor/perf/max_memory_reserved_gb"), default=0)
     return (

@@ -146,7 +146,10 @@ def test_an_export_is_kept_for_its_checkpoint_and_never_overwritten_by_another(s
 def test_an_export_within_its_checkpoint_is_kept(save, capsys):
     checkpoint, _ = save()
     shards = str(checkpoint / "actor")  # as verl's SFT trainer lays a checkpoint out
-    assert main(["export", shards]) == main(["export", shards]) == 0
+    assert main(["export", shards]) == main(["export", shards, f"{shards}/mine"]) == main(["export", shards]) == 0
+    (checkpoint / "actor/exported.partial").mkdir()
+    (checkpoint / "actor/exported.partial/model.safetensors").touch()  # of an export that was interrupted
+    assert main(["export", shards, f"{shards}/mine"]) == 0
     assert (checkpoint / "actor/exported/model.safetensors").exists()
 
 

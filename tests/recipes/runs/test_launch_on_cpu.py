@@ -248,7 +248,7 @@ def test_rays_workers_get_the_loggers_variables_but_those_of_their_ray_job(tmp_p
 
 def test_a_checkpoint_that_torch_cannot_read_is_named_with_the_others(run, capsys):
     for step in (10, 20):
-        (run.out / f"checkpoints/global_step_{step}").mkdir(parents=True)
+        (run.out / f"checkpoints/global_step_{step}/actor").mkdir(parents=True)
     (run.out / "checkpoints/latest_checkpointed_iteration.txt").write_text("20")
     assert run("sys.exit('RuntimeError: PytorchStreamReader failed reading zip archive')") == 1
     said = capsys.readouterr().err

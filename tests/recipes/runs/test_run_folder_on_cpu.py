@@ -17,7 +17,7 @@ def save(tmp_path):
 
     def saved():
         hold_settings(COMMAND, tmp_path)
-        (tmp_path / "checkpoints/global_step_20").mkdir(parents=True)
+        (tmp_path / "checkpoints/global_step_20/actor").mkdir(parents=True)
         (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("20")
 
     return saved
@@ -82,7 +82,7 @@ def test_a_run_may_be_extended_by_steps_and_by_nothing_else(tmp_path, save):
 def test_the_checkpoints_are_sought_where_verl_writes_them(tmp_path):
     command = [*COMMAND, f"trainer.default_local_dir={tmp_path / 'elsewhere'}"]
     assert not run_folder.has_checkpoint(command, tmp_path)
-    (tmp_path / "elsewhere/global_step_3").mkdir(parents=True)
+    (tmp_path / "elsewhere/global_step_3/actor").mkdir(parents=True)
     (tmp_path / "elsewhere/latest_checkpointed_iteration.txt").write_text("3")
     assert run_folder.has_checkpoint(command, tmp_path)
 
@@ -96,11 +96,20 @@ def test_a_checkpoint_that_is_gone_is_named(tmp_path, save, tracker):
     hold_settings([*COMMAND, "trainer.resume_mode=disable"], tmp_path)
 
 
+def test_a_checkpoint_whose_weights_verl_has_removed_is_not_whole(tmp_path, save):
+    save()
+    (tmp_path / "checkpoints/global_step_10").mkdir()
+    (tmp_path / "checkpoints/global_step_10/data.pt").touch()  # what trainer.max_actor_ckpt_to_keep leaves
+    (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("10")
+    with pytest.raises(ValueError, match=r"names step '10'.*missing \(.*besides: global_step_20\)"):
+        hold_settings(COMMAND, tmp_path)
+
+
 def test_a_checkpoint_that_was_cut_off_is_named_with_the_whole_one_before_it(tmp_path, save):
     save()
     for step in (5, 10, 20):
         actor = tmp_path / f"checkpoints/global_step_{step}/actor"
-        actor.mkdir(parents=True)
+        actor.mkdir(parents=True, exist_ok=True)
         torch.save({"weight": torch.ones(1000)}, actor / "model_world_size_1_rank_0.pt")
     hold_settings(COMMAND, tmp_path)
     for step in (5, 20):

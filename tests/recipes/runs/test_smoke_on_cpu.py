@@ -1,5 +1,7 @@
 import json
+import os
 import subprocess
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,7 +42,7 @@ def started(monkeypatch, tmp_path):
         return popen(command if command[1] == str(recipe) else ["true"], **kwargs)
 
     monkeypatch.setattr(smoke.subprocess, "Popen", start)
-    return lambda: (main(["smoke", str(recipe)]), commands)
+    return lambda *overrides: (main(["smoke", str(recipe), "--", *overrides]), commands)
 
 
 def test_everything_is_tried_and_the_whole_run_is_reckoned(started, capsys):
@@ -50,6 +52,21 @@ def test_everything_is_tried_and_the_whole_run_is_reckoned(started, capsys):
     assert [command[1] for command in commands[2:]] == ["recipes/evaluate.sh", "-m"]
     # 500 batches of 2 rows, three times, at 7 s a step; the first step of each start takes 99
     assert "the whole run of 1500 steps takes 2.9 hours" in out
+
+
+def test_the_recipes_own_number_of_steps_is_that_of_the_whole_run(capsys, started, monkeypatch):
+    monkeypatch.setattr(smoke, "checks", lambda *_: {})
+    folder = Path(os.environ["OUT"] + "_smoke")
+    monkeypatch.setattr(smoke.shutil, "rmtree", lambda *_, **__: None)
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text('{"step": 1, "timing_s/step": 9}\n{"step": 2, "timing_s/step": 36}\n')
+    settings = {"data.train_files": f"{folder.parent}/train.parquet", "data.train_batch_size": "10"}
+    settings |= {"trainer.total_epochs": "1", "data.train_max_samples": "200"}
+    (folder / "settings.json").write_text(json.dumps(settings))
+    started()
+    assert "the whole run of 20 steps takes 0.2 hours" in capsys.readouterr().out
+    started("trainer.total_training_steps=500")
+    assert "the whole run of 500 steps takes 5.0 hours" in capsys.readouterr().out
 
 
 def test_what_fails_is_named_and_the_rest_is_not_tried(started, capsys, monkeypatch):
@@ -84,12 +101,17 @@ def test_only_its_own_folder_is_begun_anew(started, tmp_path):
 
 
 def test_without_a_gpu_it_asks_for_vllms_cpu_build_and_short_completions(tmp_path, monkeypatch):
-    for name in ("VERL_PLATFORM", "INFER_BACKEND", "MAX_RESPONSE_LENGTH"):
+    for name in ("VERL_PLATFORM", "INFER_BACKEND"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MAX_RESPONSE_LENGTH", "512")  # as recipes export theirs
+    monkeypatch.setenv("MAX_PROMPT_LENGTH", "16")
+    monkeypatch.setenv("STRICT_INITIAL_ENTROPY", "1")
     monkeypatch.setenv("SMOKE_MODEL", "small")
     monkeypatch.setenv("SMOKE", "1")
     on_cpu = smoke.environment_of(tmp_path, has_gpu=False)
     on_gpu = smoke.environment_of(tmp_path, has_gpu=True)
     assert (on_cpu["VERL_PLATFORM"], on_cpu["INFER_BACKEND"], on_cpu["MAX_RESPONSE_LENGTH"]) == ("cpu", "vllm", "64")
-    assert not {"VERL_PLATFORM", "INFER_BACKEND", "MAX_RESPONSE_LENGTH", "SMOKE"} & set(on_gpu)
+    assert not {"VERL_PLATFORM", "INFER_BACKEND", "SMOKE"} & set(on_gpu) and on_gpu["MAX_RESPONSE_LENGTH"] == "512"
+    assert on_cpu["MAX_PROMPT_LENGTH"] == "16" and on_cpu["TRAIN_BATCH_SIZE"] == "1"
+    assert on_cpu["STRICT_INITIAL_ENTROPY"] == on_gpu["STRICT_INITIAL_ENTROPY"] == "0"
     assert on_gpu["MODEL_PATH"] == "small" and on_gpu["OUT"] == str(tmp_path)
