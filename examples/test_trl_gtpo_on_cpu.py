@@ -147,6 +147,24 @@ def test_a_completion_that_nobody_scored_does_not_move_the_policy(model, tmp_pat
     assert any(trainer.moves[::2]) and not any(trainer.moves[1::2])
 
 
+def test_a_completion_at_the_mean_of_its_group_has_no_sign(model, tmp_path):
+    """TRL's own A of the third, whose reward is the mean, is 3.9e-7."""
+
+    def tenths(completions, **kwargs):
+        return [0.4, 0.5, 0.6, 0.4, 0.7, 0.8, 0.7, 0.7]
+
+    settings = {"reward": tenths, "num_generations": 8, "scale_rewards": "none"}
+    rows = train(Recorder, model, tmp_path, ALL_OFF, **settings).rows
+    assert [any(row["advantages"]) for row in rows[:8]] == [True, True, False, *[True] * 5]
+
+
+@pytest.mark.parametrize("other", [{"loss_type": "dapo"}, {"importance_sampling_level": "sequence"}])
+def test_a_loss_that_is_not_the_papers_is_told(model, tmp_path, other):
+    config = GRPOConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", **({"loss_type": "grpo"} | other))
+    with pytest.warns(UserWarning, match=f"not the paper's GTPO: {re.escape(str(other))}"):
+        GTPOTrainer(model, small_digits, config, PROMPTS)
+
+
 def test_evaluation_has_groups_of_its_own_size(model, tmp_path):
     trainer = train(GTPOTrainer, model, tmp_path, num_generations_eval=2)
     assert trainer.evaluate(PROMPTS)["eval_gtpo/group/size_min"] == 2
