@@ -54,7 +54,7 @@ QUESTIONS = {
         as_accurate=True,
     ),
     "Q2": Question(
-        *("masks", "gtpo", "either"),
+        *("masks", "gtpo", "accuracy"),
         "consistent with γ being what shrinks the completions",
         "consistent with the masks shrinking them without γ",
     ),
@@ -65,6 +65,7 @@ COMPARED = (
     (CLAMPED, "gtpo"),
     (CLAMPED, "grpo"),
     *((question.arm, question.against) for question in QUESTIONS.values()),
+    ("grpo_clamped", "grpo"),
     ("gtpo_answer", "grpo_answer"),
     ("gtpo_clamped", CLAMPED),
 )
@@ -92,25 +93,25 @@ def runs_on(device: str) -> pd.DataFrame:
 
 
 def answer(question: Question, runs: pd.DataFrame) -> str:
-    """By the rule, or how many runs there are yet."""
-    arm, against = (_whole(runs, method) for method in (question.arm, question.against))
-    if arm is None or against is None or _whole(runs, "grpo") is None:
+    """By the rule, with what stands beside it, or how many runs there are yet."""
+    arm, against, grpo = (_whole(runs, method) for method in (question.arm, question.against, "grpo"))
+    if arm is None or against is None or grpo is None:
         made = [(runs["method"] == method).sum() for method in (question.arm, question.against)]
         which = question.arm if made[0] < len(LAST_SEEDS) else question.against
         return f"not run yet ({min(made)} of {len(LAST_SEEDS)} runs of {TITLES[which]})"
-    lost, before = (int(own[f"{question.lost} lost"].sum()) for own in (arm, against))
-    differences = _differences(arm, against, "accuracy")
-    low, high = interval(differences)
+    lost, before, plain = (int(own[f"{question.lost} lost"].sum()) for own in (arm, against, grpo))
+    accuracy, clean = (_differences(arm, against, metric) for metric in ("accuracy", "clean"))
+    low, high = interval(accuracy)
     found = "undecided"
     if question.as_accurate or before >= MANY:
         if lost <= FEW and (low <= 0 <= high or not question.as_accurate):
             found = question.few
         elif lost >= MANY:
             found = question.many
-    return (
-        f"{found} (lost in {lost} of {len(arm)} runs, {TITLES[question.against]} in {before}; accuracy differs by "
-        f"{Comparison(differences)})"
-    )
+    what = "accuracy collapsed" if question.lost == "accuracy" else "failed"
+    others = f"{TITLES[question.against]}: {before}; {TITLES['grpo']}: {plain}"
+    differ = f"accuracy differs by {Comparison(accuracy)}, clean endings by {Comparison(clean)}"
+    return f"{found} ({what} in {lost} of {len(arm)} runs; {others}; {differ}, p {short(sign_flips(clean))})"
 
 
 def answers(name: str) -> str:
@@ -120,6 +121,16 @@ def answers(name: str) -> str:
     begun = [device for device, runs in by_device.items() if question.arm in set(runs["method"])] or ["cpu"]
     where = {"cpu": "", "cuda": "on a GPU: "} if begun == ["cpu"] else {"cpu": "on a CPU: ", "cuda": "on a GPU: "}
     return "; ".join(where[device] + answer(question, by_device[device]) for device in begun)
+
+
+def repeated() -> str:
+    """Whether block 9's outcome on seed 8 came back in two runs that were made as arm 1 is."""
+    made = results(planned("9-again"))
+    if len(made) < 2:
+        return "not made again yet"
+    lost = (made["accuracy"] < least_accuracy(runs_on("cpu"))) | (made["clean"] < LOST)
+    as_before = dict(zip(made["method"], lost, strict=True)) == {CLAMPED: False, "gtpo": True}
+    return "it came back" if as_before else "it did not come back"
 
 
 def arm_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:

@@ -12,6 +12,7 @@ from scipy.stats import mannwhitneyu, t, trim_mean
 from recipes.paper.evaluation import pass_at_k
 from studies.plan import (
     ADDITION,
+    AGAIN,
     COUNTING,
     GUESSED,
     HOT_ADDITION,
@@ -94,6 +95,7 @@ TASKS = {
     HOT_ADDITION: "addition, hot",
     LEGS: "legs of one animal",
     ON_GPU: "legs of one animal, on a GPU",
+    AGAIN: "legs of one animal, again",
     LONG_LEGS: "legs of two animals",
     **dict(zip(MANY, ("counting letters", "spelling backward", "addition"), strict=True)),
     SUBTRACTION: "subtraction",

@@ -131,6 +131,7 @@ class Start:
         evaluated: whether held-out questions are asked after the last step.
         kept_seeds: of the runs whose logs have the completions of the first steps.
         device: where the model is; the tiny one stays on the CPU.
+        again: whether its runs repeat those of a start that is the same otherwise.
     """
 
     task: str
@@ -142,6 +143,7 @@ class Start:
     evaluated: bool = True
     kept_seeds: tuple[int, ...] = ()
     device: str = "cpu"
+    again: bool = False
 
     @property
     def is_real(self) -> bool:
@@ -170,7 +172,8 @@ class Start:
         start = self.task if usual else f"{self.task}-{self.warm_steps}-T{self.temperature:g}"
         several = f"-{self.animals}" if self.animals > 1 else ""
         size = f"-{self.prompts}x{self.steps}" if self.prompts > 1 else ""
-        return start + several + size + (f"-{self.device}" if self.device != "cpu" else "")
+        where = f"-{self.device}" if self.device != "cpu" else ""
+        return start + several + size + where + ("-again" if self.again else "")
 
 
 @dataclass(frozen=True)
@@ -232,7 +235,7 @@ def one_prompt() -> list[tuple[Cell, int]]:
 # ------------------------------------------------------------------ many prompts a step, and a real model
 
 LEGS, LONG_LEGS = Start("leg_counting", 5, 1.0, 4, 60), Start("leg_counting", 7, 1.0, 4, 60, animals=2)
-ON_GPU = replace(LEGS, device="cuda")
+ON_GPU, AGAIN = replace(LEGS, device="cuda"), replace(LEGS, again=True)
 MANY = tuple(Start(task, prompts=8, steps=100) for task in ("letter_counting", "spell_backward", "arithmetic"))
 WORDY = tuple(Start(task, prompts=8, steps=100) for task in FURTHER_CHARACTERS)
 SUBTRACTION = Start("subtraction", prompts=8, steps=100)
@@ -407,6 +410,9 @@ def blocks() -> dict[str, list[tuple[Cell, int]]]:
         ],
         "9. the first on the real model": [
             (cell, seed) for seed in range(7, 15) for cell in cells([LEGS], BESIDE, [REAL_RATES[1]])
+        ],
+        "9-again. two runs of block 9, made as block 10": [
+            (cell, 8) for cell in cells([AGAIN], (CANDIDATES[0], "gtpo"), [REAL_RATES[1]])
         ],
         "10. the clamp, γ and the reward": [
             (Cell(LEGS, method, rate), seed) for method, rate in CONTROL_ARMS.items() for seed in LAST_SEEDS

@@ -4,7 +4,7 @@ import pytest
 
 from studies import block10, plan, run
 from studies.comparisons import TITLES
-from studies.plan import LAST_SEEDS, LEGS, ON_GPU, Cell
+from studies.plan import AGAIN, LAST_SEEDS, LEGS, ON_GPU, Cell
 
 COLUMNS = ("entropy", "length", "template", "change", "conflict", "conflict_first", "conflict_last", "strict")
 GRPO, GTPO, CLAMPED = [0.5] * 6, [0.0, 0.0, 0.5, 0.0, 0.5, 0.2], [0.4, 0.5, 0.4, 0.6, 0.5, 0.5]
@@ -17,9 +17,9 @@ def write(tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "_archives", lambda folder: {})
     plan.read_log.cache_clear()
 
-    def written(method, accuracies, clean=(1.0,) * 6, start=LEGS, dtype="bfloat16"):
+    def written(method, accuracies, clean=(1.0,) * 6, start=LEGS, dtype="bfloat16", seeds=LAST_SEEDS):
         rate = 5e-6 if method == "gtpo_clamped" else 1e-5
-        for seed, accuracy, ending in zip(LAST_SEEDS, accuracies, clean, strict=False):
+        for seed, accuracy, ending in zip(seeds, accuracies, clean, strict=False):
             held_out = {"samples": 100, "right": [round(100 * accuracy)], "strict": [round(100 * ending)]}
             record = {"steps": dict.fromkeys(COLUMNS, [0.5] * 60), "held_out": held_out, "dtype": dtype}
             run.keep(record, Cell(start, method, rate).log(seed))
@@ -65,11 +65,22 @@ def test_whether_it_is_the_clamp_follows_from_the_rule(block_9, accuracies, clea
     block_9("grpo_clamped", accuracies, clean)
     assert said("Q1") == expected
     failed = sum(a < 0.25 or ends < 0.5 for a, ends in zip(accuracies, clean, strict=True))
-    assert f"(lost in {failed} of 6 runs, GTPO, no A > 0 for a wrong answer in 0;" in block10.answers("Q1")
+    counts = f"(failed in {failed} of 6 runs; GTPO, no A > 0 for a wrong answer: 0; GRPO: 0; accuracy differs by "
+    assert counts in block10.answers("Q1")
+
+
+def test_what_the_rule_does_not_see_stands_beside_the_answer(block_9):
+    """Endings that are rarer on each seed, and by too little for the rule; and a GRPO that fails no less without it."""
+    block_9("grpo", GRPO, clean=[0.4, 0.4, *[1] * 4])
+    block_9("grpo_clamped", CLAMPED, clean=[0.4, *[0.8] * 5])
+    assert said("Q1") == "consistent with the clamp doing it; GTPO adds nothing that these runs can see"
+    assert "; GRPO: 2; " in block10.answers("Q1") and block10.answers("Q1").endswith(
+        "clean endings by −0.27 [−0.44, −0.10], p .031)"
+    )
 
 
 def test_whether_it_is_gamma_or_the_reward_follows_from_the_rule(block_9):
-    block_9("masks", CLAMPED)
+    block_9("masks", CLAMPED, clean=[0.0] * 6)  # they run on, and do not shrink
     block_9("gtpo_answer", GTPO)
     block_9("gtpo_authors", [0.0, 0.0, *CLAMPED[2:]])
     assert said("Q2") == "consistent with γ being what shrinks the completions"
@@ -87,6 +98,14 @@ def test_nothing_follows_where_gtpo_itself_did_not_fail(write):
     write("gtpo", CLAMPED)
     write("masks", GTPO)
     assert said("Q2") == "undecided"
+
+
+@pytest.mark.parametrize(("gtpo", "expected"), [(0.0, "it came back"), (0.5, "it did not come back")])
+def test_whether_block_9s_outcome_came_back(block_9, gtpo, expected):
+    block_9(block10.CLAMPED, [0.4], start=AGAIN, seeds=[8])
+    assert block10.repeated() == "not made again yet"
+    block_9("gtpo", [gtpo], start=AGAIN, seeds=[8])
+    assert block10.repeated() == expected
 
 
 def test_devices_do_not_mix(block_9):

@@ -373,10 +373,17 @@ def numbers():
                 *RESULT,
                 *("9: corpo_gtpo wrong", "9: corpo_gtpo lost", "9: gtpo lost", "9: grpo lost"),
                 *("controls: grpo_strict lost", "main: grpo_kl lost"),
+                *("Q1 in short", "10: grpo_clamped accuracy", "10: grpo_clamped endings"),
                 *(f"11: {method} {what}" for method in GUESSING_ARMS[:4] for what in ("gave up", "stopped")),
             ],
         ),
-        ("docs/keys.md", ["9: gtpo wrong"]),
+        (
+            "docs/keys.md",
+            [
+                *("9: gtpo wrong", "10: grpo_clamped endings", "11: grpo_clamped stopped"),
+                *(f"11: {method} gave up" for method in GUESSING_ARMS[:4]),
+            ],
+        ),
         (
             "patches/README.md",
             [
