@@ -75,8 +75,8 @@ def _files(get: Callable) -> Iterator[Finding]:
     for key in ("data.train_files", "data.val_files"):
         files = get(key) or []
         for file in [files] if isinstance(files, str) else files:
-            path = _path(file)  # or a pattern, which datasets takes
-            for one in () if _REMOTE.match(str(file)) else sorted(glob(str(path))) or [path]:
+            path = str(_path(file))  # or a pattern, which datasets takes
+            for one in () if _REMOTE.match(str(file)) else sorted(glob(path)) or [path]:
                 yield from _data(get, f"{key}={file}", Path(one))
     for key in _FILES:
         if not (file := str(get(key) or "pkg://")).startswith("pkg://") and not _path(file).is_file():

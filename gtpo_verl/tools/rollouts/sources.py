@@ -184,8 +184,10 @@ def _trl_rows(path: Path) -> list[dict[str, Any]]:
 
 def _joined(messages: Any) -> Any:
     """Return the text of a conversation's messages."""
-    texts = [x.get("content") for x in messages if isinstance(x, dict)] if isinstance(messages, list) else [None]
-    return "\n".join(texts) if all(isinstance(text, str) for text in texts) else messages
+    try:
+        return "\n".join(message["content"] for message in messages)
+    except (KeyError, TypeError):  # text, or content that is none
+        return messages
 
 
 def _read_text(path: Path, rows: list[dict[str, Any]], name: str, config: GTPOConfig) -> list[dict[str, Any]]:
