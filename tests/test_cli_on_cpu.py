@@ -190,7 +190,7 @@ RECORDS = {
 @pytest.mark.parametrize(("command", "record"), RECORDS.values(), ids=RECORDS)
 def test_a_record_that_is_none_is_named_and_kept(broken, command, record, text, capsys):
     """Of an earlier start, cut off or edited."""
-    (broken / "held/checkpoints/global_step_1").mkdir(parents=True)
+    (broken / "held/checkpoints/global_step_1/actor").mkdir(parents=True)
     (broken / "held/checkpoints/latest_checkpointed_iteration.txt").write_text("1")
     (broken / "global_step_1").mkdir()
     (broken / "global_step_1/fsdp_config.json").write_text('{"world_size": 1}')
