@@ -116,8 +116,8 @@ import importlib.util, torch
 print(max(1, torch.cuda.device_count()), "flash_attention_2" if importlib.util.find_spec("flash_attn") else "sdpa")')
 fi
 
-# The most GPUs over which the $2 completions of an update can be split evenly, for a batch of $1 prompts: two for a prompt, of which more are hardly
-# faster, and no more than the machine has.
+# The most GPUs over which the $2 completions of an update can be split evenly: at most two for each of the batch's $1
+# prompts, since more are hardly faster, and no more than the machine has.
 gpus_for() {
     local n=$((gpus < 2 * $1 ? gpus : 2 * $1))
     while (($2 % n)); do n=$((n - 1)); done

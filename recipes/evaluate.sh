@@ -34,8 +34,11 @@ NGPUS_PER_NODE=${NGPUS_PER_NODE:-$gpus}
 
 test_files=()
 for dataset in $datasets; do
-    [ -e "$data_root/$dataset/test.parquet" ] ||
-        python3 -m recipes data --dataset "$dataset" --out "$data_root/$dataset"
+    if [ ! -e "$data_root/$dataset/test.parquet" ]; then
+        split=()    # both, since a recipe refuses one without the other
+        [ ! -e "$data_root/$dataset/train.parquet" ] || split=(--split test)
+        python3 -m recipes data --dataset "$dataset" "${split[@]}" --out "$data_root/$dataset"
+    fi
     test_files+=("$(hydra "$(plain_folder "$data_root/$dataset")/test.parquet")")
 done
 val_files=$(IFS=, && echo "${test_files[*]}")

@@ -145,7 +145,7 @@ def bits(values: torch.Tensor) -> torch.Tensor:
 
 
 def compare(paths: list[str]) -> int:
-    """Print where the files differ; 0 if nowhere, and if no two of them have the same source."""
+    """Print where the files differ, and how many sources they have; 0 if there are two files or more, all equal."""
     files = [torch.load(path) for path in paths]
     sources = [file.pop("source") for file in files]
     print("\n".join(sources))

@@ -98,7 +98,7 @@ def answer(question: Question, runs: pd.DataFrame) -> str:
     if arm is None or against is None or grpo is None:
         made = [(runs["method"] == method).sum() for method in (question.arm, question.against)]
         which = question.arm if made[0] < len(LAST_SEEDS) else question.against
-        return f"not run yet ({min(made)} of {len(LAST_SEEDS)} runs of {TITLES[which]})"
+        return f"not answered yet ({min(made)} of {len(LAST_SEEDS)} runs of {TITLES[which]})"
     lost, before, plain = (int(own[f"{question.lost} lost"].sum()) for own in (arm, against, grpo))
     accuracy, clean = (_differences(arm, against, metric) for metric in ("accuracy", "clean"))
     low, high = interval(accuracy)
@@ -127,7 +127,7 @@ def repeated() -> str:
     """Whether block 9's outcome on seed 8 came back in two runs that were made as arm 1 is."""
     made = results(planned("9-again"))
     if len(made) < 2:
-        return "not made again yet"
+        return "not run yet"
     lost = (made["accuracy"] < least_accuracy(runs_on("cpu"))) | (made["clean"] < LOST)
     as_before = dict(zip(made["method"], lost, strict=True)) == {CLAMPED: False, "gtpo": True}
     return "it came back" if as_before else "it did not come back"

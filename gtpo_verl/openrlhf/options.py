@@ -58,6 +58,7 @@ PAPER_SETTINGS: dict[str, tuple[Any, str]] = {
     "actor.loss_agg_mode": ("seq-mean-token-mean", "seq-mean-token-mean (Eq. 11)"),
     "algo.advantage.no_std_norm": (False, "A_i over the std (Sec. 3)"),
     "algo.advantage.is_correction_level": ("off", "off (no importance weights; they multiply λ)"),
+    "algo.advantage.is_correction_enable": (False, "off, as above"),  # its name before 0.11.2
     "algo.dynamic_filtering_enable": (False, "groups without signal stay; −γ⟨H⟩ acts on them"),
     "rollout.temperature": (1, "1.0 (Sec. 6)"),
     "rollout.top_p": (1, "1.0 (completions of the policy itself)"),

@@ -268,7 +268,8 @@ def _check_dump(config: DictConfig, run: RunConfig) -> None:
         raise ValueError(f"{setting}: {existing} is not a folder that can be written to: give another one")
     if any(folder.glob(STEP_FILES)):
         owner = read_record(header).get("checkpoints") if header.is_file() else None
-        if owner != config.trainer.default_local_dir:
+        moved = run.resumed_from and not (owner and Path(owner).exists())  # a run's folder, with its dump
+        if owner != config.trainer.default_local_dir and not moved:
             raise ValueError(f"{setting} holds the dump of another run: give another folder, or remove it")
 
 

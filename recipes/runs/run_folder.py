@@ -198,8 +198,9 @@ def _tracker(command: list[str], out: Path) -> Path:
 
 
 def _has_weights(checkpoint: Path) -> bool:
-    """Whether there is more than `data.pt`: verl removes old weights, and leaves it there."""
-    return any(path.is_dir() for path in checkpoint.glob("*"))
+    """Whether they are there: of an old checkpoint verl removes them, and leaves `data.pt` and our `exported`."""
+    # PPO's, and SFT's under Megatron and FSDP
+    return any((checkpoint / name).is_dir() for name in ("actor", "model", "huggingface"))
 
 
 def _cut_off(checkpoint: Path) -> Path | None:

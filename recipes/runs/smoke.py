@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gtpo_verl.tools.check.resources import DRIVER_REMEDY, unusable_gpus
+from recipes.runs import run_folder
 from recipes.runs.launch import end_process
-from recipes.runs.run_folder import unquoted
 
 SMALL_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 _LIMIT_S = 1800
@@ -134,8 +134,9 @@ def checks(
         return max(differences) < _MOST_PROBS_DIFF if differences else "not measured, as under bypass_mode"
 
     def evaluate() -> bool:
-        (out / "data").symlink_to(Path(environment["DATA_DIR"]).absolute())  # DATASETS has no name with a space
-        variables = {"DATA_ROOT": str(out), "DATASETS": "data", "SAMPLES": "2", "LABEL": "smoke/smoke/smoke"}
+        name = environment.get("DATASET", "gsm8k")  # of which evaluate.sh makes what an SFT recipe's folder lacks
+        (out / name).symlink_to(Path(environment["DATA_DIR"]).absolute())  # DATASETS has no name with a space
+        variables = {"DATA_ROOT": str(out), "DATASETS": name, "SAMPLES": "2", "LABEL": "smoke/smoke/smoke"}
         words = ("bash", "recipes/evaluate.sh", str(checkpoint), "data.val_max_samples=4")
         return command(*words, OUT=str(out / "evaluation"), **variables)
 
@@ -165,12 +166,12 @@ def whole_run(out: Path, model: str, overrides: list[str]) -> str:
     if not seconds:
         return ""
     settings = json.loads((out / "settings.json").read_text())
-    rows = pq.read_metadata(unquoted(settings["data.train_files"])).num_rows
-    if (most := int(settings.get("data.train_max_samples", -1))) > 0:
-        rows = min(rows, most)
+    rows = pq.read_metadata(run_folder.unquoted(settings["data.train_files"])).num_rows
+    if (most := settings.get("data.train_max_samples", "-1")) not in ("-1", "null"):
+        rows = min(rows, int(most))
     steps = rows // int(settings["data.train_batch_size"]) * int(settings["trainer.total_epochs"])
-    own = [int(x.partition("=")[2]) for x in overrides if x.startswith("trainer.total_training_steps=")]
-    steps = own[-1] if own else steps
+    own = run_folder.overrides(overrides).get("trainer.total_training_steps", "null")
+    steps = steps if own == "null" else int(own)
     rate = sum(seconds) / len(seconds)
     memory = max(_logged(out, "actor/perf/max_memory_reserved_gb"), default=0)
     return (

@@ -34,7 +34,7 @@ def test_a_smoke_run_trains_an_adapter_and_finds_that_everything_works(task, run
     assert all(step["actor/grad_norm"] > 0 for step in steps[:2])
     assert max(step["training/rollout_probs_diff_max"] for step in steps) < 0.01
     assert all(step["gtpo/group/size_min"] == 8 and 0 <= step["gtpo/conflict/token_frac"] <= 1 for step in steps)
-    rows = [json.loads(line) for line in (out / "evaluation/data.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (out / "evaluation/arithmetic.jsonl").read_text().splitlines()]
     assert len(rows) == 8 and len({row["input"] for row in rows}) == 4
     adapter = out / "exported"
     assert json.loads((adapter / "adapter_config.json").read_text())["r"] == 8

@@ -5,11 +5,12 @@ import argparse
 from gtpo_verl.openrlhf import options
 
 ESTIMATORS = ["gae", "group_norm", "dr_grpo"]
-# As of OpenRLHF 0.11.2, with its defaults.
+# As of OpenRLHF 0.11.2, with its defaults; is_correction_enable is of those before.
 DEFAULTS = {
     "actor.entropy_coef": None,
     "actor.loss_agg_mode": "token-mean",
     "actor.policy_loss_type": "ppo",
+    "algo.advantage.is_correction_enable": False,
     "algo.advantage.is_correction_level": "off",
     "algo.advantage.no_std_norm": False,
     "algo.dynamic_filtering_enable": False,

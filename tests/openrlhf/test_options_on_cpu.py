@@ -120,6 +120,7 @@ def test_a_newer_openrlhf_is_named(monkeypatch, caplog):
         ({"actor__loss_agg_mode": "token-mean"}, "--actor.loss_agg_mode token-mean: in the paper seq-mean-token-mean"),
         ({"actor__entropy_coef": 0.1}, "--actor.entropy_coef 0.1"),
         ({"actor__policy_loss_type": "gspo"}, "--actor.policy_loss_type gspo: in the paper ppo"),
+        ({"algo__advantage__is_correction_enable": True}, "--algo.advantage.is_correction_enable True"),
         ({"algo__advantage__is_correction_level": "seq"}, "--algo.advantage.is_correction_level seq: in the paper off"),
         ({"algo__dynamic_filtering_enable": True}, "--algo.dynamic_filtering_enable True"),
         ({"algo__advantage__no_std_norm": True}, "--algo.advantage.no_std_norm True"),

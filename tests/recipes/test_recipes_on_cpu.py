@@ -249,7 +249,7 @@ def test_data_of_ones_own_is_not_overwritten(call, tmp_path, mine):
     assert "--holds" in call("run_gtpo_qwen", DATA_DIR=str(tmp_path), **both)[0]
 
 
-def test_a_recipe_checks_the_machine_before_it_trains_through_the_trains_through_the_launcher(call, tmp_path):
+def test_a_recipe_checks_the_machine_before_it_trains_through_the_launcher(call, tmp_path):
     _, check, *_, launched = call("run_gtpo_qwen")
     assert launched[:6] == ["-m", "recipes", "run", "--out", str(tmp_path / "out"), "--"]
     assert check == ["-m", "gtpo_verl", "check", *launched[5:]]

@@ -41,9 +41,9 @@ def said(name):
 
 def test_without_runs_nothing_is_answered(block_9):
     for name, question in block10.QUESTIONS.items():
-        assert block10.answers(name) == f"not run yet (0 of 6 runs of {TITLES[question.arm]})"
+        assert block10.answers(name) == f"not answered yet (0 of 6 runs of {TITLES[question.arm]})"
     block_9("grpo_clamped", CLAMPED[:5])
-    assert block10.answers("Q1") == f"not run yet (5 of 6 runs of {TITLES['grpo_clamped']})"
+    assert block10.answers("Q1") == f"not answered yet (5 of 6 runs of {TITLES['grpo_clamped']})"
     header, rows = block10.arm_table(block10.runs_on("cpu"))
     assert [row[0] for row in rows] == [TITLES["grpo_clamped"]] and len(rows[0]) == len(header)
     assert len(block10.comparison_table(block10.runs_on("cpu"))[1]) == 2  # of block 9's arms with each other
@@ -103,14 +103,14 @@ def test_nothing_follows_where_gtpo_itself_did_not_fail(write):
 @pytest.mark.parametrize(("gtpo", "expected"), [(0.0, "it came back"), (0.5, "it did not come back")])
 def test_whether_block_9s_outcome_came_back(block_9, gtpo, expected):
     block_9(block10.CLAMPED, [0.4], start=AGAIN, seeds=[8])
-    assert block10.repeated() == "not made again yet"
+    assert block10.repeated() == "not run yet"
     block_9("gtpo", [gtpo], start=AGAIN, seeds=[8])
     assert block10.repeated() == expected
 
 
 def test_devices_do_not_mix(block_9):
     block_9("grpo_clamped", GTPO, start=ON_GPU)
-    assert block10.answers("Q1") == f"on a GPU: not run yet (0 of 6 runs of {TITLES[block10.CLAMPED]})"
+    assert block10.answers("Q1") == f"on a GPU: not answered yet (0 of 6 runs of {TITLES[block10.CLAMPED]})"
     for method, accuracies in {"grpo": GRPO, block10.CLAMPED: CLAMPED}.items():
         block_9(method, accuracies, start=ON_GPU)
     assert said("Q1") == "on a GPU: consistent with the masks being needed"

@@ -249,6 +249,10 @@ def test_a_dump_that_cannot_be_written_is_refused_before_the_run(compose_config,
     (checkpoints / "global_step_1").mkdir(parents=True)
     (checkpoints / "latest_checkpointed_iteration.txt").write_text("1")
     assert not problems(dump, KNOWN)
+    for owner in ({}, {"checkpoints": "/before/the/folder/was/moved"}):
+        (tmp_path / "gtpo_dump.json").write_text(json.dumps(owner))
+        assert not problems(dump, KNOWN)
+    (tmp_path / "gtpo_dump.json").write_text(json.dumps({"checkpoints": str(checkpoints)}))
     branch = ("trainer.default_local_dir=/of/a/branch", "trainer.resume_mode=resume_path")
     assert "holds the dump of another run" in problems(
         dump, KNOWN, *branch, f"trainer.resume_from_path={checkpoints}/global_step_1"

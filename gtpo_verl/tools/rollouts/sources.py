@@ -214,8 +214,10 @@ def _read_text(path: Path, rows: list[dict[str, Any]], name: str, config: GTPOCo
     # An output without text, whose group is not to lose it, has no token for a mask.
     groups = Completions(torch.ones(len(rows), 1), uids)
     advantages = compute_group_advantages(torch.tensor([float(row["score"]) for row in rows]), groups)
-    if "advantage" in rows[0]:  # where the rounding of TRL's can leave a sign at the mean
-        advantages = torch.tensor([float(row["advantage"]) for row in rows]).masked_fill(advantages == 0, 0)
+    if "advantage" in rows[0]:
+        own = torch.tensor([float(row["advantage"]) for row in rows])
+        # TRL's rounding can leave a sign at the mean; the sum is without weights, and may be at its mean by chance.
+        advantages = own.masked_fill((advantages == 0) & (own.abs() < 1e-3), 0)
     completions = Completions(mask, uids, [(row["uid"], row["input"]) for row in rows])
     result = apply_gtpo(advantages, completions, responses, torch.zeros(len(rows)), config)
     return [

@@ -98,7 +98,7 @@ def test_a_checkpoint_that_is_gone_is_named(tmp_path, save, tracker):
 
 def test_a_checkpoint_whose_weights_verl_has_removed_is_not_whole(tmp_path, save):
     save()
-    (tmp_path / "checkpoints/global_step_10").mkdir()
+    (tmp_path / "checkpoints/global_step_10/exported").mkdir(parents=True)
     (tmp_path / "checkpoints/global_step_10/data.pt").touch()  # what trainer.max_actor_ckpt_to_keep leaves
     (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("10")
     with pytest.raises(ValueError, match=r"names step '10'.*missing \(.*besides: global_step_20\)"):

@@ -186,6 +186,11 @@ def test_a_group_of_conversations_is_read_and_a_rounded_a_at_the_mean_has_no_sig
     assert read_rollouts(tmp_path, tokenizer) == as_text
 
 
+def test_a_of_weighted_rewards_is_left_as_it_is(tmp_path, tokenizer):
+    write_trl(tmp_path, 1, [(GOOD, 1.0, 0.0, 0.707), (BAD, 0.0, 1.0, -0.707)])  # equal sums
+    assert [round(x["group_advantage"], 3) for x in read_rollouts(tmp_path, tokenizer)] == [0.707, -0.707]
+
+
 def test_rollouts_of_several_runs_are_not_mixed(tmp_path, tokenizer, capsys):
     for run in ("a", "b"):
         write_trl(tmp_path / run, 1, [(GOOD, 1.0, 0.5, 0.25), (BAD, 0.0, 0.5, -0.25)])
