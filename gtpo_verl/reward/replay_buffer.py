@@ -30,6 +30,7 @@ from verl.utils import hf_tokenizer
 from verl.utils.fs import copy_to_local
 
 from gtpo_verl.monitor.repetition import group_shares, repetition
+from gtpo_verl.run_files.tokens import eos_ids
 
 # verl looks for finished completions every 2 s, which one prompt per step would wait for in each of 7,473 steps. A look
 # takes TransferQueue 2.5 µs per completion; more often than this it would have little time for anything else.
@@ -101,11 +102,10 @@ def eos_token_ids(model: DictConfig) -> torch.Tensor:
     verl's `actor_rollout_ref.model`.
     """
     tokenizer_path = copy_to_local(model.get("tokenizer_path") or model.path)
-    ids = {hf_tokenizer(tokenizer_path, trust_remote_code=model.get("trust_remote_code", False)).eos_token_id}
+    sources: list[Any] = [hf_tokenizer(tokenizer_path, trust_remote_code=model.get("trust_remote_code", False))]
     with suppress(OSError):  # a model need not have a generation config
-        more = GenerationConfig.from_pretrained(copy_to_local(model.path)).eos_token_id
-        ids.update(more if isinstance(more, list) else [more])
-    return torch.tensor(sorted(ids - {None}))
+        sources.append(GenerationConfig.from_pretrained(copy_to_local(model.path)))
+    return torch.tensor(eos_ids(*sources))
 
 
 def _settings(config: Any) -> dict[str, Any]:

@@ -34,6 +34,16 @@ def load_tokenizer(name: str) -> "Tokenizer":
     return tokenizer
 
 
+def eos_ids(*sources: Any) -> list[int]:
+    """Return the tokens that end a completion, sorted: the `eos_token_id` of a tokenizer and of configs, each of which
+    may have one, several or none."""
+    ids: set[int] = set()
+    for source in sources:
+        eos = getattr(source, "eos_token_id", None)
+        ids.update([eos] if isinstance(eos, int) else eos or ())
+    return sorted(ids)
+
+
 def words_of(completion: Mapping[str, Any], tokenizer: "Tokenizer") -> dict[str, Any]:
     """Return what a tokenizer says of a completion of a dump: whether it `ended`, its `prompt` and its `token_strings`.
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtpo_verl.algorithm.config import GTPOConfig
+from gtpo_verl.run_files.tokens import eos_ids
 
 if TYPE_CHECKING:
     import torch
@@ -105,9 +106,8 @@ def measure_initial_entropy(
     model.to(device)
     # The model's own settings would sample from a narrower distribution: Qwen2.5's have temperature 0.7 and top-k 20.
     whole = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
-    own = model.generation_config.eos_token_id
-    eos = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None}  # at which the rollout stops
-    ends = {"eos_token_id": sorted(eos), "pad_token_id": tokenizer.pad_token_id}
+    eos = eos_ids(tokenizer, model.generation_config)  # at which the rollout stops
+    ends = {"eos_token_id": eos, "pad_token_id": tokenizer.pad_token_id}
     model.generation_config = GenerationConfig(**whole, **ends)
     torch.manual_seed(seed)
     batches = [

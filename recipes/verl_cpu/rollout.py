@@ -24,6 +24,8 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from verl.workers.rollout.utils import ensure_async_iterator, get_max_position_embeddings
 
+from gtpo_verl.run_files.tokens import eos_ids
+
 # A batch starts when this long has passed without a new request (seconds): the agent loop sends a step's requests
 # one by one, and two half batches take twice as long as one.
 QUIET_PERIOD = 0.02
@@ -112,7 +114,8 @@ class HFServer:
             trust_remote_code=self.model_config.trust_remote_code,
         ).eval()
         self.model.generation_config = GenerationConfig()  # else generate fills in the model's own eos
-        self.eos_token_ids = _eos_token_ids(self.model_config)
+        sources = (self.model_config.tokenizer, self.model_config.generation_config, hf_config)
+        self.eos_token_ids = frozenset(eos_ids(*sources))
         self.max_model_len = config.max_model_len or get_max_position_embeddings(hf_config)
         torch.manual_seed(config.get("seed", 0) + replica_rank)
         self.global_steps: int | None = None
@@ -218,14 +221,6 @@ class HFServer:
 
     sleep = wake_up = clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing_to_do
     abort_all_requests = resume_generation = _nothing_to_do
-
-
-def _eos_token_ids(model_config: HFModelConfig) -> frozenset[int]:
-    ids: set[int] = set()
-    for source in (model_config.tokenizer, model_config.generation_config, model_config.hf_config):
-        eos = getattr(source, "eos_token_id", None)
-        ids.update([eos] if isinstance(eos, int) else eos or ())
-    return frozenset(ids)
 
 
 class HFServerAdapter(BaseRollout):
