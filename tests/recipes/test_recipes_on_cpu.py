@@ -313,6 +313,8 @@ def test_a_python_without_verl_is_named(tmp_path, name):
         ("run_gtpo_qwen", {"BETAS": "0.9"}, "BETAS=0.9: must be default or paper"),
         ("run_gtpo_qwen", {"ENTROPY_FROM": "rollout"}, "ENTROPY_FROM=rollout: must be old_log_prob or update"),
         ("run_gtpo_qwen", OF_A_CLUSTER, "RAY_ADDRESS=head:6379: set NGPUS_PER_NODE"),
+        ("run_gtpo_openrlhf", {"SMOKE": "1"}, "SMOKE: unset it"),
+        ("run_gtpo_openrlhf", {"KL_LOSS_COEF": "1e-6"}, "KL_LOSS_COEF: unset it"),
         ("ablations gama_0.1", {}, "gama_0.1: there is no such ablation"),
         ("evaluate the/model", {"LABEL": "Qwen/GTPO"}, "LABEL=Qwen/GTPO: write METHOD"),
         ("evaluate the/model", {"LABEL": "Qwen/GSM8K/GRPO b=4"}, "LABEL=Qwen/GSM8K/GRPO b=4: write METHOD"),
