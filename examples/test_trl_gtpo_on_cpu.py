@@ -17,7 +17,7 @@ from trl_gtpo import GTPOTrainer
 
 from gtpo_verl import GTPOConfig
 from gtpo_verl.tools.diagnose.verdict import read_run, report_on
-from gtpo_verl.tools.rollouts.sources import find_source
+from gtpo_verl.tools.rollouts import find_source
 
 ROOT = Path(__file__).resolve().parents[1]
 ALL_OFF = GTPOConfig(entropy_coeff=0, completion_filter="never", conflict_span="none")

@@ -6,8 +6,8 @@ verl keeps the dict that a reward function returns, but logs it in validation on
     trainer.v1.sampler.custom_sampler.name=RewardMetricsReplayBuffer
 
 every training step logs the mean of each number in it as `reward/<key>/mean` (with `gtpo_verl.reward.score`: score,
-format, acc, strict), `completion/eos_rate`, `completion/repetition/mean` and `completion/length/mean`, the share of
-groups with equal scores, `group/zero_std_frac`, and that of the other groups which have no right answer,
+format, acc, strict, timeout), `completion/eos_rate`, `completion/repetition/mean` and `completion/length/mean`, the
+share of groups with equal scores, `group/zero_std_frac`, and that of the other groups which have no right answer,
 `group/none_right_frac`; for GRPO as for GTPO, and in every mode of the trainer. verl hands a buffer that is not its own
 nothing of `algorithm.filter_groups`; this one reads it itself.
 """

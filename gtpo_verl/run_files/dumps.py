@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA_VERSION, HEADER_NAME, STEP_FILES = 2, "gtpo_dump.json", "step_*.jsonl"
-"""Of a token dump, which `verl_plugin.token_dump` writes and `tools.rollouts.sources` reads without verl."""
+"""Of a token dump, which `verl_plugin.token_dump` writes and `tools.rollouts` reads without verl."""
 
 READABLE_VERSIONS = (1, 2)
 """Version 1 has no words: `prompt`, `token_strings` and `ended` came with version 2."""

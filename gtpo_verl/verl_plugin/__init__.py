@@ -82,9 +82,8 @@ def _when_imported(module: str, change: Callable[[ModuleType], None]) -> None:
         try:
             change(imported)
         except Exception as error:
-            compat.add_load_error(
-                f"this plugin does not fit {module} of verl {verl.__version__} ({type(error).__name__}: {error})"
-            )
+            why = f"this plugin does not fit {module} of verl {verl.__version__} ({type(error).__name__}: {error})"
+            compat.load_errors[why] = None
 
     wrapt.register_post_import_hook(change_safely, module)
 
@@ -107,7 +106,7 @@ def _configure_logging() -> None:
 def _install() -> None:
     found, first = compat.verl_version(), compat.SUPPORTED_VERL[0]
     if found is not None and found < Version(first):
-        compat.add_load_error(f"GTPO needs verl {first} or later; this is {verl.__version__}: upgrade verl")
+        compat.load_errors[f"GTPO needs verl {first} or later; this is {verl.__version__}: upgrade verl"] = None
     _when_imported("verl.trainer.ppo.core_algos", _register)
     for _, module, path, hook in (*HOOKS, *WORKER_HOOKS):
         _when_imported(module, functools.partial(_hook_into, path, hook))

@@ -5,7 +5,8 @@ from packaging.version import InvalidVersion, Version
 
 SUPPORTED_VERL = ("0.9.0", "0.9.1")
 
-_load_errors: list[str] = []
+load_errors: dict[str, None] = {}
+"""Why GTPO cannot run in this process, each reason once: verl swallows exceptions while it loads plugins."""
 
 
 def verl_version() -> Version | None:
@@ -22,18 +23,7 @@ def is_tested() -> bool:
     return found is not None and not (found.is_prerelease or found.local) and first <= found <= last
 
 
-def add_load_error(text: str) -> None:
-    """Keep a reason why GTPO cannot run in this process: verl swallows exceptions while it loads plugins."""
-    if text not in _load_errors:  # two hooks on one function find the same
-        _load_errors.append(text)
-
-
-def load_errors() -> list[str]:
-    """Why GTPO cannot run in this process."""
-    return list(_load_errors)
-
-
 def raise_load_errors() -> None:
     """Raise a RuntimeError that names each cause and its remedy, if GTPO cannot run in this process."""
-    if _load_errors:
-        raise RuntimeError("GTPO cannot run: " + "; ".join(_load_errors))
+    if load_errors:
+        raise RuntimeError("GTPO cannot run: " + "; ".join(load_errors))

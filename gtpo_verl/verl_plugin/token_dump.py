@@ -58,7 +58,7 @@ class TokenDump:
             "tokenizer": str(model.get("tokenizer_path") or model.path),
             "checkpoints": config.trainer.default_local_dir,  # by which a later start knows its own dump
         }
-        # A tokenizer in Python has none, and a trainer's may be a processor.
+        # A tokenizer written in Python has no backend.
         tokenizer = getattr(getattr(trainer, "tokenizer", None), "backend_tokenizer", None)
         for path in Path(run.gtpo.dump_dir).glob(STEP_FILES):
             step = path.stem.removeprefix("step_")

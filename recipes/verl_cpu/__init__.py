@@ -1,1 +1,1 @@
-"""verl without an accelerator: verl loads `plugin`, which registers the other modules; tests use the rest."""
+"""verl without an accelerator: verl loads `plugin`, which registers the rest; configs name `gloo_checkpoint_engine`."""

@@ -5,6 +5,7 @@ use. A Ray cluster that was started before the run needs the variable in its own
 """
 
 import os
+from pkgutil import resolve_name
 from typing import Any
 
 import wrapt
@@ -17,13 +18,7 @@ def _register_adapter(module: Any) -> None:
 
 
 def _register_replica(module: Any) -> None:
-    module.RolloutReplicaRegistry.register("hf", _load_replica)
-
-
-def _load_replica() -> type:
-    from recipes.verl_cpu.rollout import HFReplica
-
-    return HFReplica
+    module.RolloutReplicaRegistry.register("hf", lambda: resolve_name("recipes.verl_cpu.rollout:HFReplica"))
 
 
 os.environ.setdefault("VERL_PLATFORM", "cpu")

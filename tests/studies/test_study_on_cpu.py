@@ -400,6 +400,7 @@ def numbers():
                     for block in ("8 spelling backward", "8 counting letters", "1b", "9")
                 ),
                 *("9: corpo_gtpo wrong", "9: corpo_gtpo lost", "9: grpo lost"),
+                *("Q1 in short", "10: grpo_clamped accuracy", "10: grpo_clamped endings"),
             ],
         ),
     ],

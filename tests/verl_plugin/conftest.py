@@ -27,4 +27,4 @@ def stage(make_stage, request):
 
 @pytest.fixture
 def no_load_errors(monkeypatch):
-    monkeypatch.setattr(compat, "_load_errors", [])
+    monkeypatch.setattr(compat, "load_errors", {})

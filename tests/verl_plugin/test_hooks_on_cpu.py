@@ -46,7 +46,7 @@ def test_a_hook_that_does_not_fit_is_a_load_error_and_the_module_is_imported(no_
     hook_into("compute.missing", hooks.log, compute=compute)
     module = hook_into("compute", hooks.v1_compute_advantage, compute=compute)
     hook_into("explode", hooks.log, explode=explode)
-    missing, method, arguments, broken = compat.load_errors()
+    missing, method, arguments, broken = compat.load_errors
     assert "this plugin does not fit verl.a_module_of_verl" in missing and "missing" in missing and "missing" in method
     assert "compute takes no batch: (data)" in arguments and "TypeError" in broken
     assert module.compute is compute
@@ -68,7 +68,7 @@ def test_a_call_passes_through_with_its_arguments_and_what_verl_raises(no_load_e
     module = hook_into("compute", hook, compute=compute)
     assert module.compute(1, "gtpo", later=3) == (1, "gtpo", None, 3)
     assert module.compute(data=1, adv_estimator="gtpo", extra=2) == (1, "gtpo", 2, 0)
-    assert read == [(1, None), (1, 2)] and compat.load_errors() == []
+    assert read == [(1, None), (1, 2)] and not compat.load_errors
     with pytest.raises(TypeError, match="unknown"):
         module.compute(1, "gtpo", unknown=1)
     trainer = hook_into("Trainer.fit", lambda proceed, trainer, *, data: (trainer, data), Trainer=Trainer).Trainer()

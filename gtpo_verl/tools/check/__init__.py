@@ -143,7 +143,7 @@ def installation() -> Iterator[Finding]:
         yield Finding(f"hook on {subject}", hooked, f"{module}.{path} is not hooked" if hooked == "no" else "")
     if "GTPO" in core_algos.AdvantageEstimator.__members__:
         yield Finding("gtpo", "this verl has GTPO of its own", advice="it serves gtpo, the plugin gtpo_trajectory")
-    for problem in compat.load_errors():
+    for problem in compat.load_errors:
         yield Finding("registration", "failed", problem)
 
 

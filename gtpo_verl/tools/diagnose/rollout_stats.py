@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from gtpo_verl.monitor.repetition import group_shares, repetition
-from gtpo_verl.tools.rollouts.sources import find_source, thin_out
+from gtpo_verl.tools.rollouts import find_source, thin_out
 
 _BYTES = 24 << 20  # what is tokenised in about a minute
 _SCORES = {"accuracy": "acc", "exact_format": "strict", "format": "format"}

@@ -14,7 +14,7 @@ from gtpo_verl.run_files.records import atomic_write
 from gtpo_verl.tools.diagnose.logs import Log, shown
 from gtpo_verl.tools.diagnose.rollout_stats import Rollouts
 from gtpo_verl.tools.diagnose.verdict import Run, completions_per_step, report_on
-from gtpo_verl.tools.rollouts.sources import find_source, thin_out
+from gtpo_verl.tools.rollouts import find_source, thin_out
 from gtpo_verl.tools.view.page import render, step_element, summarize
 
 _LONG = 16 << 20  # bytes that take seconds
@@ -76,7 +76,5 @@ def findings(seen: Rollouts) -> dict[str, Any]:
     if len(seen.steps) >= STEPS:  # of fewer, signs are chance
         report = report_on(Run(log, completions_per_step(log), seen.limit, seen))
         signs = [[sign["since"], sign["meaning"]] for sign in report["signs"]]
-    numbers = {}
-    for step, of_step in seen.steps.items():
-        numbers[step] = {label(name): value for name, value in of_step.items() if name in NUMBERS}
+    numbers = {step: {label(name): x for name, x in xs.items() if name in NUMBERS} for step, xs in seen.steps.items()}
     return {"numbers": numbers, "signs": signs}

@@ -4,7 +4,7 @@ import re
 
 from token_dump import HOSTILE, write_dump
 
-from gtpo_verl.tools.rollouts.sources import find_source
+from gtpo_verl.tools.rollouts import find_source
 from gtpo_verl.tools.view.page import render, step_element, summarize
 
 

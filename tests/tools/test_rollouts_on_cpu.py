@@ -12,8 +12,8 @@ from token_dump import BAD, END, GOOD, STEPS, write_rollouts
 
 from gtpo_verl import cli
 from gtpo_verl.run_files import dumps
-from gtpo_verl.tools.rollouts import sources
-from gtpo_verl.tools.rollouts.sources import find_source, read_step, thin_out
+from gtpo_verl.tools import rollouts
+from gtpo_verl.tools.rollouts import find_source, read_step, thin_out
 
 
 def test_a_dump_is_found_by_folder_by_run_and_by_file(dump):
@@ -208,7 +208,7 @@ def test_what_is_no_table_of_trl_is_named(tmp_path, tokenizer, capsys, damage):
 def test_a_small_file_that_holds_any_amount_of_text_is_named(tmp_path, tokenizer, monkeypatch, capsys):
     """Parquet writes a thousand equal rows as one."""
     write_trl(tmp_path, 10, [(GOOD * 20, 1.0, 0.5, 0.25)] * 1000)
-    monkeypatch.setattr(sources, "_DUMP_BYTES", 1 << 18)
+    monkeypatch.setattr(rollouts, "_DUMP_BYTES", 1 << 18)
     assert (tmp_path / "completions_00010.parquet").stat().st_size < 1 << 14
     assert "completions_00010.parquet holds more than" in refusal(capsys, tmp_path, "--tokenizer", tokenizer)
 
@@ -223,7 +223,7 @@ def test_a_line_that_does_not_end_is_named(tmp_path, tokenizer, monkeypatch, cap
 def test_a_large_step_shows_its_first_groups_and_says_so(tmp_path, tokenizer, monkeypatch, capsys):
     rows = [{"uid": f"{i}_{j}_0", "input": str(i), "output": GOOD, "score": j} for j in range(2) for i in range(9)]
     (tmp_path / "1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setattr(sources, "_TEXT_BYTES", 5 * len(GOOD))
+    monkeypatch.setattr(rollouts, "_TEXT_BYTES", 5 * len(GOOD))
     assert [x["uid"] for x in read_rollouts(tmp_path, tokenizer)] == ["0", "0", "1", "1", "2", "2"]
     assert "1.jsonl: the first 3 of 9 groups, for size" in capsys.readouterr().err
 
