@@ -39,7 +39,10 @@ def advantages(name: str, prompts: int, n: int, length: int) -> float:
     responses = torch.randint(20, 150_000, mask.shape)
     responses[:, :20] = torch.arange(20)
     index = np.array([f"prompt {i // n}" for i in range(prompts * n)], dtype=object)
-    fields = {"responses": responses, "entropy": torch.rand(mask.shape)} if name == "gtpo" else {}
+    fields = {}
+    if name == "gtpo":
+        asked = torch.randint(150_000, (prompts, 512)).repeat_interleave(n, 0)
+        fields = {"responses": responses, "entropy": torch.rand(mask.shape), "prompts": asked}
     start = time.process_time()
     core_algos.get_adv_estimator_fn(name)(rewards.float(), mask, index, config=AlgoConfig(), **fields)
     return time.process_time() - start

@@ -37,7 +37,10 @@ BATCHES = 20
 
 
 def random_batch(generator: torch.Generator, batch_number: int) -> Rows:
-    """Groups of unequal size, tool output inside responses, padding rows; few different tokens: some conflict."""
+    """Groups of unequal size, tool output inside responses, padding rows; few different tokens: some conflict.
+
+    In every other batch some completions of a group answer another prompt, as a session of several outputs does.
+    """
 
     def rand(*size: int) -> torch.Tensor:
         return torch.rand(*size, generator=generator)
@@ -62,11 +65,8 @@ def random_batch(generator: torch.Generator, batch_number: int) -> Rows:
         uids.append("pad")
         for name, value in (("responses", 3), ("response_mask", 0), ("entropy", 1.5), ("rm_scores", 0.0)):
             rows[name].append(torch.tensor([value]))
-    alike = {
-        "prompts": [torch.ones(1, dtype=torch.int64)] * len(uids),
-        "old_log_probs": [-row for row in rows["entropy"]],
-    }
-    return {"uid": uids, **rows, **alike}
+    prompts = [torch.tensor([1 + batch_number % 2 * (row % 3)]) for row in range(len(uids))]
+    return {"uid": uids, **rows, "prompts": prompts, "old_log_probs": [-row for row in rows["entropy"]]}
 
 
 def trainer_config(gtpo: dict[str, Any], checkpoints: str) -> Any:
