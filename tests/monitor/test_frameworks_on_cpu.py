@@ -76,3 +76,15 @@ def test_the_framework_is_that_which_calls_most_metrics_so():
     assert framework_of(["reward", "reward_std", "completion_length", "kl"]) == "TRL"
     assert framework_of(["critic/score/mean", "response_length/mean"]) == "verl"
     assert framework_of(["rollout/reward_mean", "actor_lr"]) == "OpenRLHF"
+
+
+@pytest.mark.parametrize(
+    ("metric", "number", "value"),
+    [
+        ("rollout/truncated_rate", "terminated", 0.75),
+        ("truncated", "terminated", 0.75),
+        ("eval_gsm8k_pass1", "validation", 0.25),
+    ],
+)
+def test_openrlhfs_names(metric, number, value):
+    assert translate({metric: 0.25}, "OpenRLHF") == {number: value}

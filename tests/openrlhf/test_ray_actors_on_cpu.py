@@ -70,7 +70,8 @@ def test_trainers_step_logs_gtpos_metrics_beside_its_own(monkeypatch):
     trainer = Trainer()
     assert trainer.train_step(1.0, 4) == ({"reward": 1.0, "gtpo/entropy/mean": 0.5}, 5)
     trainer.train_step(1.0, 5)
-    assert made == [True]
+    Trainer().train_step(1.0, 0)
+    assert made == [True, False]
 
 
 def test_what_travels_to_workers_by_name_can_be_found_there():

@@ -66,3 +66,9 @@ def test_the_child_does_not_outlive_its_parent(end):
         child = os.pidfd_open(int(parent.stdout))
         assert select.select([child], [], [], 300)[0], "the math-verify process is still there"
         os.close(child)
+
+
+def test_a_process_that_compares_nothing_is_an_error(monkeypatch):
+    monkeypatch.setattr(math_verify_process.sys, "executable", "/bin/true")
+    with pytest.raises(RuntimeError, match="cannot compare 1 with 1"):
+        math_verify_process.MathVerifyProcess().is_equal("x", "y")

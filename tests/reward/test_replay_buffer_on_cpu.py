@@ -185,3 +185,16 @@ def test_a_completion_ends_with_the_tokenizers_token_or_one_of_the_generation_co
     for more in ([eos + 5, eos + 9], eos + 5):
         GenerationConfig(eos_token_id=more).save_pretrained(tmp_path)
         assert eos_token_ids(model).tolist() == [eos, *(more if isinstance(more, list) else [more])]
+
+
+def test_the_tokenizer_is_the_runs_own_and_no_code_of_its_is_run_unasked(monkeypatch):
+    given = {}
+
+    def load(path, **options):
+        given.update(path=path, **options)
+        return build_tokenizer()
+
+    monkeypatch.setattr(replay_buffer, "copy_to_local", lambda path: path)
+    monkeypatch.setattr(replay_buffer, "hf_tokenizer", load)
+    eos_token_ids(OmegaConf.create({"path": "/nowhere", "tokenizer_path": "words"}))
+    assert given == {"path": "words", "trust_remote_code": False}

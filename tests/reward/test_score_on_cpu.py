@@ -251,6 +251,11 @@ def test_a_ground_truth_that_nothing_can_equal_is_an_error(ground_truth):
         score(completion("5"), ground_truth)
 
 
+def test_six_brackets_are_read_and_seven_are_not():
+    assert is_equal("2+x", "((((((x+2))))))") and not is_equal("2+x", "(((((((x+2)))))))")
+
+
+@pytest.mark.process
 def test_it_scores_in_the_threads_of_a_ray_actor():
     code = """
 import ray
@@ -268,9 +273,3 @@ assert results == [(1.0, 0.0), (0.0, 0.0)] * 4, results
 assert ray.get(scorer.score.remote("9^{9^{9^{9}}}", 1.0), timeout=600) == (0.0, 1.0)
 """
     run_python(code)
-
-
-def test_the_room_has_compute_score_where_the_recipes_look_for_it():
-    from gtpo_verl import reward
-
-    assert reward.compute_score is compute_score

@@ -43,3 +43,12 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path, text):
         (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(ValueError, match="save_pretrained"):
         load_tokenizer(str(tmp_path))
+
+
+def test_a_tokenizer_that_was_saved_with_a_limit_cuts_nothing(tokenizer, tmp_path):
+    limited = Tokenizer.from_file(f"{tokenizer}/tokenizer.json")
+    limited.enable_truncation(3)
+    limited.enable_padding(length=9)
+    limited.save(str(tmp_path / "tokenizer.json"))
+    encoded = [load_tokenizer(str(folder)).encode("a long text").ids for folder in (tmp_path, tokenizer)]
+    assert encoded[0] == encoded[1]

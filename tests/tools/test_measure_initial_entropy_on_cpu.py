@@ -1,5 +1,6 @@
 """⟨H⟩_ini as the paper measures it, on a tiny random model."""
 
+import json
 import math
 import shutil
 
@@ -138,3 +139,31 @@ def test_a_machine_without_a_gpu_leaves_the_measurement_to_the_cluster_that_has_
     assert main(["initial-entropy", "--model", str(tiny_model), "--data", str(prompts), "--samples", "2"]) == 2
     said = capsys.readouterr().err
     assert "RAY_ADDRESS=head:6379" in said and "ray job submit --entrypoint-num-gpus=1" in said
+
+
+def same_entropies(model, tokenizer, prompts, *_):
+    return torch.ones(len(prompts)), torch.ones(len(prompts))
+
+
+def test_prompts_are_padded_on_the_left_and_by_the_eos_of_a_model_without_a_pad_token(
+    tiny_model, prompts, tmp_path, monkeypatch
+):
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps(config | {"pad_token": None}))
+    seen = []
+
+    def sample(model, tokenizer, prompts, *_):
+        seen.append((tokenizer.padding_side, tokenizer.pad_token))
+        return same_entropies(model, tokenizer, prompts)
+
+    monkeypatch.setattr(measure, "sample_entropies", sample)
+    assert main(["initial-entropy", "--model", str(model), "--data", str(prompts), "--samples", "2"]) == 0
+    assert seen == [("left", build_tokenizer().eos_token)]
+
+
+def test_a_cpu_run_measures_beside_a_ray_cluster(tiny_model, prompts, monkeypatch):
+    monkeypatch.setattr(measure, "sample_entropies", same_entropies)
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    assert main(["initial-entropy", "--model", str(tiny_model), "--data", str(prompts), "--samples", "2"]) == 0

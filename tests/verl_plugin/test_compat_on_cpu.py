@@ -38,7 +38,7 @@ def install_in(monkeypatch, no_load_errors):
     return install
 
 
-NOT_TESTED = ["0.9.1.dev", "0.9.1+fork", "0.10.0.dev", "1.0", "main"]
+NOT_TESTED = ["0.9.1.dev", "0.9.0+fork", "0.9.1+fork", "0.10.0.dev", "1.0", "main"]
 
 
 @pytest.mark.process

@@ -13,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import ray.cloudpickle
 from omegaconf import OmegaConf
+from verl.trainer.ppo import core_algos
 from verl.utils.metric import reduce_metrics
 from verl.utils.tracking import Tracking
 
@@ -242,3 +243,12 @@ def test_dropped_groups_of_several_updates_in_a_step_are_added_up():
             aggregator.add_step_metrics({"gtpo/filter/dropped_groups": groups, "gtpo/group/size_min": groups}, 8)
         aggregated = aggregator.get_aggregated_metrics()
         assert (aggregated["gtpo/filter/dropped_groups"], aggregated["gtpo/group/size_min"]) == (3.0, 1.0)
+
+
+def test_updates_under_another_packages_gtpo_are_not_ours(stage, monkeypatch):
+    def group_turn_policy_optimization(**kwargs): ...
+
+    monkeypatch.setitem(core_algos.ADV_ESTIMATOR_REGISTRY, "gtpo", group_turn_policy_optimization)
+    tracking = Tracking("project", "experiment", "console", OmegaConf.to_container(stage().config, resolve=True))
+    for step in (1, 2):
+        tracking.log({"actor/pg_loss": 1.0}, step=step)

@@ -6,7 +6,7 @@ from omegaconf import open_dict
 from verl_config import validate
 
 from gtpo_verl.run_files.initial_entropy import InitialEntropy
-from gtpo_verl.verl_plugin import preflight
+from gtpo_verl.verl_plugin import compat, preflight
 from gtpo_verl.verl_plugin.run_config import RunConfig, VerlGTPOConfig
 
 KNOWN = "algorithm.gtpo.initial_entropy=0.2"
@@ -371,3 +371,65 @@ def test_checkpoint_of_another_folder_brings_its_own_record(compose_config, tmp_
     other = tmp_path / "other/global_step_7"
     config = compose_config("trainer.resume_mode=resume_path", f"trainer.resume_from_path={other}")
     assert "other/gtpo_initial_entropy.json" in preflight.problems(config)[0]
+
+
+def test_importance_weights_go_with_the_entropy_from_the_update(compose_config):
+    assert preflight.problems(compose_config(FROM_UPDATE, KNOWN, WEIGH)) == []
+
+
+@pytest.mark.parametrize(("size", "aggregation"), [(1, "seq-mean-token-mean"), (2, "token-mean")])
+def test_megatron_of_0_9_0_is_refused_only_where_its_loss_is_wrong(compose_config, monkeypatch, size, aggregation):
+    config = compose_config(KNOWN, f"actor_rollout_ref.actor.loss_agg_mode={aggregation}")
+    with open_dict(config):
+        config.actor_rollout_ref.actor.strategy = "megatron"
+        config.actor_rollout_ref.actor.megatron = {"context_parallel_size": size, "dtype": "float32"}
+    monkeypatch.setattr(verl, "__version__", "0.9.0")
+    assert preflight.problems(config) == []
+
+
+@pytest.mark.parametrize("attention", ["eager", "flex_attention"])
+def test_an_attention_that_cannot_be_sliced_is_named(compose_config, attention):
+    words = [
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
+        f"++actor_rollout_ref.model.override_config.attn_implementation={attention}",
+    ]
+    (problem,) = preflight.problems(compose_config(KNOWN, *words))
+    assert f"attn_implementation={attention}" in problem
+
+
+@pytest.mark.parametrize(
+    ("override", "settings"),
+    [
+        ("distillation.enabled=true", ["distillation.enabled"]),
+        ("actor_rollout_ref.rollout.top_k=0", []),
+        ("trainer.v1.trainer_mode=colocate_async", []),  # the legacy trainer does not read it
+    ],
+)
+def test_only_what_departs_from_the_paper_is_listed(compose_config, override, settings):
+    found = departures(compose_config(KNOWN, "trainer.use_v1=false", override))
+    assert [departure.setting for departure in found] == settings
+
+
+def test_a_key_of_gtpo_and_one_of_the_rollout_are_named_at_once(compose_config):
+    found = preflight.problems(compose_config("+algorithm.gtpo.gamma=1", "actor_rollout_ref.rollout.n=1"))
+    assert len(found) == 2 and "rollout.n=1" in found[1]
+
+
+def test_a_run_says_that_it_has_no_reference_policy_if_it_has_none(compose_config, caplog):
+    validate(compose_config(KNOWN))
+    assert "without a reference policy" in caplog.text
+    caplog.clear()
+    validate(compose_config(KNOWN, "actor_rollout_ref.actor.use_kl_loss=true"))
+    assert "without a reference policy" not in caplog.text
+
+
+def test_why_gtpo_cannot_run_is_no_problem_of_grpo(compose_config, monkeypatch):
+    monkeypatch.setattr(compat, "load_errors", {"broken": None})
+    assert preflight.problems(compose_config()) == ["broken"]
+    assert preflight.problems(compose_config("algorithm.adv_estimator=grpo", CLIPPED)) == []
+
+
+def test_steps_between_dumps_are_whole(compose_config, tmp_path):
+    words = f"+algorithm.gtpo.dump_dir={tmp_path}", "+algorithm.gtpo.dump_freq=2.5"
+    (problem,) = preflight.problems(compose_config(*words))
+    assert "dump_freq=2.5" in problem

@@ -48,3 +48,16 @@ def test_a_process_reads_the_settings_once(stage, rows, monkeypatch, tmp_path, o
 def test_a_checkpoint_given_by_its_bare_name_is_resumed_from_the_working_directory(compose_config):
     config = compose_config("trainer.resume_mode=resume_path", "trainer.resume_from_path=global_step_7")
     assert RunConfig.read(config).resumed_from == "."
+
+
+@pytest.mark.parametrize(
+    ("mode", "path", "resumed"),
+    [
+        ("resume_path", "/run/global_step_7/", "/run"),
+        ("disable", "/run/global_step_7", None),
+        ("auto", "/run/global_step_7", None),
+    ],
+)
+def test_a_path_is_resumed_only_where_the_mode_says_so(compose_config, mode, path, resumed):
+    config = compose_config(f"trainer.resume_mode={mode}", f"trainer.resume_from_path={path}")
+    assert RunConfig.read(config).resumed_from == resumed

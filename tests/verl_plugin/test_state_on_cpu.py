@@ -12,9 +12,9 @@ from verl.utils.metric import reduce_metrics
 
 from gtpo_verl import GTPOConfig
 from gtpo_verl.run_files.initial_entropy import InitialEntropy
-from gtpo_verl.verl_plugin import hooks
-from gtpo_verl.verl_plugin.state import current
-from gtpo_verl.verl_plugin.update_pass import UpdateInputs
+from gtpo_verl.verl_plugin import compat, hooks
+from gtpo_verl.verl_plugin.state import current, estimate_gtpo_advantage
+from gtpo_verl.verl_plugin.update_pass import ENTROPIES, RowEntropy, UpdateInputs
 
 KNOWN = "algorithm.gtpo.initial_entropy=0.3"
 ORDER = [4, 2, 0, 5, 1, 3]
@@ -116,3 +116,26 @@ def test_fully_async_under_bypass_mode_completes_its_advantages_in_the_actor(mak
     torch.testing.assert_close(stage.used, expected(rows, config=config))
     assert metrics["gtpo/entropy/mean"] == pytest.approx(real_mean_entropy(rows))
     assert metrics["gtpo/entropy/initial"] == 0.3 and 0 < metrics["gtpo/filter/dropped_frac"] < 1
+
+
+def test_a_row_of_which_the_update_said_nothing_is_named(stage):
+    gtpo = stage(KNOWN, "algorithm.gtpo.entropy_from=update")
+    gtpo.advantages()
+    said = [RowEntropy(row, 0.2, None) for row in range(6) if row != 2]
+    with pytest.raises(ValueError, match=r"the entropy of row 2 \(uid q\) is nan"):
+        reduce_metrics({"actor/pg_loss": [1.0], f"actor/{ENTROPIES}": said})
+
+
+def test_a_second_batch_before_the_update_of_the_first_is_an_error(stage):
+    gtpo = stage(KNOWN, "algorithm.gtpo.entropy_from=update")
+    gtpo.advantages()
+    with pytest.raises(RuntimeError, match="no actor update"):
+        gtpo.advantages()
+
+
+def test_why_gtpo_cannot_run_is_said_where_no_trainer_was_hooked(monkeypatch):
+    monkeypatch.setattr(compat, "load_errors", {"the sky has fallen": None})
+    token = current.set(None)
+    with pytest.raises(RuntimeError, match="the sky has fallen"):
+        estimate_gtpo_advantage(torch.zeros(1, 1), torch.ones(1, 1))
+    current.reset(token)

@@ -300,3 +300,15 @@ def test_a_run_that_starts_again_drops_the_steps_that_it_will_make_again(compose
 def test_a_folder_without_a_name_is_an_error(compose_config, folder, estimator):
     with pytest.raises(ValueError, match=r"algorithm\.gtpo\.dump_dir=.*: must be the name of a folder, or null"):
         RunConfig.read(compose_config(f"algorithm.adv_estimator={estimator}", f"+algorithm.gtpo.dump_dir={folder}"))
+
+
+def test_the_step_at_which_a_full_folder_ends_the_dump_is_named(tmp_path, monkeypatch, caplog):
+    batch, row_len = batch_of([[1, 2, 3]] * 6, [1.0, 0.0] * 3)
+    monkeypatch.setitem(TokenDump.write.__globals__, "_FOLDER_BYTES", 100)
+    write(make_dump(tmp_path, VerlGTPOConfig(dump_dir=str(tmp_path))), 1, batch, "uuvvww", batch["responses"], row_len)
+    assert "ends with step 1" in caplog.text
+
+
+def test_a_tokenizer_of_its_own_is_named(make_stage, tmp_path):
+    make_stage("v1", f"+algorithm.gtpo.dump_dir={tmp_path}", "++actor_rollout_ref.model.tokenizer_path=/words").step()
+    assert json.loads((tmp_path / "gtpo_dump.json").read_text())["tokenizer"] == "/words"

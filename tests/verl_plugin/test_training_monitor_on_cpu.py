@@ -177,3 +177,13 @@ def test_a_trainer_with_a_loop_of_its_own_is_not_watched_in_silence(compose_conf
     with pytest.raises(ValueError, match="trainer.collapse_watch=warn: .* which it does not watch; remove it"):
         training_monitor.read_mode(compose_config("+trainer.collapse_watch=warn", "+rollout.nnodes=1"))
     assert training_monitor.read_mode(compose_config("+rollout.nnodes=1")) == "none"
+
+
+def test_a_validation_alone_does_not_end_a_run_that_verl_has_yet_to_save():
+    watch, step = TrainerWatch.of(stopped := trainer("stop")), 0
+    while stopped.config.trainer.save_freq != 1:
+        watch.logged({"training/global_step": step, "critic/score/mean": 15.0 if step < 2 * STEPS else 0.0})
+        step += 1
+    watch.logged({"val-core/acc/mean@1": 0.1})
+    with pytest.raises(CollapseError, match=f"checkpoint of step {step} written"):
+        watch.logged({"training/global_step": step, "critic/score/mean": 0.0})

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 
 from recipes.__main__ import main
+from recipes.runs import export
 from recipes.tasks.tiny import build_model, build_tokenizer
 
 
@@ -166,3 +167,9 @@ def test_megatrons_model_in_hugging_face_format_is_taken_as_it_is(base, tmp_path
     shutil.copytree(base, tmp_path / "global_step_3/actor/model/huggingface")
     assert main(["export", str(tmp_path / "global_step_3"), str(tmp_path / "out")]) == 0
     torch.testing.assert_close(log_probs(load(tmp_path / "out")), log_probs(load(base)), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("key", ["actor_rollout_ref.model.path", "model.path"])
+def test_the_base_of_an_adapter_is_named_by_either_trainers_settings(tmp_path, key):
+    (tmp_path / "settings.json").write_text(json.dumps({key: "'/x/a, b'"}))
+    assert export._name_of_base(tmp_path / "checkpoints/global_step_3") == "/x/a, b"

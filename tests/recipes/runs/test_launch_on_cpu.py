@@ -279,3 +279,30 @@ def test_a_short_run_has_one_row_of_the_closing_table_and_step_0_none(steps, row
     trained = [{"step": step, "timing_s/step": 1.0} for step in range(1, steps + 1)]
     table = launch.closing_table([{"step": 0, "val-core/acc": 0.5}, *trained])  # which verl validates before
     assert [line[: len("| 1 to 5 |")] for line in table.splitlines()[2:]] == rows
+
+
+@pytest.fixture
+def stall(monkeypatch):
+    """A detector of stalls after 600 s, and its clock."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(launch.time, "monotonic", lambda: clock.now)
+    return launch.StallDetector(600), clock
+
+
+def test_the_first_step_may_take_longer_and_one_after_a_traceback_may_not(stall):
+    watch, clock = stall
+    clock.now = 1799
+    assert not watch.failure(False)
+    watch.on_step()
+    watch.on_log_line("Traceback (most recent call last)")
+    clock.now += 151
+    assert "no step for 150 s" in watch.failure(False)
+
+
+def test_a_step_does_not_clear_the_error_of_a_lost_rollout(stall):
+    watch, clock = stall
+    watch.on_log_line("Error in _run_prompt")
+    clock.now = 4.0
+    watch.on_step()
+    clock.now = 6.0
+    assert watch.failure(False) == "Error in _run_prompt"

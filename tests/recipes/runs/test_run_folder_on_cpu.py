@@ -159,3 +159,28 @@ def test_a_shell_that_runs_the_command_does_not_go_on_with_the_one_that_replaces
         monkeypatch.setenv("VERL_PLATFORM", "cpu")
         write_command([sys.executable, "-c", "pass"], tmp_path, [])
         assert shell.read() == "" and len((tmp_path / "command.sh").read_text()) > len(first)
+
+
+@pytest.mark.parametrize("name", ["actor", "model", "huggingface"])
+def test_weights_are_found_wherever_a_trainer_keeps_them(tmp_path, name):
+    (tmp_path / f"checkpoints/global_step_3/{name}").mkdir(parents=True)
+    (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("3")
+    assert run_folder.has_checkpoint(["x"], tmp_path)
+
+
+def test_a_checkpoint_is_found_in_a_folder_whose_name_is_quoted(tmp_path):
+    folder = tmp_path / "a, b"
+    (folder / "global_step_3/actor").mkdir(parents=True)
+    (folder / "latest_checkpointed_iteration.txt").write_text("3")
+    assert run_folder.has_checkpoint([f"trainer.default_local_dir={run_folder.quoted(str(folder))}"], tmp_path)
+
+
+def test_the_command_does_not_name_the_ray_job_that_wrote_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    write_command([sys.executable], tmp_path, [])
+    assert "RAY_JOB" not in (tmp_path / "command.sh").read_text()
+
+
+def test_a_loggers_folder_of_ones_own_stays(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_DIR", "/mine")
+    assert run_folder.logger_variables(tmp_path)["WANDB_DIR"] == "/mine"

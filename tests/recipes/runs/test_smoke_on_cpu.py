@@ -115,3 +115,10 @@ def test_without_a_gpu_it_asks_for_vllms_cpu_build_and_short_completions(tmp_pat
     assert on_cpu["MAX_PROMPT_LENGTH"] == "16" and on_cpu["TRAIN_BATCH_SIZE"] == "1"
     assert on_cpu["STRICT_INITIAL_ENTROPY"] == on_gpu["STRICT_INITIAL_ENTROPY"] == "0"
     assert on_gpu["MODEL_PATH"] == "small" and on_gpu["OUT"] == str(tmp_path)
+
+
+def test_the_worst_step_says_whether_rollout_and_trainer_agree(tmp_path):
+    lines = ({"step": step, smoke._PROBS_DIFF: value} for step, value in ((1, 0.001), (2, 0.4)))
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    agrees = [*smoke.checks(tmp_path, [], tmp_path, {"DATA_DIR": "x"}).values()][1]
+    assert agrees() is False

@@ -217,3 +217,23 @@ def test_gpus_of_a_teacher_are_counted(findings):
 
 def test_other_accelerators_are_not_held_against_the_gpus(findings):
     assert not {"GPUs", "driver", "flash-attn"} & findings("trainer.device=npu", gpus=0).keys()
+
+
+def test_a_run_of_one_node_in_a_ray_cluster_is_not_judged_by_this_machine(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    found = {finding.subject for finding in resources.findings(verl_config(*COMPLETE))}
+    assert "Ray cluster" in found and "GPUs" not in found
+
+
+def test_the_columns_of_a_dataset_of_ones_own_are_its_own_matter(tmp_path):
+    pq.write_table(pa.table({"question": ["a"]}), tmp_path / "a.parquet")
+    word = f"data.train_files={tmp_path}/a.parquet"
+    found = resources.findings(verl_config(*COMPLETE, word, "data.custom_cls.path=pkg://mine"))
+    assert word not in {finding.subject for finding in found}
+
+
+def test_a_folder_beside_the_run_is_a_model_and_no_name_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    found = resources.findings(verl_config(*COMPLETE, "actor_rollout_ref.model.path=model"))
+    assert "no model is there" in {finding.says for finding in found}

@@ -202,3 +202,39 @@ def test_a_verl_that_does_not_load_the_plugin_is_a_problem(monkeypatch):
     monkeypatch.delitem(sys.modules, "gtpo_verl.verl_plugin")
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "gtpo_check")
     assert "set it to gtpo,gtpo_check" in judged()["gtpo loaded by verl"]
+
+
+MICRO = f"{ACTOR}.ppo_micro_batch_size_per_gpu=1"
+TOKENS = f"{ACTOR}.ppo_max_token_len_per_gpu=512"
+STAGES = f"{ACTOR}.megatron.pipeline_model_parallel_size=4"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"{TOKENS} {ACTOR}.ulysses_sequence_parallel_size=2 trainer.n_gpus_per_node=2",
+        f"{TOKENS} {ACTOR}.use_dynamic_bsz=False {MICRO} {ROLLOUT}.log_prob_micro_batch_size_per_gpu=1",
+        f"{ROLLOUT}.tensor_model_parallel_size=4 actor_rollout_ref.hybrid_engine=False trainer.n_gpus_per_node=2",
+        "trainer.val_only=True trainer.n_gpus_per_node=0",
+    ],
+    ids=["tokens of two GPUs", "no limit of tokens", "a rollout of its own", "no training"],
+)
+def test_what_fits_has_no_problem(words):
+    assert problems(judged(*words.split())) == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "subject"),
+    [
+        (f"{MICRO} {STAGES}", STAGES),
+        (f"{MICRO} {ROLLOUT}.n=3 {ACTOR}.ppo_mini_batch_size=255", f"{ACTOR}.ppo_mini_batch_size=255"),
+        (f"{ROLLOUT}.data_parallel_size=4", f"{ROLLOUT}.tensor_model_parallel_size=1"),
+    ],
+)
+def test_what_two_gpus_cannot_be_split_over_is_named(words, subject):
+    engine = ["model_engine=megatron"] if MICRO in words else []
+    assert subject in judged(*engine, "trainer.n_gpus_per_node=2", *words.split())
+
+
+def test_a_grpo_run_is_not_compared_with_the_papers_gtpo():
+    assert "GTPO" not in judged("algorithm.adv_estimator=grpo")

@@ -287,3 +287,39 @@ def test_a_name_that_is_not_utf_8_is_printed(tmp_path):
     with pytest.raises(ValueError) as raised:
         read_log(folder / "absent")
     str(raised.value).encode()
+
+
+def test_two_lines_of_a_step_are_one_start(tmp_path):
+    lines = [
+        line
+        for record in RECORDS
+        for line in (record, {"training/global_step": record["training/global_step"], "val-core/a/acc/mean@1": 0.5})
+    ]
+    log = read_log(run_logs.write_console(tmp_path / "a.log", lines))
+    assert log.notes == [] and {"critic/score/mean", "val-core/a/acc/mean@1"} <= log.steps[12].keys()
+
+
+def test_event_files_of_a_resumed_run_are_one(tmp_path):
+    for start in (1, 7):
+        with SummaryWriter(str(tmp_path / "runs")) as writer:
+            for step in range(start, start + 6):
+                writer.add_scalar("critic/score/mean", 0.5, step)
+    assert [*read_log(tmp_path).steps] == [*range(1, 13)]
+
+
+def test_a_second_start_is_seen_by_the_tokens_that_trl_counts(tmp_path):
+    records = [x | {"num_tokens": 100 * n} for start in (OF_TRL[:8], OF_TRL) for n, x in enumerate(start)]
+    log = read_log(run_logs.write_printed(tmp_path / "nohup.out", records, bar=False))
+    assert log.notes == ["the last of 2 starts in this file"]
+
+
+def test_lines_of_json_have_the_steps_that_they_name(tmp_path):
+    lines = [json.dumps({"training/global_step": step, "critic/score/mean": 0.5}) for step in (10, 20, 30)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    assert [*read_log(tmp_path / "a.jsonl").steps] == [10, 20, 30]
+
+
+def test_names_that_a_logger_wrote_with_underscores_are_verls(tmp_path):
+    (tmp_path / "a.csv").write_text("_step,critic_score_mean,val-core_openai_gsm8k_acc_mean@1\n1,0.5,0.25\n")
+    expected = {"critic/score/mean": 0.5, "val-core/openai_gsm8k/acc/mean@1": 0.25}
+    assert read_log(tmp_path / "a.csv").steps == {1: expected}

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import run_logs
+from rollout_files import LETTER_COUNTING, write_rollouts
 
 from gtpo_verl.tools.diagnose.logs import Log
 from gtpo_verl.tools.diagnose.verdict import completions_per_step, read_run, report_on
@@ -190,3 +191,21 @@ def test_a_number_that_was_hardly_ever_finite_is_left_out_of_the_report(tmp_path
     records = [*run_logs.verl(steps=40, kl=lambda step: math.nan if step < 32 else 0.1)]
     report = diagnose(write("jsonl", tmp_path, records))
     assert "kl" not in report["numbers"] and json.dumps(report, allow_nan=False)
+
+
+def test_the_most_repetitive_completions_are_shown(tmp_path):
+    loop = "12" * 30
+    groups = [[("12", 1.0, 1), ("13", 0.0, 0)]] * 20 + [[(loop, 0.0, 0), ("12", 0.1, 0)]] * 20
+    report = diagnose(write_rollouts(tmp_path / "r", groups), tokenizer=str(LETTER_COUNTING))
+    (sign,) = (sign for sign in report["signs"] if sign["number"] == "repetition")
+    assert {shown["text"] for shown in sign["completions"]} == {loop}
+
+
+def test_a_log_without_an_outcome_gets_no_verdict(tmp_path):
+    of_sft = {"loss": 1.0, "entropy": 0.5, "grad_norm": 1.0, "learning_rate": 1e-5}
+    with pytest.raises(ValueError, match="supervised training"):
+        read_run(run_logs.write_state(tmp_path / "trainer_state.json", [of_sft] * 30))
+    numbers = {"actor/entropy": 0.3, "response_length/mean": 30.0, "actor/pg_loss": 0.1}
+    records = [{"training/global_step": step, **numbers} for step in range(1, 41)]
+    report = diagnose(run_logs.write_jsonl(tmp_path / "a.jsonl", records))
+    assert (report["verdict"], report["why"]) == ("cannot tell", "no validation, accuracy or reward is logged")
