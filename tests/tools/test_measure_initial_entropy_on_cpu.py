@@ -102,6 +102,10 @@ def test_the_prompts_are_those_of_a_run_with_the_same_arguments_of_the_chat_temp
         assert main([*command, wrong]) == 2 and key in capsys.readouterr().err
 
 
+def same_entropies(model, tokenizer, prompts, *_):
+    return torch.ones(len(prompts)), torch.ones(len(prompts))
+
+
 def test_a_completion_ends_at_any_token_that_ends_it_in_the_rollout(tiny_model, prompts, tmp_path, monkeypatch):
     model = shutil.copytree(tiny_model, tmp_path / "model")
     (model / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
@@ -109,7 +113,7 @@ def test_a_completion_ends_at_any_token_that_ends_it_in_the_rollout(tiny_model, 
 
     def sample(model, tokenizer, prompts, *_):
         ends.extend(model.generation_config.eos_token_id)
-        return torch.ones(len(prompts)), torch.ones(len(prompts))
+        return same_entropies(model, tokenizer, prompts)
 
     monkeypatch.setattr(measure, "sample_entropies", sample)
     assert main(["initial-entropy", "--model", str(model), "--data", str(prompts), "--samples", "2"]) == 0
@@ -139,10 +143,6 @@ def test_a_machine_without_a_gpu_leaves_the_measurement_to_the_cluster_that_has_
     assert main(["initial-entropy", "--model", str(tiny_model), "--data", str(prompts), "--samples", "2"]) == 2
     said = capsys.readouterr().err
     assert "RAY_ADDRESS=head:6379" in said and "ray job submit --entrypoint-num-gpus=1" in said
-
-
-def same_entropies(model, tokenizer, prompts, *_):
-    return torch.ones(len(prompts)), torch.ones(len(prompts))
 
 
 def test_prompts_are_padded_on_the_left_and_by_the_eos_of_a_model_without_a_pad_token(
