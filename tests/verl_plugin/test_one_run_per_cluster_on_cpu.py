@@ -1,11 +1,8 @@
 """Two runs in one Ray cluster, each as verl's task runner begins: a real Ray, a real TransferQueue, no model."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 from omegaconf import OmegaConf
+from own_process import run_python, running_python
 
 from gtpo_verl.verl_plugin import one_run_per_cluster
 
@@ -52,35 +49,12 @@ for line in sys.stdin:
 """
 
 
-@pytest.fixture
-def start(tmp_path):
-    """Start a run; the process, whose first line is the cluster's address, and a line that it gets one of its uids."""
-    started = []
-
-    def run(uid, address="local", **environment):
-        env = os.environ | {"RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"} | environment
-        process = subprocess.Popen(
-            [sys.executable, "-c", RUN, uid, address],
-            env=env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
-
-    yield run
-    for process in started:
-        process.kill()
-        process.communicate()
+ENVIRONMENT = {"RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
 
 
-def address_of(process):
-    """The first line of a run; of one that ended before it, the error."""
-    address = process.stdout.readline().strip()
-    assert address, process.communicate()[1]
-    return address
+def start(uid, address="local", **environment):
+    """A run, and the address of its cluster; a line that it gets is answered with its uids."""
+    return running_python(RUN, uid, address, **ENVIRONMENT, **environment)
 
 
 def ask(process, what="?"):
@@ -90,22 +64,21 @@ def ask(process, what="?"):
 
 
 @pytest.mark.process
-def test_a_second_run_in_a_ray_cluster_is_refused_and_told_of_the_first(start):
-    first = start("first")
-    address = address_of(first)
-    output, error = start("second", address).communicate(timeout=900)
-    assert output == "" and "another run of verl is training in this Ray cluster (Ray job 01000000" in error
-    assert f"process {first.pid} on " in error and "start a separate cluster for this run" in error
-    assert "another run of verl is training in this Ray cluster (Ray job 01000000" in ask(first, "again")
-    assert ask(first) == "first"
+def test_a_second_run_in_a_ray_cluster_is_refused_and_told_of_the_first():
+    with start("first") as (first, address):
+        second = run_python(RUN, "second", address, status=1, **ENVIRONMENT)
+        error = second.stderr
+        assert second.stdout == "" and "another run of verl is training in this Ray cluster (Ray job 01000000" in error
+        assert f"process {first.pid} on " in error and "start a separate cluster for this run" in error
+        assert "another run of verl is training in this Ray cluster (Ray job 01000000" in ask(first, "again")
+        assert ask(first) == "first"
 
 
 @pytest.mark.process
-def test_another_job_may_attach_to_the_queue_of_a_run(start):
-    first = start("first")
-    address = address_of(first)
-    assert address_of(start("guest", address)) == address
-    assert ask(first) == "first guest"
+def test_another_job_may_attach_to_the_queue_of_a_run():
+    with start("first") as (first, address), start("guest", address) as (_, address_of_guest):
+        assert address_of_guest == address
+        assert ask(first) == "first guest"
 
 
 def test_of_two_runs_that_start_at_once_the_one_that_did_not_make_the_queue_is_refused(monkeypatch):
@@ -124,10 +97,9 @@ def test_a_ray_that_cannot_name_the_driver_of_the_other_run_is_no_error(monkeypa
 
 
 @pytest.mark.process
-def test_without_the_plugin_each_run_trains_on_the_rollouts_of_both(start):
+def test_without_the_plugin_each_run_trains_on_the_rollouts_of_both():
     """The day this fails, verl keeps runs apart by itself."""
-    first = start("first", VERL_USE_EXTERNAL_PLUGINS="none")
-    address = address_of(first)
-    second = start("second", address, VERL_USE_EXTERNAL_PLUGINS="none")
-    assert address_of(second) == address
-    assert ask(first) == ask(second) == "first second"
+    without = {"VERL_USE_EXTERNAL_PLUGINS": "none"}
+    with start("first", **without) as (first, address), start("second", address, **without) as (second, other):
+        assert other == address
+        assert ask(first) == ask(second) == "first second"

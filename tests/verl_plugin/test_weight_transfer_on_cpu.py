@@ -1,15 +1,12 @@
 """Runs on one host exchange weights with verl's own sender and receiver: whose does a rollout get?"""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from types import SimpleNamespace
 
 import pytest
-from own_process import run_python
+from own_process import run_python, running_python
 
 from gtpo_verl.verl_plugin import weight_transfer
 
@@ -130,15 +127,12 @@ sys.stdin.read()
 
 @pytest.mark.process
 def test_the_processes_of_a_ray_node_agree_on_a_name_and_two_rays_do_not():
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with (
-        subprocess.Popen([sys.executable, "-c", NAMES], env=env, **pipes) as first,
-        subprocess.Popen([sys.executable, "-c", "input()\n" + NAMES], env=env, **pipes) as second,
+        running_python(NAMES, OMP_NUM_THREADS="1") as (_, first),
+        running_python(NAMES, OMP_NUM_THREADS="1") as (_, second),
     ):
-        job_a, trainer_a, server_a = first.stdout.readline().split()
-        job_b, trainer_b, server_b = second.communicate("start\n", timeout=900)[0].split()
-        first.stdin.close()
+        job_a, trainer_a, server_a = first.split()
+        job_b, trainer_b, server_b = second.split()
     assert job_a == job_b == "01000000"
     assert trainer_a == server_a != trainer_b == server_b
 
