@@ -252,11 +252,11 @@ class Learner:
                 ref_log_prob, _ = self.log_probs(self.reference, own)
             kl = kl_penalty(log_prob, ref_log_prob, actor.kl_loss_type)  # type: ignore[arg-type]
             loss = loss + actor.kl_loss_coef * agg_loss(kl, mask, actor.loss_agg_mode)
-        self.optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), actor.optim.clip_grad)
         if norm.isfinite():
             self.optimizer.step()
+        self.optimizer.zero_grad()  # so that no gradient takes memory beside the next run's step
         return norm.item()
 
 

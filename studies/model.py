@@ -132,14 +132,29 @@ class Room(Cache):
         return self.layers[layer][..., :end, :]
 
 
+class Slots(Cache):
+    """A cache of a fixed size, written in place where a tensor, (1,), says."""
+
+    def __init__(self, layers: Mapping[int, torch.Tensor], position: torch.Tensor):
+        super().__init__()
+        self.layers, self.position = dict(layers), position
+
+    def extend(self, layer: int, kv: torch.Tensor) -> torch.Tensor:
+        return self.layers[layer].index_copy_(-2, self.position, kv)
+
+
 def hidden(
-    fused: Fused, ids: torch.Tensor, cache: Cache | None = None, start: int = 0, mask: torch.Tensor | None = None
+    fused: Fused,
+    ids: torch.Tensor,
+    cache: Cache | None = None,
+    start: int | torch.Tensor = 0,
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The last layer's states, (runs, rows, length, width), for ids (runs, rows, length), each run under its weights.
 
     Args:
         fused: the weights.
-        ids: token ids, of which the first stands at position `start`.
+        ids: token ids, of which the first stands at position `start`; a tensor, (1,), if it is the only one.
         cache: keys and values of what precedes the ids, and from now on theirs.
         start: rotary attention knows differences of positions alone: padding on the left changes nothing.
         mask: broadcasts to (runs * rows, 1, length, positions), added before the softmax; None: causal.
@@ -149,7 +164,8 @@ def hidden(
     if mask is None:
         mask = _causal(length).to(table.device)
     rotation = _rotation(shape.head_dim, shape.theta, table.dtype, table.device)
-    cos, sin = (part[start : start + length] for part in rotation)
+    places = start if isinstance(start, torch.Tensor) else slice(start, start + length)
+    cos, sin = (part[places] for part in rotation)
     x = table[torch.arange(runs, device=table.device).view(-1, 1), ids.reshape(runs, -1)]
     for i, (norm, qkv, bias, out, mlp_norm, gate_up, down) in enumerate(fused.layers):
         h = product(_normed(x, norm, shape.eps), qkv) + bias
@@ -169,14 +185,19 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tenso
     """Attention of (rows, heads, length, dim) to fewer heads of keys: the queries that share one are queries of it."""
     rows, heads, length, dim = q.shape
     q = q.reshape(rows, k.shape[1], -1, dim)
-    if length == 1:
+    if length == 1 or _on_gpu(q):
         wide = product_dtype(q.dtype, q.device.type)
-        h = F.scaled_dot_product_attention(q.to(wide), k.to(wide), v.to(wide), mask.to(wide))
-        return h.to(q.dtype).view(rows, heads, 1, dim)
-    # Several times faster than torch's backward.
+        mask = mask.to(wide) if length == 1 else mask.to(wide).repeat(1, 1, heads // k.shape[1], 1)
+        h = F.scaled_dot_product_attention(q.to(wide), k.to(wide), v.to(wide), mask)
+        return h.to(q.dtype).reshape(rows, heads, length, dim)
+    # On a CPU several times faster than torch's backward.
     scores = product(q, k.mT).view(rows, heads, length, -1).float() * dim**-0.5
     weights = (scores + mask).softmax(-1).to(q.dtype)
     return product(weights.view(rows, k.shape[1], -1, k.shape[2]), v).view(rows, heads, length, dim)
+
+
+def _on_gpu(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda
 
 
 def product_dtype(dtype: torch.dtype, device: str) -> torch.dtype:
@@ -285,6 +306,73 @@ def log_probs(
     return log_prob.cpu(), entropy.cpu()
 
 
+class Decoder:
+    """The logits of every completion's next token. On a GPU one CUDA graph computes them: of a small model's thousand
+    kernels the starts take the time. Elsewhere they are computed kernel by kernel.
+
+    Args:
+        fused: weights of the shapes to come; `begin` gives those that count.
+        rows: completions of each run.
+        width: positions of a prompt and its completion.
+    """
+
+    def __init__(self, fused: Fused, rows: int, width: int):
+        table, shape = fused.embeddings, fused.shape
+        runs, dtype, device = len(table), table.dtype, table.device
+        layers = [tuple(map(torch.clone, layer)) for layer in fused.layers]
+        self.fused = Fused(shape, table.clone(), layers, fused.norm.clone(), fused.head.clone())
+        self.ids = torch.zeros(runs, rows, 1, dtype=torch.long, device=device)
+        self.position = torch.zeros(1, dtype=torch.long, device=device)
+        self.mask = torch.zeros(runs * rows, 1, 1, width, dtype=dtype, device=device)
+        size = 2, runs * rows, shape.kv_heads, width, shape.head_dim
+        kv = {i: torch.zeros(size, dtype=dtype, device=device) for i in range(shape.layers)}
+        self.cache = Slots(kv, self.position)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        if device.type == "cuda":
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self._compute()  # libraries take their memory at the first call, which a graph can't hold
+            torch.cuda.current_stream().wait_stream(side)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.logits = self._compute()
+
+    def begin(self, fused: Fused, prefix: Cache, added: torch.Tensor, n: int) -> None:
+        """Take new weights, and what `read_prompts` says of the prompts, n completions of each."""
+        for own, new in zip(_tensors(self.fused), _tensors(fused), strict=True):
+            own.copy_(new)
+        longest = added.shape[1]
+        for i, kv in prefix.layers.items():
+            self.cache.layers[i][..., :longest, :] = kv.repeat_interleave(n, 1)
+        self.mask.fill_(-torch.inf)
+        self.mask[..., :longest] = added.repeat_interleave(n, 0).repeat(len(self.ids), 1)[:, None, None]
+        self.position.fill_(longest)
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(runs, rows, vocabulary) behind these tokens, (runs, rows); the next call writes over them."""
+        self.ids.copy_(tokens.unsqueeze(-1))
+        if self.graph:
+            self.graph.replay()
+        else:
+            self.logits = self._compute()
+        return self.logits
+
+    def _compute(self) -> torch.Tensor:
+        self.mask.index_fill_(-1, self.position, 0)
+        states = hidden(self.fused, self.ids, self.cache, self.position, self.mask)
+        self.position += 1
+        return logits_of(self.fused, states[:, :, -1])
+
+
+def _tensors(fused: Fused) -> list[torch.Tensor]:
+    return [fused.embeddings, *(tensor for layer in fused.layers for tensor in layer), fused.norm, fused.head]
+
+
+_decoders: dict[tuple[object, ...], Decoder] = {}
+"""The last one: its memory, and the time in which it was made, serve the next draws of its shape."""
+
+
 def pad_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """(rows, length) tensors of several lengths, one above the other, with 0 behind the shorter ones."""
     longest = max(tensor.shape[1] for tensor in tensors)
@@ -310,10 +398,77 @@ def sample(
     Returns:
         For each run, a rollout for each prompt, on the CPU.
     """
-    runs, rows, device = len(weights), len(prompts) * n, weights[0]["model.norm.weight"].device
     fused = fuse(shape, {name: torch.cat([own[name] for own in weights]) for name in weights[0]}, dtype)
     states, prefix, added = read_prompts(fused, prompts)
     logits = logits_of(fused, states).repeat_interleave(n, 1)
+    if _on_gpu(logits):
+        responses = _draw_on_gpu(fused, logits, prefix, added, n, limit, temperature, eos, generators)
+    else:
+        responses = _draw(shape, weights, fused, logits, prefix, added, n, limit, temperature, eos, generators)
+    masks = get_response_mask(responses.flatten(0, 1), eos).view(len(weights), len(prompts), n, limit)
+    responses, masks = responses.view(masks.shape).masked_fill(masks == 0, eos).cpu(), masks.cpu()
+    results = []
+    for of_run, own_masks in zip(responses, masks, strict=True):
+        lengths = own_masks.sum(-1).amax(-1).tolist()
+        groups = zip(prompts, of_run, own_masks, lengths, strict=True)
+        results.append([Rollout(prompt, r[:, :k], m[:, :k]) for prompt, r, m, k in groups])
+    return results
+
+
+def _draw_on_gpu(
+    fused: Fused,
+    logits: torch.Tensor,
+    prefix: Cache,
+    added: torch.Tensor,
+    n: int,
+    limit: int,
+    temperature: float,
+    eos: int,
+    generators: Sequence[torch.Generator],
+) -> torch.Tensor:
+    """Token ids, (runs, rows, limit), whatever behind an end: rows that have ended go on, so that no size changes."""
+    runs, rows = logits.shape[:2]
+    width = -(-(added.shape[1] + limit) // 64) * 64
+    key = fused.shape, runs, rows, width, fused.embeddings.dtype, fused.embeddings.device
+    if key not in _decoders:
+        _decoders.clear()
+        _decoders[key] = Decoder(fused, rows, width)
+    decoder = _decoders[key]
+    decoder.begin(fused, prefix, added, n)
+    drawn = torch.stack([torch.rand(limit, rows, generator=own, dtype=torch.float64) for own in generators], 1)
+    responses = torch.full((runs, rows, limit), eos, device=logits.device)
+    ended = torch.zeros(runs, rows, dtype=torch.bool, device=logits.device)
+    for i, at_random in enumerate(drawn.to(logits.device)):
+        tokens = _pick(logits, at_random, temperature)
+        responses[..., i] = tokens
+        ended |= tokens == eos
+        if i + 1 == limit or bool(ended.all()):
+            break
+        logits = decoder(tokens)
+    return responses
+
+
+def _pick(logits: torch.Tensor, at_random: torch.Tensor, temperature: float) -> torch.Tensor:
+    """A token for each of (runs, rows), by numbers from 0 to 1."""
+    cumulated = (logits.double() / temperature).softmax(-1).cumsum(-1)
+    return torch.searchsorted(cumulated, at_random.unsqueeze(-1) * cumulated[..., -1:], right=True).squeeze(-1)
+
+
+def _draw(
+    shape: Shape,
+    weights: Sequence[Weights],
+    fused: Fused,
+    logits: torch.Tensor,
+    prefix: Cache,
+    added: torch.Tensor,
+    n: int,
+    limit: int,
+    temperature: float,
+    eos: int,
+    generators: Sequence[torch.Generator],
+) -> torch.Tensor:
+    """Token ids, (runs, rows, limit), `eos` behind an end: what has ended costs nothing further."""
+    (runs, rows), device = logits.shape[:2], logits.device
     prefix.layers = {i: kv.repeat_interleave(n, 1) for i, kv in prefix.layers.items()}
     cache, start = Room(prefix, limit), added.shape[1]
     mask = F.pad(added.repeat_interleave(n, 0), (0, limit)).expand(runs, rows, -1)
@@ -322,16 +477,14 @@ def sample(
     active, places = torch.arange(runs, device=device), torch.arange(rows, device=device).repeat(runs, 1)
     for i in range(limit):
         drawn = torch.stack([torch.rand(rows, generator=generators[k], dtype=torch.float64) for k in active]).to(device)
-        cumulated = (logits.double() / temperature).softmax(-1).cumsum(-1)
-        drawn = drawn.gather(1, places).unsqueeze(-1) * cumulated[..., -1:]
-        tokens = torch.searchsorted(cumulated, drawn, right=True).squeeze(-1)
+        tokens = _pick(logits, drawn.gather(1, places), temperature)
         responses[active.unsqueeze(-1), places, i] = tokens
         ended[active.unsqueeze(-1), places] |= tokens == eos
         left = (~ended[active]).sum(-1)
         most = int(left.max())
         if most == 0 or i + 1 == limit:
             break
-        if int((left > 0).sum()) * most <= 0.8 * places.numel():  # what has ended costs nothing further
+        if int((left > 0).sum()) * most <= 0.8 * places.numel():
             going_on = left > 0
             kept = ended[active.unsqueeze(-1), places][going_on].int().argsort(dim=1, stable=True)[:, :most]
             chosen = (going_on.nonzero() * places.shape[1] + kept).flatten()
@@ -343,15 +496,9 @@ def sample(
                 mask.flatten(0, 1)[chosen].view(len(kept), most, -1),
             )
             if len(kept) < len(going_on):
-                fused = fuse(shape, {name: torch.cat([weights[k][name] for k in active]) for name in weights[0]}, dtype)
+                joined = {name: torch.cat([weights[k][name] for k in active]) for name in weights[0]}
+                fused = fuse(shape, joined, fused.embeddings.dtype)
         end = start + i + 1
         states = hidden(fused, tokens.unsqueeze(-1), cache, start + i, mask.flatten(0, 1)[:, None, None, :end])
         logits = logits_of(fused, states[:, :, -1])
-    masks = get_response_mask(responses.view(-1, limit), eos).view(runs, len(prompts), n, limit)
-    responses, masks = responses.view(masks.shape).masked_fill(masks == 0, eos).cpu(), masks.cpu()
-    results = []
-    for of_run, own_masks in zip(responses, masks, strict=True):
-        lengths = own_masks.sum(-1).amax(-1).tolist()
-        groups = zip(prompts, of_run, own_masks, lengths, strict=True)
-        results.append([Rollout(prompt, r[:, :k], m[:, :k]) for prompt, r, m, k in groups])
-    return results
+    return responses

@@ -277,8 +277,8 @@ GUESSING_ARMS, GUESSING_SEEDS = ("grpo", "gtpo", "grpo_clamped", "gtpo_clamped",
 """Of block 11."""
 BESIDE = ("grpo", "gtpo", CANDIDATES[0], "corpo_masks")
 """The arms of block 9, whose runs are the pairs of block 10's."""
-ON_GPU_ARMS = ("grpo_clamped", CANDIDATES[0], "grpo", "masks", "gtpo")
-"""What Q1 of block 10 compares, then Q2."""
+ON_GPU_ARMS = dict.fromkeys(("grpo_clamped", CANDIDATES[0], "grpo", "masks", "gtpo"), 1e-5) | CONTROL_ARMS
+"""What Q1 of block 10 compares, then Q2, then the other arms; and their learning rates."""
 ENDED_EARLY = ("7", "9")
 """Blocks that get no further runs: studies/DESIGN.md says why."""
 CLEAN = 0.9
@@ -417,8 +417,8 @@ def blocks() -> dict[str, list[tuple[Cell, int]]]:
         "10. the clamp, γ and the reward": [
             (Cell(LEGS, method, rate), seed) for method, rate in CONTROL_ARMS.items() for seed in LAST_SEEDS
         ],
-        "10-gpu. its first two questions on a GPU": [
-            (cell, seed) for cell in cells([ON_GPU], ON_GPU_ARMS, [REAL_RATES[1]]) for seed in LAST_SEEDS
+        "10-gpu. the same on a GPU": [
+            (Cell(ON_GPU, method, rate), seed) for method, rate in ON_GPU_ARMS.items() for seed in LAST_SEEDS
         ],
         "11. the clamp where a tiny model can guess": [
             (cell, seed) for seed in GUESSING_SEEDS for cell in cells([GUESSED], GUESSING_ARMS, MANY_RATES[2::2])

@@ -10,6 +10,7 @@ from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 from recipes.tasks import tiny
 from studies import fast
+from studies import model as fast_model
 from studies.model import Rollout, Shape, fuse, hidden, log_probs, logits_of, product, product_dtype, sample
 from studies.plan import METHODS
 from studies.tasks import Asked, Task
@@ -67,7 +68,11 @@ def draw(shape, weights, seeds, n=8, limit=12, prompts=(PROMPT,)):
     return sample(shape, weights, prompts, n, limit, 1.0, EOS, generators)
 
 
-def test_log_probs_entropy_and_gradient_are_those_of_transformers_for_prompts_of_several_lengths(models, llama):
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_log_probs_entropy_and_gradient_are_those_of_transformers_for_prompts_of_several_lengths(
+    models, llama, on_gpu, monkeypatch
+):
+    monkeypatch.setattr(fast_model, "_on_gpu", lambda tensor: on_gpu)
     for model in (models[0], llama):
         shape = Shape.of(model.config)
         weights = {name: values.clone().requires_grad_() for name, values in weights_of(model).items()}
@@ -114,6 +119,20 @@ def test_a_run_draws_the_same_whatever_runs_are_beside_it(shape, weights):
         for one, other in zip(alone, together[run], strict=True):
             assert torch.equal(one.responses, other.responses)
             assert torch.equal(one.response_mask, other.response_mask)
+
+
+def test_a_gpu_samples_the_same_completions(shape, weights, llama, monkeypatch):
+    for its_shape, its_weights in ((shape, weights), (Shape.of(llama.config), [weights_of(llama)] * 3)):
+        drawn = []
+        for on_gpu in (False, True):
+            monkeypatch.setattr(fast_model, "_on_gpu", lambda tensor, on_gpu=on_gpu: on_gpu)
+            for limit in (40, 30):  # the second draw finds what the first has left
+                drawn.append(draw(its_shape, its_weights, [0, 1, 2], limit=limit, prompts=PROMPTS))
+        for one, other in zip(drawn[:2], drawn[2:], strict=True):
+            for of_run, again in zip(one, other, strict=True):
+                for rollout, same in zip(of_run, again, strict=True):
+                    assert torch.equal(rollout.responses, same.responses)
+                    assert torch.equal(rollout.response_mask, same.response_mask)
 
 
 def test_nothing_stands_behind_the_end_of_a_completion(shape, weights):

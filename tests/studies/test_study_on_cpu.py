@@ -85,7 +85,10 @@ def test_the_arms_of_block_10_go_over_all_seeds_one_after_another_on_a_cpu_and_s
     assert [(seed, [cell.method for cell in cells]) for _, seed, cells in on_gpu] == [
         (seed, methods)
         for seed in range(7, 13)
-        for methods in (["grpo_clamped", "corpo_gtpo", "grpo"], ["masks", "gtpo"])
+        for methods in (
+            *(["grpo_clamped", "corpo_gtpo"], ["grpo", "masks"], ["gtpo", "gtpo_answer"]),
+            *(["grpo_answer", "gtpo_authors"], ["gtpo_clamped"]),
+        )
     ]
     assert {start.device for start, *_ in on_gpu} == {"cuda"}
 
