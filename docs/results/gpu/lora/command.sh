@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# The resolved command of this run; resumes from its last checkpoint.
+set -euo pipefail
+cd /clone
+export CUDA_HOME=/usr/local/cuda
+export CUDA_VERSION=13.0.2
+export GLOO_SOCKET_IFNAME=lo
+export HF_HUB_DISABLE_TELEMETRY=1
+export HF_HUB_OFFLINE=1
+export NCCL_SOCKET_IFNAME=lo
+export NCCL_VERSION=2.28.3-1
+export PYTHONPATH=/clone:/pack/kit/site:/pack/site-core:/pack/site-vllm:/pack/kit
+export RAY_CLIENT_MODE=0
+export RAY_DEDUP_LOGS=0
+export RAY_METRICS_EXPORT_INTERVAL_MS=0
+export RAY_USAGE_STATS_ENABLED=0
+export RAY_memory_monitor_refresh_ms=0
+export TOKENIZERS_PARALLELISM=true
+export TORCH_CUDA_ARCH_LIST=9.0a
+export VLLM_CACHE_ROOT=/pack/cache/vllm
+export VLLM_HOST_IP=127.0.0.1
+export VLLM_LOGGING_LEVEL=INFO
+export VLLM_NO_USAGE_STATS=1
+export VLLM_USE_FLASHINFER_SAMPLER=0
+export VLLM_USE_V2_MODEL_RUNNER=0
+/opt/torch/.venv/bin/python3 -m recipes run --out /pack/results/lora -- \
+    /opt/torch/.venv/bin/python3 \
+    -m \
+    verl.trainer.main_ppo \
+    --config-path \
+    /clone/recipes/config \
+    --config-name \
+    gtpo \
+    algorithm.adv_estimator=gtpo \
+    actor_rollout_ref.actor.policy_loss.loss_mode=gtpo \
+    data.train_files=/pack/data/train.parquet \
+    data.val_files=/pack/data/test.parquet \
+    data.train_batch_size=16 \
+    data.max_prompt_length=320 \
+    data.max_response_length=128 \
+    actor_rollout_ref.model.path=/pack/model \
+    actor_rollout_ref.model.lora_rank=16 \
+    actor_rollout_ref.model.lora_alpha=16 \
+    'actor_rollout_ref.model.target_modules=[q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj]' \
+    actor_rollout_ref.actor.ppo_mini_batch_size=16 \
+    actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192 \
+    actor_rollout_ref.actor.use_kl_loss=False \
+    actor_rollout_ref.actor.kl_loss_coef=0 \
+    actor_rollout_ref.actor.optim.lr=1e-4 \
+    'actor_rollout_ref.actor.optim.betas=[0.9,0.95]' \
+    actor_rollout_ref.actor.strategy=fsdp2 \
+    actor_rollout_ref.actor.fsdp_config.seed=1 \
+    actor_rollout_ref.actor.fsdp_config.param_offload=False \
+    actor_rollout_ref.actor.fsdp_config.optimizer_offload=False \
+    actor_rollout_ref.ref.fsdp_config.param_offload=False \
+    actor_rollout_ref.actor.optim.lr_scheduler_type=cosine \
+    ++actor_rollout_ref.actor.checkpoint.save_lora_only=False \
+    ++actor_rollout_ref.model.override_config.attn_implementation=sdpa \
+    actor_rollout_ref.rollout.name=vllm \
+    actor_rollout_ref.rollout.n=8 \
+    actor_rollout_ref.rollout.tensor_model_parallel_size=1 \
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.3 \
+    actor_rollout_ref.rollout.free_cache_engine=False \
+    actor_rollout_ref.rollout.load_format=safetensors \
+    actor_rollout_ref.rollout.layered_summon=True \
+    seed=1 \
+    trainer.n_gpus_per_node=1 \
+    trainer.project_name=gtpo \
+    trainer.experiment_name=gtpo_model_gsm8k_lora_G8_beta0_default_seed1 \
+    'trainer.logger=[file,console]' \
+    trainer.total_epochs=1 \
+    trainer.save_freq=-1 \
+    trainer.test_freq=-1 \
+    trainer.default_local_dir=/pack/results/lora/checkpoints \
+    trainer.nnodes=1 \
+    trainer.max_actor_ckpt_to_keep=2 \
+    trainer.rollout_data_dir=null \
+    actor_rollout_ref.actor.fsdp_config.use_torch_compile=False \
+    actor_rollout_ref.ref.fsdp_config.use_torch_compile=False \
+    actor_rollout_ref.rollout.enforce_eager=True \
+    actor_rollout_ref.rollout.agent.num_workers=2 \
+    reward.num_workers=2 \
+    data.dataloader_num_workers=0 \
+    transfer_queue.backend.SimpleStorage.num_data_storage_units=1 \
+    ++ray_kwargs.ray_init.num_cpus=20 \
+    ++ray_kwargs.ray_init.include_dashboard=False \
+    ++ray_kwargs.ray_init.object_store_memory=2000000000 \
+    trainer.total_training_steps=5
