@@ -119,7 +119,7 @@ def answers(name: str) -> str:
     question = QUESTIONS[name]
     by_device = {device: runs_on(device) for device in PLACES}
     begun = [device for device, runs in by_device.items() if question.arm in set(runs["method"])] or ["cpu"]
-    where = {"cpu": "", "cuda": "on a GPU: "} if begun == ["cpu"] else {"cpu": "on a CPU: ", "cuda": "on a GPU: "}
+    where = {"cpu": "", "cuda": "on a GPU: "} if begun == ["cpu"] else {"cpu": "on CPUs: ", "cuda": "on a GPU: "}
     return "; ".join(where[device] + answer(question, by_device[device]) for device in begun)
 
 
@@ -134,9 +134,9 @@ def repeated() -> str:
 
 
 def arm_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """Header and a row per arm of block 10 that has runs: those that failed, accuracy and clean endings."""
+    """Header and a row per arm that has runs, block 9's first: those that failed, accuracy and clean endings."""
     rows = []
-    for method in CONTROL_ARMS:
+    for method in ("grpo", "gtpo", CLAMPED, *CONTROL_ARMS):
         if len(own := runs[runs["method"] == method]):
             counts = [f"{own[f'{what} lost'].sum()} of {len(own)}" for what in ("accuracy", "endings", "either")]
             rows.append([TITLES[method], *counts, *(f"{own[name].mean():.2f}" for name in ("accuracy", "clean"))])

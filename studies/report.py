@@ -283,18 +283,18 @@ def _of_real_model() -> dict[str, object]:
 
 
 def _of_block_10() -> dict[str, object]:
-    """Its answers and tables, of the CPU's runs or, if only a GPU has made some, of those; block 9's exact tests."""
+    """Its answers, its tables and counts on each device, and block 9's exact tests."""
     found: dict[str, object] = {name: block10.answers(name) for name in block10.QUESTIONS}
-    found["Q1 in short"] = block10.answers("Q1").partition(" (")[0]
+    of_devices = (block10.answer(block10.QUESTIONS["Q1"], block10.runs_on(device)) for device in block10.PLACES)
+    found["Q1 in short"] = " and ".join(dict.fromkeys(said.partition(" (")[0] for said in of_devices))
     found["again"] = block10.repeated()
-    device = "cuda" if complete(planned("10-gpu")) and not complete(planned("10")) else "cpu"
-    runs = block10.runs_on(device)
-    found["table controls of block 10"] = table(*block10.arm_table(runs))
-    found["table tests"] = markdown(*block10.comparison_table(runs))
-    for method, own in runs.groupby("method"):
-        found |= {
-            f"10: {method} {what}": f"{own[f'{what} lost'].sum()} of {len(own)}" for what in ("accuracy", "endings")
-        }
+    for block, device in (("10", "cpu"), ("10-gpu", "cuda")):
+        runs = block10.runs_on(device)
+        found[f"table arms of {block}"] = markdown(*block10.arm_table(runs))
+        found[f"table tests of {block}"] = markdown(*block10.comparison_table(runs))
+        for method, own in runs.groupby("method"):
+            for what in ("accuracy", "endings"):
+                found[f"{block}: {method} {what}"] = f"{own[f'{what} lost'].sum()} of {len(own)}"
     for method in ("gtpo", "grpo"):
         for metric in ("accuracy", "clean"):
             p = block10.flips(block10.runs_on("cpu"), block10.CLAMPED, method, metric)

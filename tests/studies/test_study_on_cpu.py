@@ -357,6 +357,7 @@ RESULT = [
 ]
 RESULT.append("8: gtpo - grpo accuracy")
 PART_ONE = [*(f"main: {method} lost" for method in ("gtpo", "grpo", "grpo_token_mean")), "main: gtpo - grpo accuracy"]
+ON_A_GPU = ("grpo", "grpo_clamped", "gtpo", "corpo_gtpo")
 BEST = [f"2 clean: gtpo - {rival} accuracy" for rival in ("grpo", "grpo_token_mean")] + [
     "2 planned: grpo_token_mean lost"
 ]
@@ -377,13 +378,14 @@ def numbers():
                 *("9: corpo_gtpo wrong", "9: corpo_gtpo lost", "9: gtpo lost", "9: grpo lost"),
                 *("controls: grpo_strict lost", "main: grpo_kl lost"),
                 *("Q1 in short", "10: grpo_clamped accuracy", "10: grpo_clamped endings"),
+                *(f"10-gpu: {method} {what}" for method in ON_A_GPU for what in ("accuracy", "endings")),
                 *(f"11: {method} {what}" for method in GUESSING_ARMS[:4] for what in ("gave up", "stopped")),
             ],
         ),
         (
             "docs/keys.md",
             [
-                *("9: gtpo wrong", "10: grpo_clamped endings", "11: grpo_clamped stopped"),
+                *("9: gtpo wrong", "10-gpu: gtpo accuracy", "10: grpo_clamped endings", "11: grpo_clamped stopped"),
                 *(f"11: {method} gave up" for method in GUESSING_ARMS[:4]),
             ],
         ),

@@ -23,8 +23,8 @@ export VLLM_LOGGING_LEVEL=INFO
 export VLLM_NO_USAGE_STATS=1
 export VLLM_USE_FLASHINFER_SAMPLER=0
 export VLLM_USE_V2_MODEL_RUNNER=0
-/opt/torch/.venv/bin/python3 -m recipes run --out /pack/results/lora -- \
-    /opt/torch/.venv/bin/python3 \
+python3 -m recipes run --out /pack/results/lora -- \
+    python3 \
     -m \
     verl.trainer.main_ppo \
     --config-path \
