@@ -6,7 +6,8 @@ values, and so that what has ended costs nothing. `tests/test_fast_on_cpu.py` co
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,6 +68,19 @@ class Fused(NamedTuple):
     layers: list[tuple[torch.Tensor, ...]]
     norm: torch.Tensor
     head: torch.Tensor
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Fused":
+        """The same, with each tensor changed."""
+        layers = [tuple(map(change, layer)) for layer in self.layers]
+        return Fused(self.shape, change(self.embeddings), layers, change(self.norm), change(self.head))
+
+    def of(self, runs: torch.Tensor) -> "Fused":
+        """Those of some runs; what all share has no dimension."""
+        return self.map(lambda own: own[runs] if own.ndim else own)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All of them."""
+        return [self.embeddings, *itertools.chain(*self.layers), self.norm, self.head]
 
 
 def load(folder: str | Path, device: str = "cpu") -> tuple[Shape, dict[str, torch.Tensor]]:
@@ -237,13 +251,22 @@ def logits_of(fused: Fused, states: torch.Tensor) -> torch.Tensor:
     return flat.view(*states.shape[:-1], -1).float()
 
 
-def read_prompts(fused: Fused, prompts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Cache, torch.Tensor]:
-    """The prompts under each run's weights.
+class Read(NamedTuple):
+    """Prompts under each run's weights.
 
-    Returns:
-        The states at their last tokens, (runs, prompts, width); their keys and values, padded on the left; and what to
-        add to attention for that padding, (prompts, longest).
+    Args:
+        states (torch.Tensor): at their last tokens, (runs, prompts, width).
+        cache: their keys and values, padded on the left.
+        added (torch.Tensor): to attention, for that padding, (prompts, longest).
     """
+
+    states: torch.Tensor
+    cache: Cache
+    added: torch.Tensor
+
+
+def read_prompts(fused: Fused, prompts: Sequence[torch.Tensor]) -> Read:
+    """Put the prompts through the model."""
     runs, longest, device = len(fused.embeddings), max(map(len, prompts)), fused.embeddings.device
     ids = pad_sequence([prompt.flip(0) for prompt in prompts], batch_first=True).flip(1)
     padding = torch.arange(longest) < longest - torch.tensor([len(prompt) for prompt in prompts]).unsqueeze(-1)
@@ -253,7 +276,7 @@ def read_prompts(fused: Fused, prompts: Sequence[torch.Tensor]) -> tuple[torch.T
     mask = torch.where(own, 0, added.unsqueeze(1) + _causal(longest)).unsqueeze(1).to(device).repeat(runs, 1, 1, 1)
     cache = Cache()
     states = hidden(fused, ids.to(device).expand(runs, -1, -1), cache, mask=mask)
-    return states[:, :, -1], cache, added.to(device)
+    return Read(states[:, :, -1], cache, added.to(device))
 
 
 def log_probs(
@@ -319,8 +342,7 @@ class Decoder:
     def __init__(self, fused: Fused, rows: int, width: int):
         table, shape = fused.embeddings, fused.shape
         runs, dtype, device = len(table), table.dtype, table.device
-        layers = [tuple(map(torch.clone, layer)) for layer in fused.layers]
-        self.fused = Fused(shape, table.clone(), layers, fused.norm.clone(), fused.head.clone())
+        self.fused = fused.map(torch.clone)
         self.ids = torch.zeros(runs, rows, 1, dtype=torch.long, device=device)
         self.position = torch.zeros(1, dtype=torch.long, device=device)
         self.mask = torch.zeros(runs * rows, 1, 1, width, dtype=dtype, device=device)
@@ -338,15 +360,15 @@ class Decoder:
             with torch.cuda.graph(self.graph):
                 self.logits = self._compute()
 
-    def begin(self, fused: Fused, prefix: Cache, added: torch.Tensor, n: int) -> None:
-        """Take new weights, and what `read_prompts` says of the prompts, n completions of each."""
-        for own, new in zip(_tensors(self.fused), _tensors(fused), strict=True):
+    def begin(self, fused: Fused, read: Read, n: int) -> None:
+        """Take new weights and prompts, n completions of each."""
+        for own, new in zip(self.fused.tensors(), fused.tensors(), strict=True):
             own.copy_(new)
-        longest = added.shape[1]
-        for i, kv in prefix.layers.items():
+        longest = read.added.shape[1]
+        for i, kv in read.cache.layers.items():
             self.cache.layers[i][..., :longest, :] = kv.repeat_interleave(n, 1)
         self.mask.fill_(-torch.inf)
-        self.mask[..., :longest] = added.repeat_interleave(n, 0).repeat(len(self.ids), 1)[:, None, None]
+        self.mask[..., :longest] = read.added.repeat_interleave(n, 0).repeat(len(self.ids), 1)[:, None, None]
         self.position.fill_(longest)
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -363,10 +385,6 @@ class Decoder:
         states = hidden(self.fused, self.ids, self.cache, self.position, self.mask)
         self.position += 1
         return logits_of(self.fused, states[:, :, -1])
-
-
-def _tensors(fused: Fused) -> list[torch.Tensor]:
-    return [fused.embeddings, *(tensor for layer in fused.layers for tensor in layer), fused.norm, fused.head]
 
 
 _decoders: dict[tuple[object, ...], Decoder] = {}
@@ -399,12 +417,8 @@ def sample(
         For each run, a rollout for each prompt, on the CPU.
     """
     fused = fuse(shape, {name: torch.cat([own[name] for own in weights]) for name in weights[0]}, dtype)
-    states, prefix, added = read_prompts(fused, prompts)
-    logits = logits_of(fused, states).repeat_interleave(n, 1)
-    if _on_gpu(logits):
-        responses = _draw_on_gpu(fused, logits, prefix, added, n, limit, temperature, eos, generators)
-    else:
-        responses = _draw(shape, weights, fused, logits, prefix, added, n, limit, temperature, eos, generators)
+    draw = _draw_on_gpu if _on_gpu(fused.head) else _draw
+    responses = draw(fused, read_prompts(fused, prompts), n, limit, temperature, eos, generators)
     masks = get_response_mask(responses.flatten(0, 1), eos).view(len(weights), len(prompts), n, limit)
     responses, masks = responses.view(masks.shape).masked_fill(masks == 0, eos).cpu(), masks.cpu()
     results = []
@@ -417,9 +431,7 @@ def sample(
 
 def _draw_on_gpu(
     fused: Fused,
-    logits: torch.Tensor,
-    prefix: Cache,
-    added: torch.Tensor,
+    read: Read,
     n: int,
     limit: int,
     temperature: float,
@@ -427,14 +439,15 @@ def _draw_on_gpu(
     generators: Sequence[torch.Generator],
 ) -> torch.Tensor:
     """Token ids, (runs, rows, limit), whatever behind an end: rows that have ended go on, so that no size changes."""
+    logits = logits_of(fused, read.states).repeat_interleave(n, 1)
     runs, rows = logits.shape[:2]
-    width = -(-(added.shape[1] + limit) // 64) * 64
-    key = fused.shape, runs, rows, width, fused.embeddings.dtype, fused.embeddings.device
+    width = -(-(read.added.shape[1] + limit) // 64) * 64
+    key = fused.shape, runs, rows, width, fused.head.dtype, fused.head.device
     if key not in _decoders:
         _decoders.clear()
         _decoders[key] = Decoder(fused, rows, width)
     decoder = _decoders[key]
-    decoder.begin(fused, prefix, added, n)
+    decoder.begin(fused, read, n)
     drawn = torch.stack([torch.rand(limit, rows, generator=own, dtype=torch.float64) for own in generators], 1)
     responses = torch.full((runs, rows, limit), eos, device=logits.device)
     ended = torch.zeros(runs, rows, dtype=torch.bool, device=logits.device)
@@ -455,12 +468,8 @@ def _pick(logits: torch.Tensor, at_random: torch.Tensor, temperature: float) -> 
 
 
 def _draw(
-    shape: Shape,
-    weights: Sequence[Weights],
     fused: Fused,
-    logits: torch.Tensor,
-    prefix: Cache,
-    added: torch.Tensor,
+    read: Read,
     n: int,
     limit: int,
     temperature: float,
@@ -468,9 +477,10 @@ def _draw(
     generators: Sequence[torch.Generator],
 ) -> torch.Tensor:
     """Token ids, (runs, rows, limit), `eos` behind an end: what has ended costs nothing further."""
-    (runs, rows), device = logits.shape[:2], logits.device
-    prefix.layers = {i: kv.repeat_interleave(n, 1) for i, kv in prefix.layers.items()}
-    cache, start = Room(prefix, limit), added.shape[1]
+    logits = logits_of(fused, read.states).repeat_interleave(n, 1)
+    (runs, rows), device, added = logits.shape[:2], logits.device, read.added
+    read.cache.layers = {i: kv.repeat_interleave(n, 1) for i, kv in read.cache.layers.items()}
+    cache, start = Room(read.cache, limit), added.shape[1]
     mask = F.pad(added.repeat_interleave(n, 0), (0, limit)).expand(runs, rows, -1)
     responses = torch.full((runs, rows, limit), eos, device=device)
     ended = torch.zeros(runs, rows, dtype=torch.bool, device=device)
@@ -496,8 +506,7 @@ def _draw(
                 mask.flatten(0, 1)[chosen].view(len(kept), most, -1),
             )
             if len(kept) < len(going_on):
-                joined = {name: torch.cat([weights[k][name] for k in active]) for name in weights[0]}
-                fused = fuse(shape, joined, fused.embeddings.dtype)
+                fused = fused.of(going_on)
         end = start + i + 1
         states = hidden(fused, tokens.unsqueeze(-1), cache, start + i, mask.flatten(0, 1)[:, None, None, :end])
         logits = logits_of(fused, states[:, :, -1])

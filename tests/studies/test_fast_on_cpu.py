@@ -112,10 +112,13 @@ def test_sampling_draws_from_the_model(shape, weights):
     assert (shares - following(first)).abs().max() < 0.08
 
 
-def test_a_run_draws_the_same_whatever_runs_are_beside_it(shape, weights):
-    together = draw(shape, weights, [0, 1, 2], limit=40, prompts=PROMPTS)
+@pytest.mark.parametrize(("n", "prompts"), [(8, PROMPTS), (1, [PROMPT])])  # of one completion, a run ends early
+def test_a_run_draws_the_same_whatever_runs_are_beside_it(shape, weights, n, prompts):
+    together = draw(shape, weights, [0, 1, 2], n, 200, prompts)
+    lengths = [max(rollout.responses.shape[1] for rollout in own) for own in together]
+    assert n > 1 or len(set(lengths)) == 3
     for run in range(3):
-        (alone,) = draw(shape, weights[run : run + 1], [run], limit=40, prompts=PROMPTS)
+        (alone,) = draw(shape, weights[run : run + 1], [run], n, 200, prompts)
         for one, other in zip(alone, together[run], strict=True):
             assert torch.equal(one.responses, other.responses)
             assert torch.equal(one.response_mask, other.response_mask)
