@@ -1,9 +1,9 @@
 """Block 10: what its runs answer by the rules of studies/DESIGN.md, with t intervals and exact tests side by side.
 
-The runs of a comparison have one device and one dtype. The other halves of the pairs are block 9's arms.
+The runs of a comparison have one device and one dtype. On CPUs the other halves of the pairs are block 9's arms.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from scipy.stats import binomtest
 
 from studies.comparisons import LOST, TITLES, Comparison, interval
 from studies.learning_rates import least_accuracy, results
-from studies.plan import CANDIDATES, CONTROL_ARMS, LAST_SEEDS, complete, planned, read_log
+from studies.plan import CANDIDATES, LAST_SEEDS, complete, planned, read_log
 
 CLAMPED = CANDIDATES[0]
 """GTPO with the clamp, as block 9 ran it; the key `min_correct_reward` is the same."""
@@ -109,18 +109,9 @@ def answer(question: Question, runs: pd.DataFrame) -> str:
         elif lost >= MANY:
             found = question.many
     what = "accuracy collapsed" if question.lost == "accuracy" else "failed"
-    others = f"{TITLES[question.against]}: {before}; {TITLES['grpo']}: {plain}"
+    counts = f"{what} in {lost} of {len(arm)} runs of this arm; {TITLES[question.against]}: {before}; GRPO: {plain}"
     differ = f"accuracy differs by {Comparison(accuracy)}, clean endings by {Comparison(clean)}"
-    return f"{found} ({what} in {lost} of {len(arm)} runs; {others}; {differ}, p {short(sign_flips(clean))})"
-
-
-def answers(name: str) -> str:
-    """To the question of this name, on each device that has runs of its arm; on the CPU if none has."""
-    question = QUESTIONS[name]
-    by_device = {device: runs_on(device) for device in PLACES}
-    begun = [device for device, runs in by_device.items() if question.arm in set(runs["method"])] or ["cpu"]
-    where = {"cpu": "", "cuda": "on a GPU: "} if begun == ["cpu"] else {"cpu": "on CPUs: ", "cuda": "on a GPU: "}
-    return "; ".join(where[device] + answer(question, by_device[device]) for device in begun)
+    return f"{found} ({counts}; {differ}, p {short(sign_flips(clean))})"
 
 
 def repeated() -> str:
@@ -133,10 +124,10 @@ def repeated() -> str:
     return "it came back" if as_before else "it did not come back"
 
 
-def arm_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """Header and a row per arm that has runs, block 9's first: those that failed, accuracy and clean endings."""
+def arm_table(runs: pd.DataFrame, methods: Iterable[str]) -> tuple[list[str], list[list[str]]]:
+    """Header and a row per arm that has runs: those that failed, accuracy and clean endings."""
     rows = []
-    for method in ("grpo", "gtpo", CLAMPED, *CONTROL_ARMS):
+    for method in methods:
         if len(own := runs[runs["method"] == method]):
             counts = [f"{own[f'{what} lost'].sum()} of {len(own)}" for what in ("accuracy", "endings", "either")]
             rows.append([TITLES[method], *counts, *(f"{own[name].mean():.2f}" for name in ("accuracy", "clean"))])
@@ -158,10 +149,13 @@ def comparison_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     return ["first", "second", "accuracy, first − second", "p", "clean endings", "p", "either failed, p"], rows
 
 
-def flips(runs: pd.DataFrame, first: str, second: str, metric: str) -> str:
-    """The p of sign flips of first minus second, or that it is not there yet."""
+def difference(runs: pd.DataFrame, first: str, second: str, metric: str) -> str:
+    """First minus second with its interval and the p of sign flips, or that it is not there yet."""
     one, other = (_whole(runs, method) for method in (first, second))
-    return "not run yet" if one is None or other is None else short(sign_flips(_differences(one, other, metric)))
+    if one is None or other is None:
+        return "not run yet"
+    differences = _differences(one, other, metric)
+    return f"{Comparison(differences)} (p {short(sign_flips(differences))})"
 
 
 def sign_flips(differences: Sequence[float]) -> float:

@@ -10,11 +10,11 @@ from matplotlib.patches import Patch
 
 from gtpo_verl.algorithm.config import LN2
 from recipes.paper.plots import COLOURS, GREY, STYLE
+from studies import block10
 from studies.comparisons import LOST, STRETCH, TASKS, TITLES, Run, rate, runs_of, stretches
-from studies.learning_rates import least_accuracy, of_real_model, results
+from studies.learning_rates import results
 from studies.plan import (
     ADDITION,
-    CANDIDATES,
     COUNTING,
     MANY_RATES,
     MIDDLE,
@@ -39,42 +39,49 @@ _COLOUR = {
     "only_negative": COLOURS[4],
     "corpo_gtpo": COLOURS[2],
 }
-_CLAMPED_BAR: dict[str, Any] = {"facecolor": "white", "edgecolor": COLOURS[0], "hatch": "///", "linewidth": 1.2}
+_CLAMPED: dict[str, Any] = {"facecolor": "white", "hatch": "///", "linewidth": 1.2}
+_LOOK: dict[str, dict[str, Any]] = {
+    "grpo": {"color": _COLOUR["grpo"]},
+    "grpo_clamped": _CLAMPED | {"edgecolor": _COLOUR["grpo"]},
+    "gtpo": {"color": _COLOUR["gtpo"]},
+    block10.CLAMPED: _CLAMPED | {"edgecolor": _COLOUR["gtpo"]},
+}
 _MARKER = {COUNTING: "o", SPELLING: "s", ADDITION: "^"}
 _MAIN = ("grpo", "grpo_token_mean", "gtpo")
 
 
 def answer() -> Any:
-    """Runs that failed, by method: the real model of block 9, and the tiny one over the planned learning rates."""
-    real, many = of_real_model("9"), results(planned("2"))
+    """Runs that failed, by method: the real model's on either device, and the tiny one's at the planned rates."""
+    many = results(planned("2"))
     many = many[many["lr"].isin(MANY_RATES)]  # which every task has
     of_grpo = many[many["method"] == "grpo"].groupby(["task", "lr"])["accuracy"].mean()
     limits = [of_grpo[task, lr] / 2 for task, lr in zip(many["task"], many["lr"], strict=True)]
-    failed = (
-        ("SmolLM2-135M, learning rate 1e-5", real, real["accuracy"] < least_accuracy(real)),
-        ("0.4 M parameters, five learning rates", many, many["accuracy"] < limits),
-    )
+    many = many.assign(**{"accuracy lost": many["accuracy"] < limits, "endings lost": many["clean"] < LOST})
+    failed = {
+        "SmolLM2-135M, 1e-5, on CPUs": block10.runs_on("cpu"),
+        "the same seeds on a GPU": block10.runs_on("cuda"),
+        "0.4 M parameters, five learning rates": many,
+    }
     with plt.rc_context(STYLE | {"axes.grid": False, "font.size": 11}):
-        figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained", sharey=True)
-        for ax, (title, runs, collapsed) in zip(axes, failed, strict=True):
-            methods = [method for method in ("grpo", "gtpo", CANDIDATES[0]) if method in set(runs["method"])]
-            width = 0.27
+        figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained", sharey=True)
+        for ax, (title, runs) in zip(axes, failed.items(), strict=True):
+            methods = [method for method in _LOOK if method in set(runs["method"])]
+            width = 0.9 / max(len(methods), 3)
             for i, method in enumerate(methods):
-                own = runs["method"] == method
-                counts = [(own & collapsed).sum(), (own & (runs["clean"] < LOST)).sum()]
+                own = runs[runs["method"] == method]
+                counts = [own[f"{what} lost"].sum() for what in ("accuracy", "endings")]
                 places = np.arange(2) + (i - (len(methods) - 1) / 2) * width
-                look = {"color": _COLOUR[method]} if method in ("grpo", "gtpo") else _CLAMPED_BAR
-                bars = ax.bar(places, np.array(counts) / own.sum(), 0.92 * width, **look)
-                ax.bar_label(bars, [f"{count} of {own.sum()}" for count in counts], padding=2, fontsize=9.5)
+                bars = ax.bar(places, np.array(counts) / len(own), 0.92 * width, **_LOOK[method])
+                ax.bar_label(bars, [f"{count} of {len(own)}" for count in counts], padding=2, fontsize=9)
             ax.set_xticks([0, 1], ["accuracy collapsed", "stopped terminating\ncleanly"], fontsize=11)
             ax.set_title(title, fontsize=11.5)
             ax.set_xlim(-0.5, 1.5)
             ax.tick_params(axis="x", length=0)
         axes[0].set(ylim=(0, 0.85), ylabel="share of runs")
         axes[0].yaxis.set_major_formatter("{x:.0%}")
-        handles = [Patch(color=_COLOUR[method], label=TITLES[method]) for method in ("grpo", "gtpo")]
-        handles.append(Patch(**_CLAMPED_BAR, label="GTPO, clamped (min_correct_reward)"))
-        figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False, fontsize=11)
+        names = ("GRPO", "GRPO, clamped", "GTPO", "GTPO, clamped (min_correct_reward)")
+        handles = [Patch(**look, label=name) for look, name in zip(_LOOK.values(), names, strict=True)]
+        figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=11)
         return figure
 
 

@@ -48,7 +48,7 @@ def load(cell: Cell, seed: int) -> dict[str, Any]:
         "conflict": curves["conflict"][:EARLY].mean(),
         **{side: curves[f"conflict_{side}"][:EARLY].mean() for side in ("first", "last")},
         "template": curves["template"].mean(),
-        "change": np.mean(np.log10(curves["change"])),
+        "change": np.mean(np.log10(curves["change"][curves["change"] > 0])),
     }
     # Processors sum in different orders: the last digits of a double would decide between 0.95 and 0.96.
     rounded = {name: round(float(value), 9) for name, value in summary.items()}

@@ -168,9 +168,10 @@ def hidden(
 
     Args:
         fused: the weights.
-        ids: token ids, of which the first stands at position `start`; a tensor, (1,), if it is the only one.
+        ids: token ids, of which the first stands at position `start`.
         cache: keys and values of what precedes the ids, and from now on theirs.
-        start: rotary attention knows differences of positions alone: padding on the left changes nothing.
+        start: an int or, of one id, a tensor, (1,). Rotary attention knows differences of positions alone: padding on
+            the left changes nothing.
         mask: broadcasts to (runs * rows, 1, length, positions), added before the softmax; None: causal.
     """
     runs, rows, length = ids.shape
@@ -330,8 +331,8 @@ def log_probs(
 
 
 class Decoder:
-    """The logits of every completion's next token. On a GPU one CUDA graph computes them: of a small model's thousand
-    kernels the starts take the time. Elsewhere they are computed kernel by kernel.
+    """The logits of every completion's next token. On a GPU one CUDA graph computes them, since launching a small
+    model's thousand kernels takes most of the time. Elsewhere they are computed kernel by kernel.
 
     Args:
         fused: weights of the shapes to come; `begin` gives those that count.
@@ -354,7 +355,7 @@ class Decoder:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                self._compute()  # libraries take their memory at the first call, which a graph can't hold
+                self._compute()  # libraries allocate at their first call, which is not allowed during the capture
             torch.cuda.current_stream().wait_stream(side)
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph):
@@ -366,6 +367,7 @@ class Decoder:
             own.copy_(new)
         longest = read.added.shape[1]
         for i, kv in read.cache.layers.items():
+            self.cache.layers[i].zero_()  # a mask hides what is left there, but for nan
             self.cache.layers[i][..., :longest, :] = kv.repeat_interleave(n, 1)
         self.mask.fill_(-torch.inf)
         self.mask[..., :longest] = read.added.repeat_interleave(n, 0).repeat(len(self.ids), 1)[:, None, None]
@@ -486,8 +488,11 @@ def _draw(
     ended = torch.zeros(runs, rows, dtype=torch.bool, device=device)
     active, places = torch.arange(runs, device=device), torch.arange(rows, device=device).repeat(runs, 1)
     for i in range(limit):
-        drawn = torch.stack([torch.rand(rows, generator=generators[k], dtype=torch.float64) for k in active]).to(device)
-        tokens = _pick(logits, drawn.gather(1, places), temperature)
+        drawn = torch.zeros(len(active), rows, dtype=torch.float64)
+        for k, numbers in zip(active, drawn, strict=True):
+            if not ended[k].all():  # so that later draws do not depend on the runs beside it
+                numbers.uniform_(generator=generators[k])
+        tokens = _pick(logits, drawn.to(device).gather(1, places), temperature)
         responses[active.unsqueeze(-1), places, i] = tokens
         ended[active.unsqueeze(-1), places] |= tokens == eos
         left = (~ended[active]).sum(-1)

@@ -39,12 +39,14 @@ from studies.comparisons import (
 )
 from studies.plan import (
     CLEAN,
+    CONTROL_ARMS,
     GTPO,
     HERE,
     LEGS,
     MANY_RATES,
     METHODS,
     MIDDLE,
+    ON_GPU_ARMS,
     RATES,
     ROOT,
     SCREEN,
@@ -283,22 +285,21 @@ def _of_real_model() -> dict[str, object]:
 
 
 def _of_block_10() -> dict[str, object]:
-    """Its answers, its tables and counts on each device, and block 9's exact tests."""
-    found: dict[str, object] = {name: block10.answers(name) for name in block10.QUESTIONS}
-    of_devices = (block10.answer(block10.QUESTIONS["Q1"], block10.runs_on(device)) for device in block10.PLACES)
-    found["Q1 in short"] = " and ".join(dict.fromkeys(said.partition(" (")[0] for said in of_devices))
-    found["again"] = block10.repeated()
-    for block, device in (("10", "cpu"), ("10-gpu", "cuda")):
+    """Its answers, tables, counts and differences on each device."""
+    found: dict[str, object] = {"again": block10.repeated()}
+    for block, device, arms in (("10", "cpu", CONTROL_ARMS), ("10-gpu", "cuda", ON_GPU_ARMS)):
         runs = block10.runs_on(device)
-        found[f"table arms of {block}"] = markdown(*block10.arm_table(runs))
+        for name, question in block10.QUESTIONS.items():
+            said = block10.answer(question, runs)
+            found |= {f"{block}: {name}": said, f"{block}: {name} in short": said.partition(" (")[0]}
+        found[f"table arms of {block}"] = markdown(*block10.arm_table(runs, arms))
         found[f"table tests of {block}"] = markdown(*block10.comparison_table(runs))
         for method, own in runs.groupby("method"):
-            for what in ("accuracy", "endings"):
+            for what in ("accuracy", "endings", "either"):
                 found[f"{block}: {method} {what}"] = f"{own[f'{what} lost'].sum()} of {len(own)}"
-    for method in ("gtpo", "grpo"):
-        for metric in ("accuracy", "clean"):
-            p = block10.flips(block10.runs_on("cpu"), block10.CLAMPED, method, metric)
-            found[f"9: {block10.CLAMPED} - {method} {metric} p"] = p
+        for first, second in block10.COMPARED:
+            for metric in ("accuracy", "clean"):
+                found[f"{block}: {first} - {second} {metric}"] = block10.difference(runs, first, second, metric)
     return found
 
 

@@ -6,7 +6,7 @@ alone, and on the CPU one after another. A run that is complete has its log in r
 interrupted begins anew, or, of the real model on a CPU, goes on from its last tenth step. The steps of a run that has
 begun are lines of JSON in outputs/study/START-seedN/.
 
-Block 10 on a GPU is one call: python -m studies.run --block 10-gpu --processes 6
+Block 10 on a GPU is one call, under NVIDIA's MPS: python -m studies.run --block 10-gpu --processes 6
 """
 
 import argparse
@@ -48,7 +48,7 @@ from studies.run_queue import write_log
 from studies.tasks import Asked, Task, open_task
 
 AT_A_TIME = {"cpu": 12, "cuda": 2}
-"""Runs side by side: more gain little on a CPU; on a GPU of 80 GB six processes have room for two each."""
+"""Runs side by side: more gain little on a CPU; six processes with two each just fit a GPU of 80 GB."""
 KEPT_STEPS = 15
 """Whose completions are kept, for the seeds of a start that keep some."""
 

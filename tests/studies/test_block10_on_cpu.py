@@ -35,18 +35,21 @@ def block_9(write):
     return write
 
 
-def said(name):
-    return block10.answers(name).partition(" (")[0]
+def answer(name, device="cpu"):
+    return block10.answer(block10.QUESTIONS[name], block10.runs_on(device))
+
+
+def said(name, device="cpu"):
+    return answer(name, device).partition(" (")[0]
 
 
 def test_without_runs_nothing_is_answered(block_9):
     for name, question in block10.QUESTIONS.items():
-        assert block10.answers(name) == f"not answered yet (0 of 6 runs of {TITLES[question.arm]})"
+        assert answer(name) == f"not answered yet (0 of 6 runs of {TITLES[question.arm]})"
     block_9("grpo_clamped", CLAMPED[:5])
-    assert block10.answers("Q1") == f"not answered yet (5 of 6 runs of {TITLES['grpo_clamped']})"
-    header, rows = block10.arm_table(block10.runs_on("cpu"))
-    arms = ("grpo", "gtpo", block10.CLAMPED, "grpo_clamped")
-    assert [row[0] for row in rows] == [TITLES[arm] for arm in arms] and len(rows[0]) == len(header)
+    assert answer("Q1") == f"not answered yet (5 of 6 runs of {TITLES['grpo_clamped']})"
+    header, rows = block10.arm_table(block10.runs_on("cpu"), plan.CONTROL_ARMS)
+    assert [row[0] for row in rows] == [TITLES["grpo_clamped"]] and len(rows[0]) == len(header)
     assert len(block10.comparison_table(block10.runs_on("cpu"))[1]) == 2  # of block 9's arms with each other
 
 
@@ -66,8 +69,8 @@ def test_whether_it_is_the_clamp_follows_from_the_rule(block_9, accuracies, clea
     block_9("grpo_clamped", accuracies, clean)
     assert said("Q1") == expected
     failed = sum(a < 0.25 or ends < 0.5 for a, ends in zip(accuracies, clean, strict=True))
-    counts = f"(failed in {failed} of 6 runs; GTPO, no A > 0 for a wrong answer: 0; GRPO: 0; accuracy differs by "
-    assert counts in block10.answers("Q1")
+    counts = f"(failed in {failed} of 6 runs of this arm; GTPO, no A > 0 for a wrong answer: 0; GRPO: 0; "
+    assert counts in answer("Q1")
 
 
 def test_what_the_rule_does_not_see_stands_beside_the_answer(block_9):
@@ -75,9 +78,7 @@ def test_what_the_rule_does_not_see_stands_beside_the_answer(block_9):
     block_9("grpo", GRPO, clean=[0.4, 0.4, *[1] * 4])
     block_9("grpo_clamped", CLAMPED, clean=[0.4, *[0.8] * 5])
     assert said("Q1") == "consistent with the clamp doing it; GTPO adds nothing that these runs can see"
-    assert "; GRPO: 2; " in block10.answers("Q1") and block10.answers("Q1").endswith(
-        "clean endings by −0.27 [−0.44, −0.10], p .031)"
-    )
+    assert "; GRPO: 2; " in answer("Q1") and answer("Q1").endswith("clean endings by −0.27 [−0.44, −0.10], p .031)")
 
 
 def test_whether_it_is_gamma_or_the_reward_follows_from_the_rule(block_9):
@@ -111,14 +112,13 @@ def test_whether_block_9s_outcome_came_back(block_9, gtpo, expected):
 
 def test_devices_do_not_mix(block_9):
     block_9("grpo_clamped", GTPO, start=ON_GPU)
-    assert block10.answers("Q1") == f"on a GPU: not answered yet (0 of 6 runs of {TITLES[block10.CLAMPED]})"
+    assert answer("Q1") == f"not answered yet (0 of 6 runs of {TITLES['grpo_clamped']})"
+    assert answer("Q1", "cuda") == f"not answered yet (0 of 6 runs of {TITLES[block10.CLAMPED]})"
     for method, accuracies in {"grpo": GRPO, block10.CLAMPED: CLAMPED}.items():
         block_9(method, accuracies, start=ON_GPU)
-    assert said("Q1") == "on a GPU: consistent with the masks being needed"
     block_9("grpo_clamped", CLAMPED)
-    assert block10.answers("Q1").startswith("on CPUs: consistent with the clamp") and "; on a GPU: " in block10.answers(
-        "Q1"
-    )
+    assert said("Q1", "cuda") == "consistent with the masks being needed"
+    assert said("Q1").startswith("consistent with the clamp")
 
 
 def test_dtypes_do_not_mix(block_9):
@@ -140,14 +140,16 @@ def test_block_9_by_the_exact_tests():
     """The clamp ends cleanly more often than GRPO on every seed, and its accuracy is not told apart."""
     plan.read_log.cache_clear()
     runs = block10.runs_on("cpu")
-    of = {
-        (m, metric): block10.flips(runs, block10.CLAMPED, m, metric)
-        for m in ("gtpo", "grpo")
+    differences = {
+        (method, metric): block10.difference(runs, block10.CLAMPED, method, metric)
+        for method in ("gtpo", "grpo")
         for metric in ("accuracy", "clean")
     }
-    assert of == {
+    assert {key: said.rpartition("p ")[2].rstrip(")") for key, said in differences.items()} == {
         ("gtpo", "accuracy"): ".125",
         ("gtpo", "clean"): ".125",
         ("grpo", "accuracy"): ".625",
         ("grpo", "clean"): ".031",
     }
+    assert differences["grpo", "clean"].startswith("+0.30 [")
+    assert block10.difference(runs, "gtpo_answer", "gtpo", "clean") == "not run yet"

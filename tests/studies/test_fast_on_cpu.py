@@ -112,30 +112,57 @@ def test_sampling_draws_from_the_model(shape, weights):
     assert (shares - following(first)).abs().max() < 0.08
 
 
-@pytest.mark.parametrize(("n", "prompts"), [(8, PROMPTS), (1, [PROMPT])])  # of one completion, a run ends early
-def test_a_run_draws_the_same_whatever_runs_are_beside_it(shape, weights, n, prompts):
-    together = draw(shape, weights, [0, 1, 2], n, 200, prompts)
-    lengths = [max(rollout.responses.shape[1] for rollout in own) for own in together]
-    assert n > 1 or len(set(lengths)) == 3
-    for run in range(3):
-        (alone,) = draw(shape, weights[run : run + 1], [run], n, 200, prompts)
-        for one, other in zip(alone, together[run], strict=True):
-            assert torch.equal(one.responses, other.responses)
-            assert torch.equal(one.response_mask, other.response_mask)
+def flat(runs):
+    """Responses and masks of all runs and prompts."""
+    return [tensor for own in runs for rollout in own for tensor in (rollout.responses, rollout.response_mask)]
 
 
-def test_a_gpu_samples_the_same_completions(shape, weights, llama, monkeypatch):
-    for its_shape, its_weights in ((shape, weights), (Shape.of(llama.config), [weights_of(llama)] * 3)):
-        drawn = []
-        for on_gpu in (False, True):
-            monkeypatch.setattr(fast_model, "_on_gpu", lambda tensor, on_gpu=on_gpu: on_gpu)
-            for limit in (40, 30):  # the second draw finds what the first has left
-                drawn.append(draw(its_shape, its_weights, [0, 1, 2], limit=limit, prompts=PROMPTS))
-        for one, other in zip(drawn[:2], drawn[2:], strict=True):
-            for of_run, again in zip(one, other, strict=True):
-                for rollout, same in zip(of_run, again, strict=True):
-                    assert torch.equal(rollout.responses, same.responses)
-                    assert torch.equal(rollout.response_mask, same.response_mask)
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Switch to the paths of a GPU, but for the graph, and back."""
+    monkeypatch.setattr(fast_model, "_decoders", {})
+    return lambda on: monkeypatch.setattr(fast_model, "_on_gpu", lambda tensor: on)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_run_draws_the_same_whatever_runs_are_beside_it(shape, weights, on_gpu, gpu):
+    """Seven runs, of one completion, so that some end while the others go on; and the next draw of each."""
+    on_gpu(gpu)
+    together, alone = ([torch.Generator().manual_seed(seed) for seed in range(7)] for _ in range(2))
+    several = [weights[run % 3] for run in range(7)]
+    for _ in range(2):
+        drawn = sample(shape, several, [PROMPT], 1, 200, 1.0, EOS, together)
+        assert len({own[0].responses.shape[1] for own in drawn}) > 3
+        for run in range(7):
+            own = sample(shape, several[run : run + 1], [PROMPT], 1, 200, 1.0, EOS, alone[run : run + 1])
+            for one, other in zip(flat(own), flat(drawn[run : run + 1]), strict=True):
+                assert torch.equal(one, other)
+
+
+def test_a_gpu_samples_the_same_completions(shape, weights, llama, on_gpu):
+    """Also with other weights, and with longer and shorter prompts, where the last draw has left its own."""
+    for its_shape, own in ((shape, weights), (Shape.of(llama.config), [weights_of(llama)] * 3)):
+        draws = [(own, PROMPTS), (own[::-1], [PROMPTS[2]] * 3), (own, [PROMPTS[1]] * 3), (own, PROMPTS)]
+        drawn, decoders = {}, []
+        for gpu in (False, True):
+            on_gpu(gpu)
+            for chosen, prompts in draws:
+                drawn.setdefault(gpu, []).extend(flat(draw(its_shape, chosen, [0, 1, 2], 8, 40, prompts)))
+                decoders += fast_model._decoders.values()
+        assert len(decoders) == 4 and len(set(decoders)) == 1
+        for one, other in zip(drawn[False], drawn[True], strict=True):
+            assert torch.equal(one, other)
+        fast_model._decoders.clear()
+
+
+def test_a_run_that_has_become_nan_does_not_spoil_the_next_draw(shape, weights, on_gpu):
+    on_gpu(True)
+    expected = flat(draw(shape, weights, [0, 1, 2], limit=12, prompts=PROMPTS))
+    (decoder,) = fast_model._decoders.values()
+    for kv in decoder.cache.layers.values():
+        kv.fill_(torch.nan)
+    for one, other in zip(flat(draw(shape, weights, [0, 1, 2], limit=12, prompts=PROMPTS)), expected, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_nothing_stands_behind_the_end_of_a_completion(shape, weights):

@@ -357,7 +357,7 @@ RESULT = [
 ]
 RESULT.append("8: gtpo - grpo accuracy")
 PART_ONE = [*(f"main: {method} lost" for method in ("gtpo", "grpo", "grpo_token_mean")), "main: gtpo - grpo accuracy"]
-ON_A_GPU = ("grpo", "grpo_clamped", "gtpo", "corpo_gtpo")
+ON_A_GPU = ("grpo", "grpo_clamped", "gtpo", "corpo_gtpo", "gtpo_answer", "grpo_answer")
 BEST = [f"2 clean: gtpo - {rival} accuracy" for rival in ("grpo", "grpo_token_mean")] + [
     "2 planned: grpo_token_mean lost"
 ]
@@ -377,7 +377,7 @@ def numbers():
                 *RESULT,
                 *("9: corpo_gtpo wrong", "9: corpo_gtpo lost", "9: gtpo lost", "9: grpo lost"),
                 *("controls: grpo_strict lost", "main: grpo_kl lost"),
-                *("Q1 in short", "10: grpo_clamped accuracy", "10: grpo_clamped endings"),
+                *("10: Q1 in short", "10-gpu: Q1 in short", "10: grpo_clamped accuracy", "10: grpo_clamped endings"),
                 *(f"10-gpu: {method} {what}" for method in ON_A_GPU for what in ("accuracy", "endings")),
                 *(f"11: {method} {what}" for method in GUESSING_ARMS[:4] for what in ("gave up", "stopped")),
             ],
@@ -405,7 +405,8 @@ def numbers():
                     for block in ("8 spelling backward", "8 counting letters", "1b", "9")
                 ),
                 *("9: corpo_gtpo wrong", "9: corpo_gtpo lost", "9: grpo lost"),
-                *("Q1 in short", "10: grpo_clamped accuracy", "10: grpo_clamped endings"),
+                *("10: Q1 in short", "10: grpo_clamped accuracy", "10: grpo_clamped endings"),
+                *("10-gpu: gtpo accuracy", "10-gpu: grpo endings", "10-gpu: grpo_clamped endings"),
             ],
         ),
     ],
