@@ -13,7 +13,7 @@ from scipy.stats import binomtest
 
 from studies.comparisons import LOST, TITLES, Comparison, interval
 from studies.learning_rates import least_accuracy, results
-from studies.plan import CANDIDATES, LAST_SEEDS, complete, planned, read_log
+from studies.plan import CANDIDATES, LAST_SEEDS, Cell, complete, planned, read_log
 
 CLAMPED = CANDIDATES[0]
 """GTPO with the clamp, as block 9 ran it; the key `min_correct_reward` is the same."""
@@ -72,6 +72,11 @@ COMPARED = (
 """First minus second, in the order of the table."""
 
 
+def made_on(device: str) -> list[tuple[Cell, int]]:
+    """The runs of block 10 on a device and those of block 9 on its seeds."""
+    return complete(run for block in PLACES[device] for run in planned(block) if run[1] in LAST_SEEDS)
+
+
 def runs_on(device: str) -> pd.DataFrame:
     """The runs of block 10 on a device and those of block 9 on its seeds, a row each, and what of them is lost.
 
@@ -80,7 +85,7 @@ def runs_on(device: str) -> pd.DataFrame:
     Raises:
         ValueError: the runs have several dtypes.
     """
-    found = complete(run for block in PLACES[device] for run in planned(block) if run[1] in LAST_SEEDS)
+    found = made_on(device)
     dtypes = {read_log(cell.log(seed)).get("dtype") for cell, seed in found}
     if len(dtypes) > 1:
         raise ValueError(f"runs of block 10 on {device} have several dtypes, {sorted(map(str, dtypes))}: keep one")

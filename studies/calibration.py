@@ -6,7 +6,8 @@ A run has failed if its outcome, its clean endings or its format are lost at its
 the step from which on they are. Each task is held out in turn: a sign gets a limit from the runs of the other tasks,
 which 19 of 20 of those that did not fail stay below, and is tried on the runs of this task; the columns add up all
 turns. The last columns are with the limit of the package, chosen on the runs of the tiny model. Runs that do not fill
-two windows are left out.
+two windows are left out. A second table has the runs of SmolLM2 that came after the limits, judged by their held-out
+questions.
 """
 
 import functools
@@ -22,8 +23,8 @@ import numpy as np
 from gtpo_verl.monitor.frameworks import translate
 from gtpo_verl.monitor.signs import CLEAN, FAILED, NUMBERS, SIGNS, Sign, Watch, window
 from gtpo_verl.tools.diagnose import logs
-from studies import verl_runs
-from studies.plan import ROOT, complete, one_prompt, planned, read_log
+from studies import block10, verl_runs
+from studies.plan import ROOT, Cell, complete, one_prompt, planned, read_log
 
 MODEL, REAL_MODEL = "0.4 M parameters", "SmolLM2-135M"
 MANY_PROMPTS = f"{MODEL}, 8 prompts a step"
@@ -31,8 +32,10 @@ PAGE, TABLE_OF_PAGE = (
     ROOT / "docs/results/diagnose/calibration.md",
     re.compile(r"^\| sign \| limit (?:.+\n)+", re.MULTILINE),
 )
+LATER_TABLE_OF_PAGE = re.compile(r"^\| SmolLM2 \| (?:.+\n)+", re.MULTILINE)
 LATER = ("8", "9", "9-again", "10", "10-gpu", "11")
 """Blocks whose runs came after the limits."""
+_KINDS = {"failed": True, "other": False}
 _SOUND = 0.95
 _LIMIT = 64  # tokens of a completion under verl
 _FAST = {"terminated": "eos", "accuracy": "acc", "zero_std_groups": "no_spread", "exact_format": "strict"} | {
@@ -91,22 +94,27 @@ def observe(path: Path, task: str, model: str, completions: int, limit: int, ste
 def stored_runs() -> list[Run]:
     """All of blocks 1 to 7 and part one that are long enough: the signs are older than the others."""
     found, later = [], {run for block in LATER for run in planned(block)}
-    for cell, seed in complete([*one_prompt(), *(run for run in planned() if run not in later)]):
-        curves = {name: np.array(values) for name, values in read_log(cell.log(seed))["steps"].items()}
-        curves = {ours: curves[theirs] for ours, theirs in _FAST.items() if theirs in curves}
-        curves["reward"] = curves["format"] + 10 * curves["accuracy"]
-        curves["highest"] = np.full_like(curves["reward"], 20)
-        steps = {i + 1: {name: float(x[i]) for name, x in curves.items()} for i in range(len(curves["reward"]))}
-        completions = 12 if cell.method.endswith("G12") else 8 * cell.start.prompts
-        model = REAL_MODEL if cell.start.is_real else MODEL if cell.start.prompts == 1 else MANY_PROMPTS
-        task = cell.start.task.split("_after_")[0]  # the same questions
-        found.append(observe(cell.log(seed), task, model, completions, cell.start.limit, steps))
+    for run in complete([*one_prompt(), *(run for run in planned() if run not in later)]):
+        found.append(of_fast_loop(*run))
     for cell, seed in verl_runs.runs():
         steps = _under_verl(verl_runs.read_steps(cell, seed))
         found.append(observe(verl_runs.log_of(cell, seed), cell.start.task, MODEL, 8, _LIMIT, steps))
     for path in sorted((ROOT / "docs/results/cpu").glob("*.jsonl")):
         found.append(observe(path, "arithmetic", MODEL, 64, _LIMIT, _under_verl(logs.read_log(path).steps)))
     return [run for run in found if run]
+
+
+def of_fast_loop(cell: Cell, seed: int) -> Run | None:
+    """A run of the study's own loop."""
+    curves = {name: np.array(values) for name, values in read_log(cell.log(seed))["steps"].items()}
+    curves = {ours: curves[theirs] for ours, theirs in _FAST.items() if theirs in curves}
+    curves["reward"] = curves["format"] + 10 * curves["accuracy"]
+    curves["highest"] = np.full_like(curves["reward"], 20)
+    steps = {i + 1: {name: float(x[i]) for name, x in curves.items()} for i in range(len(curves["reward"]))}
+    completions = 12 if cell.method.endswith("G12") else 8 * cell.start.prompts
+    model = REAL_MODEL if cell.start.is_real else MODEL if cell.start.prompts == 1 else MANY_PROMPTS
+    task = cell.start.task.split("_after_")[0]  # the same questions
+    return observe(cell.log(seed), task, model, completions, cell.start.limit, steps)
 
 
 def _under_verl(logged: Steps) -> Steps:
@@ -148,8 +156,12 @@ def row(sign: Sign, runs: Sequence[Run]) -> list[str]:
 def shown_at_the_end(runs: Sequence[Run], signs: Sequence[Sign]) -> str:
     """In how many of those that did not fail a sign shows at the end, which makes their verdict "degraded"."""
     sound = [run for run in runs if not run.failed]
-    shown = [run for run in sound if any(run.values[sign][-1] > sign.limit for sign in signs if sign in run.values)]
-    return f"{len(shown)} of {len(sound)}"
+    return f"{sum(shows(run, signs) for run in sound)} of {len(sound)}"
+
+
+def shows(run: Run, signs: Sequence[Sign] = SIGNS) -> bool:
+    """Whether one of the signs shows at the end."""
+    return any(run.values[sign][-1] > sign.limit for sign in signs if sign in run.values)
 
 
 def counts(runs: Sequence[Run], firsts: Mapping[str, int | None]) -> list[str]:
@@ -175,12 +187,32 @@ def table(runs: Sequence[Run]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def later_table() -> str:
+    """A row per device: of SmolLM2's runs of blocks 9 and 10, in how many a sign shows at the end, by whether they
+    failed by `studies.block10`'s rule, which knows only their held-out questions."""
+    columns = [f"{kind} runs named at the end{but}" for but in ("", ", without the exact format") for kind in _KINDS]
+    lines = [["SmolLM2", *columns], ["---"] * 5]
+    for where, device in (("on CPUs", "cpu"), ("on a GPU", "cuda")):
+        lost = block10.runs_on(device).set_index(["method", "lr", "seed"])["either lost"]
+        cells = [where]
+        for signs in (SIGNS, [sign for sign in SIGNS if sign.number != "exact_format"]):
+            for failed in _KINDS.values():
+                runs = [
+                    (cell, seed) for cell, seed in block10.made_on(device) if lost[cell.method, cell.lr, seed] == failed
+                ]
+                named = sum(shows(run, signs) for run in map(of_fast_loop, *zip(*runs, strict=True)) if run)
+                cells.append(f"{named} of {len(runs)}")
+        lines.append(cells)
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
 def main() -> None:
     """Write the tables into the page, and print them and the runs with a false alarm."""
     runs = stored_runs()
     print(f"{len(runs)} runs, {sum(run.failed is not None for run in runs)} failed")
-    PAGE.write_text(TABLE_OF_PAGE.sub(lambda _: table(runs), PAGE.read_text()))
-    print(f"{PAGE}: {table(runs)}")
+    page = TABLE_OF_PAGE.sub(lambda _: table(runs), PAGE.read_text())
+    PAGE.write_text(LATER_TABLE_OF_PAGE.sub(lambda _: later_table(), page))
+    print(f"{PAGE}: {table(runs)}\n{later_table()}")
     print("named, though they did not fail:")
     for run in runs:
         named = [sign.meaning for sign in SIGNS if sign.calibrated and run.first_above(sign, sign.limit)]

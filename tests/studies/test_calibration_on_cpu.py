@@ -6,6 +6,8 @@ from studies import calibration
 def test_the_table_of_alarms_is_what_the_logs_give():
     (table,) = calibration.TABLE_OF_PAGE.findall(calibration.PAGE.read_text())
     assert table == calibration.table(calibration.stored_runs()), "python -m studies.calibration"
+    (table,) = calibration.LATER_TABLE_OF_PAGE.findall(calibration.PAGE.read_text())
+    assert table == calibration.later_table(), "python -m studies.calibration"
 
 
 def test_a_task_is_held_out_whole():
