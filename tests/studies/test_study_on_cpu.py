@@ -378,6 +378,7 @@ def numbers():
                 *("9: corpo_gtpo wrong", "9: corpo_gtpo lost", "9: gtpo lost", "9: grpo lost"),
                 *("controls: grpo_strict lost", "main: grpo_kl lost"),
                 *("10: Q1 in short", "10-gpu: Q1 in short", "10: grpo_clamped accuracy", "10: grpo_clamped endings"),
+                "10-gpu: gtpo_answer - grpo_answer accuracy",
                 *(f"10-gpu: {method} {what}" for method in ON_A_GPU for what in ("accuracy", "endings")),
                 *(f"11: {method} {what}" for method in GUESSING_ARMS[:4] for what in ("gave up", "stopped")),
             ],
