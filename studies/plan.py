@@ -273,6 +273,8 @@ CONTROL_ARMS = {
     "gtpo_clamped": 5e-6,
 }
 """Of block 10, in their order, and their learning rates."""
+ENDINGS_ARMS, ENDINGS_SEEDS = ("grpo_clamped", CANDIDATES[0], "grpo", "gtpo", "corpo_masks"), range(13, 25)
+"""Of block 12."""
 GUESSING_ARMS, GUESSING_SEEDS = ("grpo", "gtpo", "grpo_clamped", "gtpo_clamped", "masks"), range(41, 53)
 """Of block 11."""
 BESIDE = ("grpo", "gtpo", CANDIDATES[0], "corpo_masks")
@@ -422,6 +424,9 @@ def blocks() -> dict[str, list[tuple[Cell, int]]]:
         ],
         "11. the clamp where a tiny model can guess": [
             (cell, seed) for seed in GUESSING_SEEDS for cell in cells([GUESSED], GUESSING_ARMS, MANY_RATES[2::2])
+        ],
+        "12. the endings, on fresh seeds on a GPU": [
+            (cell, seed) for seed in ENDINGS_SEEDS for cell in cells([ON_GPU], ENDINGS_ARMS, [REAL_RATES[1]])
         ],
     }
 
