@@ -35,7 +35,6 @@ PAGE, TABLE_OF_PAGE = (
 LATER_TABLE_OF_PAGE = re.compile(r"^\| SmolLM2 \| (?:.+\n)+", re.MULTILINE)
 LATER = ("8", "9", "9-again", "10", "10-gpu", "11", "12")
 """Blocks whose runs came after the limits."""
-_KINDS = {"failed": True, "other": False}
 _SOUND = 0.95
 _LIMIT = 64  # tokens of a completion under verl
 _FAST = {"terminated": "eos", "accuracy": "acc", "zero_std_groups": "no_spread", "exact_format": "strict"} | {
@@ -159,7 +158,7 @@ def shown_at_the_end(runs: Sequence[Run], signs: Sequence[Sign]) -> str:
     return f"{sum(shows(run, signs) for run in sound)} of {len(sound)}"
 
 
-def shows(run: Run, signs: Sequence[Sign] = SIGNS) -> bool:
+def shows(run: Run, signs: Sequence[Sign]) -> bool:
     """Whether one of the signs shows at the end."""
     return any(run.values[sign][-1] > sign.limit for sign in signs if sign in run.values)
 
@@ -190,19 +189,19 @@ def table(runs: Sequence[Run]) -> str:
 def later_table() -> str:
     """A row per device: of SmolLM2's runs of blocks 9 and 10, in how many a sign shows at the end, by whether they
     failed by `studies.block10`'s rule, which knows only their held-out questions."""
-    columns = [f"{kind} runs named at the end{but}" for but in ("", ", without the exact format") for kind in _KINDS]
+    without = [sign for sign in SIGNS if sign.number != "exact_format"]
+    kinds = {"failed": True, "other": False}
+    columns = [f"{kind} runs named at the end{but}" for but in ("", ", without the exact format") for kind in kinds]
     lines = [["SmolLM2", *columns], ["---"] * 5]
     for where, device in (("on CPUs", "cpu"), ("on a GPU", "cuda")):
         lost = block10.runs_on(device).set_index(["method", "lr", "seed"])["either lost"]
-        cells = [where]
-        for signs in (SIGNS, [sign for sign in SIGNS if sign.number != "exact_format"]):
-            for failed in _KINDS.values():
-                runs = [
-                    (cell, seed) for cell, seed in block10.made_on(device) if lost[cell.method, cell.lr, seed] == failed
-                ]
-                named = sum(shows(run, signs) for run in map(of_fast_loop, *zip(*runs, strict=True)) if run)
-                cells.append(f"{named} of {len(runs)}")
-        lines.append(cells)
+        runs: dict[bool, list[Run]] = {failed: [] for failed in kinds.values()}
+        for cell, seed in block10.made_on(device):
+            run = of_fast_loop(cell, seed)
+            assert run  # none of them is too short
+            runs[bool(lost[cell.method, cell.lr, seed])].append(run)
+        shown = [(sum(shows(run, signs) for run in own), own) for signs in (SIGNS, without) for own in runs.values()]
+        lines.append([where, *(f"{named} of {len(own)}" for named, own in shown)])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -210,9 +209,10 @@ def main() -> None:
     """Write the tables into the page, and print them and the runs with a false alarm."""
     runs = stored_runs()
     print(f"{len(runs)} runs, {sum(run.failed is not None for run in runs)} failed")
-    page = TABLE_OF_PAGE.sub(lambda _: table(runs), PAGE.read_text())
-    PAGE.write_text(LATER_TABLE_OF_PAGE.sub(lambda _: later_table(), page))
-    print(f"{PAGE}: {table(runs)}\n{later_table()}")
+    of_signs, of_later = table(runs), later_table()
+    page = TABLE_OF_PAGE.sub(lambda _: of_signs, PAGE.read_text())
+    PAGE.write_text(LATER_TABLE_OF_PAGE.sub(lambda _: of_later, page))
+    print(f"{PAGE}: {of_signs}\n{of_later}")
     print("named, though they did not fail:")
     for run in runs:
         named = [sign.meaning for sign in SIGNS if sign.calibrated and run.first_above(sign, sign.limit)]

@@ -41,10 +41,10 @@ _COLOUR = {
 }
 _CLAMPED: dict[str, Any] = {"facecolor": "white", "hatch": "///", "linewidth": 1.2}
 _LOOK: dict[str, dict[str, Any]] = {
-    "grpo": {"color": _COLOUR["grpo"]},
-    "grpo_clamped": _CLAMPED | {"edgecolor": _COLOUR["grpo"]},
-    "gtpo": {"color": _COLOUR["gtpo"]},
-    block10.CLAMPED: _CLAMPED | {"edgecolor": _COLOUR["gtpo"]},
+    "grpo": {"color": _COLOUR["grpo"], "label": "GRPO"},
+    "grpo_clamped": _CLAMPED | {"edgecolor": _COLOUR["grpo"], "label": "GRPO, clamped"},
+    "gtpo": {"color": _COLOUR["gtpo"], "label": "GTPO"},
+    block10.CLAMPED: _CLAMPED | {"edgecolor": _COLOUR["gtpo"], "label": "GTPO, clamped (min_correct_reward)"},
 }
 _MARKER = {COUNTING: "o", SPELLING: "s", ADDITION: "^"}
 _MAIN = ("grpo", "grpo_token_mean", "gtpo")
@@ -79,8 +79,7 @@ def answer() -> Any:
             ax.tick_params(axis="x", length=0)
         axes[0].set(ylim=(0, 0.85), ylabel="share of runs")
         axes[0].yaxis.set_major_formatter("{x:.0%}")
-        names = ("GRPO", "GRPO, clamped", "GTPO", "GTPO, clamped (min_correct_reward)")
-        handles = [Patch(**look, label=name) for look, name in zip(_LOOK.values(), names, strict=True)]
+        handles = [Patch(**look) for look in _LOOK.values()]
         figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=11)
         return figure
 

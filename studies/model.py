@@ -2,7 +2,7 @@
 
 Both are the same blocks: rotary attention, whose key heads may be fewer, and a gated MLP. Written anew so that runs of
 several methods sample together, each from its own weights, so that the completions of a prompt share its keys and
-values, and so that what has ended costs nothing. `tests/test_fast_on_cpu.py` compares it with transformers.
+values, and so that what has ended costs nothing. `tests/studies/test_fast_on_cpu.py` compares it with transformers.
 """
 
 import functools
@@ -74,7 +74,7 @@ class Fused(NamedTuple):
         layers = [tuple(map(change, layer)) for layer in self.layers]
         return Fused(self.shape, change(self.embeddings), layers, change(self.norm), change(self.head))
 
-    def of(self, runs: torch.Tensor) -> "Fused":
+    def select(self, runs: torch.Tensor) -> "Fused":
         """Those of some runs; what all share has no dimension."""
         return self.map(lambda own: own[runs] if own.ndim else own)
 
@@ -511,7 +511,7 @@ def _draw(
                 mask.flatten(0, 1)[chosen].view(len(kept), most, -1),
             )
             if len(kept) < len(going_on):
-                fused = fused.of(going_on)
+                fused = fused.select(going_on)
         end = start + i + 1
         states = hidden(fused, tokens.unsqueeze(-1), cache, start + i, mask.flatten(0, 1)[:, None, None, :end])
         logits = logits_of(fused, states[:, :, -1])

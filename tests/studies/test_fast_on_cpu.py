@@ -63,16 +63,23 @@ def llama():
     return LlamaForCausalLM(config).eval()
 
 
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Switch to the paths of a GPU, but for the graph, and back."""
+    monkeypatch.setattr(fast_model, "_decoders", {})
+    return lambda on: monkeypatch.setattr(fast_model, "_on_gpu", lambda tensor: on)
+
+
 def draw(shape, weights, seeds, n=8, limit=12, prompts=(PROMPT,)):
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     return sample(shape, weights, prompts, n, limit, 1.0, EOS, generators)
 
 
-@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("gpu", [False, True])
 def test_log_probs_entropy_and_gradient_are_those_of_transformers_for_prompts_of_several_lengths(
-    models, llama, on_gpu, monkeypatch
+    models, llama, on_gpu, gpu
 ):
-    monkeypatch.setattr(fast_model, "_on_gpu", lambda tensor: on_gpu)
+    on_gpu(gpu)
     for model in (models[0], llama):
         shape = Shape.of(model.config)
         weights = {name: values.clone().requires_grad_() for name, values in weights_of(model).items()}
@@ -117,24 +124,18 @@ def flat(runs):
     return [tensor for own in runs for rollout in own for tensor in (rollout.responses, rollout.response_mask)]
 
 
-@pytest.fixture
-def on_gpu(monkeypatch):
-    """Switch to the paths of a GPU, but for the graph, and back."""
-    monkeypatch.setattr(fast_model, "_decoders", {})
-    return lambda on: monkeypatch.setattr(fast_model, "_on_gpu", lambda tensor: on)
-
-
 @pytest.mark.parametrize("gpu", [False, True])
-def test_a_run_draws_the_same_whatever_runs_are_beside_it(shape, weights, on_gpu, gpu):
-    """Seven runs, of one completion, so that some end while the others go on; and the next draw of each."""
+@pytest.mark.parametrize(("n", "limit", "prompts"), [(8, 40, PROMPTS), (1, 200, [PROMPT])])
+def test_a_run_draws_the_same_whatever_runs_are_beside_it(shape, weights, on_gpu, gpu, n, limit, prompts):
+    """And so does its next draw. Of seven runs of one completion some end while the others go on."""
     on_gpu(gpu)
     together, alone = ([torch.Generator().manual_seed(seed) for seed in range(7)] for _ in range(2))
     several = [weights[run % 3] for run in range(7)]
     for _ in range(2):
-        drawn = sample(shape, several, [PROMPT], 1, 200, 1.0, EOS, together)
-        assert len({own[0].responses.shape[1] for own in drawn}) > 3
+        drawn = sample(shape, several, prompts, n, limit, 1.0, EOS, together)
+        assert n > 1 or len({own[0].responses.shape[1] for own in drawn}) > 3
         for run in range(7):
-            own = sample(shape, several[run : run + 1], [PROMPT], 1, 200, 1.0, EOS, alone[run : run + 1])
+            own = sample(shape, several[run : run + 1], prompts, n, limit, 1.0, EOS, alone[run : run + 1])
             for one, other in zip(flat(own), flat(drawn[run : run + 1]), strict=True):
                 assert torch.equal(one, other)
 
