@@ -15,13 +15,13 @@ ablations='
 name                 | figure | model | data  | settings | what
 gtpo                 | 3      | llama | gsm8k | | GTPO as it is
 conflict_only        | 3      | llama | gsm8k | gtpo.entropy_coeff=0 gtpo.completion_filter=never | "No H, no delta": the conflict masks alone (Eq. 8)
-kl_0                 | 1 3 5a | llama | gsm8k | ALGO=grpo KL_LOSS_COEF=0 | GRPO without KL; Fig. 5a: MODEL=qwen DATASET=math
+kl_0                 | 3 4c 4d 5a | llama | gsm8k | ALGO=grpo KL_LOSS_COEF=0 | GRPO without KL; Fig. 5a: MODEL=qwen DATASET=math
 kl_1e-6              | 1 3 5a | llama | gsm8k | ALGO=grpo KL_LOSS_COEF=1e-6 | GRPO
 kl_0.04              | 1 3 5a | llama | gsm8k | ALGO=grpo KL_LOSS_COEF=0.04 | GRPO
-gamma_0.1            | 4a     | llama | math  | gtpo.entropy_coeff=0.1 |
-gamma_0.01           | 4a     | llama | math  | gtpo.entropy_coeff=0.01 |
-gamma_0.001          | 4a     | llama | math  | gtpo.entropy_coeff=0.001 |
-gamma_1e-6           | 4a     | llama | math  | gtpo.entropy_coeff=1e-6 |
+gamma_0.1            | 4a     | llama | math  | gtpo.completion_filter=always gtpo.entropy_coeff=0.1 |
+gamma_0.01           | 4a     | llama | math  | gtpo.completion_filter=always gtpo.entropy_coeff=0.01 |
+gamma_0.001          | 4a     | llama | math  | gtpo.completion_filter=always gtpo.entropy_coeff=0.001 |
+gamma_1e-6           | 4a     | llama | math  | gtpo.completion_filter=always gtpo.entropy_coeff=1e-6 |
 no_filter            | 4a     | llama | math  | gtpo.completion_filter=never | "No delta": gamma = 0.1 without the completion filter
 threshold_0.7        | 4b     | llama | gsm8k | gtpo.completion_filter=always gtpo.entropy_threshold=0.7 |
 threshold_1.05       | 4b     | llama | gsm8k | gtpo.completion_filter=always gtpo.entropy_threshold=1.05 |

@@ -5,8 +5,9 @@
 #   ALGO=gtpo SEED=1 bash recipes/run_gtpo_qwen3.sh [override…]    differs in the advantages alone
 #
 # The settings under which TRL #6407 reports an entropy above 2 nats, as far as it names them: 512 questions, 512 tokens,
-# four clipped updates per rollout, a constant learning rate of 2e-6, 2,000 updates. docs/reproduce.md says when to stop
-# and what to plot. recipes/run_gtpo_qwen.sh with another model; its variables hold.
+# four clipped updates per rollout, a constant learning rate of 2e-6 after ten updates, 2,000 updates; the optimizer's others
+# are TRL's defaults. docs/reproduce.md says when to stop and what to plot. recipes/run_gtpo_qwen.sh with another model; its
+# variables hold.
 set -euo pipefail
 
 export MODEL_PATH=${MODEL_PATH:-Qwen/Qwen3-0.6B}
@@ -25,7 +26,10 @@ exec bash "$(dirname "${BASH_SOURCE[0]}")/run_gtpo_qwen.sh" \
     actor_rollout_ref.actor.clip_ratio_high=0.28 \
     actor_rollout_ref.actor.ppo_epochs=4 \
     actor_rollout_ref.actor.optim.lr_scheduler_type=constant \
-    actor_rollout_ref.actor.optim.lr_warmup_steps=10 \
+    actor_rollout_ref.actor.optim.lr_warmup_steps=3 \
+    actor_rollout_ref.actor.optim.betas=[0.9,0.999] \
+    actor_rollout_ref.actor.optim.weight_decay=0 \
+    actor_rollout_ref.actor.optim.clip_grad=1.0 \
     trainer.total_training_steps=500 \
     trainer.total_epochs=16 \
     +trainer.collapse_watch=warn \
