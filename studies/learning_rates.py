@@ -194,17 +194,19 @@ def better_than_gtpo(blocks_of_runs: Mapping[str, pd.DataFrame]) -> tuple[list[s
 
 
 def at_best(least_clean: float = 0.0) -> dict[str, pd.DataFrame]:
-    """Runs of blocks 2, 3 and 5 at each method's own best rate; `least_clean` is that of 2 and 3, 5 has its own.
-
-    Beside block 3's stand block 2's of the same tasks, rates and seeds.
-    """
-    many, rivals, fresh = (results(planned(block)) for block in "235")
-    beside = many.merge(rivals[["task", "lr", "seed"]].drop_duplicates())
+    """Runs of blocks 2, 3 and 5 at each method's own best rate; `least_clean` is that of 2 and 3, 5 has its own."""
+    many, fresh = (results(planned(block)) for block in "25")
     return {
         "2": at_own_best_rate(many, least_clean),
-        "3": at_own_best_rate(pd.concat([beside, rivals]), least_clean),
+        "3": at_own_best_rate(rivals(), least_clean),
         "5": at_own_best_rate(fresh, CLEAN),
     }
+
+
+def rivals() -> pd.DataFrame:
+    """Block 3's runs, and block 2's of the same tasks, rates and seeds."""
+    many, own = (results(planned(block)) for block in "23")
+    return pd.concat([many.merge(own[["task", "lr", "seed"]].drop_duplicates()), own])
 
 
 def of_real_model(block: str) -> pd.DataFrame:

@@ -316,9 +316,11 @@ def _of_block_11() -> dict[str, object]:
 
 def _of_part_two() -> dict[str, object]:
     """Numbers of blocks 2 and 4 over all their runs, and of 1b, 1c, 9, 2, 3 and 5 at each method's own best rate."""
-    found: dict[str, object] = {}
-    for block in "248":
-        runs = learning_rates.results(planned(block))
+    curves = [read_log(c.log(seed))["steps"] for block in ("2", "5", "8", "11") for c, seed in complete(planned(block))]
+    dropped = max((np.mean(steps["dropped"]) for steps in curves if "dropped" in steps), default=0)
+    found: dict[str, object] = {"most dropped": f"{dropped:.1%}"}
+    for block in "2348":
+        runs = learning_rates.rivals() if block == "3" else learning_rates.results(planned(block))
         places = {block: runs, f"{block} planned": runs[runs["lr"].isin(MANY_RATES)]}
         for place, here in (places | {f"{block} {task}": own for task, own in runs.groupby("task")}).items():
             for method, own in here.groupby("method"):

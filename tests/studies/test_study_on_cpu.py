@@ -376,7 +376,7 @@ def numbers():
             [
                 *RESULT,
                 *("9: corpo_gtpo wrong", "9: corpo_gtpo lost", "9: gtpo lost", "9: grpo lost"),
-                *("controls: grpo_strict lost", "main: grpo_kl lost"),
+                *("1b: gtpo lost", "1b: grpo lost", "1b: grpo_strict lost", "3: grpo_kl lost", "3: grpo lost"),
                 *("10: Q1 in short", "10-gpu: Q1 in short", "10: grpo_clamped accuracy", "10: grpo_clamped endings"),
                 "10-gpu: gtpo_answer - grpo_answer accuracy",
                 *(f"10-gpu: {method} {what}" for method in ON_A_GPU for what in ("accuracy", "endings")),
