@@ -27,7 +27,7 @@ exec bash "$(dirname "${BASH_SOURCE[0]}")/run_gtpo_qwen.sh" \
     actor_rollout_ref.actor.ppo_epochs=4 \
     actor_rollout_ref.actor.optim.lr_scheduler_type=constant \
     actor_rollout_ref.actor.optim.lr_warmup_steps=3 \
-    actor_rollout_ref.actor.optim.betas=[0.9,0.999] \
+    "actor_rollout_ref.actor.optim.betas=[0.9,0.999]" \
     actor_rollout_ref.actor.optim.weight_decay=0 \
     actor_rollout_ref.actor.optim.clip_grad=1.0 \
     trainer.total_training_steps=500 \

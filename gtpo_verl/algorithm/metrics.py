@@ -55,7 +55,7 @@ def compute_gtpo_metrics(
             metrics |= {f"conflict/{end}_len/mean": _mean(length[real]), f"conflict/{end}_len/max": _max(length[real])}
     if real.any():
         metrics |= {
-            "filter/dropped_groups": (~_groups_with_any(result, result.keep)).sum(),
+            "filter/dropped_group_frac": _mean(~_groups_with_any(result, result.keep)),
             "group/size_min": groups[real].unique(return_counts=True)[1].min(),
             "group/zero_std_frac": _mean(~_groups_with_any(result, a != 0)),
             "group/positive_frac": _mean(a[real] > 0),

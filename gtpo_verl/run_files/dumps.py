@@ -9,9 +9,6 @@ from typing import Any
 SCHEMA_VERSION, HEADER_NAME, STEP_FILES = 2, "gtpo_dump.json", "step_*.jsonl"
 """Of a token dump, which `verl_plugin.token_dump` writes and `tools.rollouts` reads without verl."""
 
-READABLE_VERSIONS = (1, 2)
-"""Version 1 has no words: `prompt`, `token_strings` and `ended` came with version 2."""
-
 _LINE = 1 << 26  # bytes, of which a completion of 128k tokens takes a fifth
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gtpo_verl.algorithm.config import GTPOConfig
-from gtpo_verl.run_files.dumps import HEADER_NAME, READABLE_VERSIONS, STEP_FILES, last_outputs, read_lines
+from gtpo_verl.run_files.dumps import HEADER_NAME, SCHEMA_VERSION, STEP_FILES, last_outputs, read_lines
 from gtpo_verl.run_files.records import read_record
 from gtpo_verl.run_files.tokens import load_tokenizer, spell, words_of
 
@@ -86,7 +86,7 @@ def _read_dump(path: Path, headers: list[Path]) -> tuple[dict[str, Any], list[Pa
     if len(headers) > 1:
         raise ValueError(f"{path} has dumps of several runs: give one of {', '.join(str(x.parent) for x in headers)}")
     header = read_record(headers[0], *_HEADER)
-    if (found := header["schema_version"]) not in READABLE_VERSIONS:
+    if (found := header["schema_version"]) != SCHEMA_VERSION:
         raise ValueError(f"{headers[0]} has schema_version {found!r}: read it with the gtpo-verl that wrote it")
     settings = header["gtpo"].values() if isinstance(header["gtpo"], dict) else [math.nan]
     floats = [x for x in (*header.values(), *settings) if isinstance(x, float)]

@@ -12,6 +12,10 @@ ENTROPY, RESPONSE_MASK = "gtpo_entropy", "gtpo_response_mask"
 """Fields of the legacy trainer's batch between its old-log-prob pass and its advantages."""
 
 
+_AT_ONCE = 64
+"""Sessions whose pictures are fetched together."""
+
+
 class BatchFields(NamedTuple):
     """Fields of the rows of a batch, in their order."""
 
@@ -23,7 +27,7 @@ class BatchFields(NamedTuple):
     prompts: Sequence[np.ndarray]  # (bs,) token ids of each prompt
     last_outputs: list[int]  # rows that are the last output of their session, one for each session of the agent loop
     sessions: list[int]  # (bs,), for each row the place of its session in `last_outputs`
-    pictures: Sequence[bytes] = ()  # (bs,), a digest of those in each prompt; empty where equal ids are equal prompts
+    pictures: Sequence[bytes] = ()  # of each session's last prompt, a digest; empty where equal ids are equal prompts
 
     def of_sessions(self) -> "BatchFields":
         """Return the last outputs alone, in the order in which verl's `grpo` has them."""
@@ -31,9 +35,8 @@ class BatchFields(NamedTuple):
             return self
         rows, places = self.last_outputs, list(range(len(self.last_outputs)))
         tensors = self.responses[rows], self.entropy if self.entropy is None else self.entropy[rows]
-        prompts, pictures = [self.prompts[row] for row in rows], [self.pictures[row] for row in rows if self.pictures]
-        of_rows = *tensors, self.response_mask[rows], self.response_len[rows], prompts
-        return BatchFields(*of_rows, places, places, pictures)
+        of_rows = *tensors, self.response_mask[rows], self.response_len[rows], [self.prompts[row] for row in rows]
+        return BatchFields(*of_rows, places, places, self.pictures)
 
 
 def from_transfer_queue(tq: Any, batch: Any, with_entropy: bool = True) -> BatchFields:
@@ -60,10 +63,13 @@ def from_transfer_queue(tq: Any, batch: Any, with_entropy: bool = True) -> Batch
     )
     if len(fields.last_outputs) == len(prompts):
         return fields
-    # An agent's later prompts may have pictures of its own.
-    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["multi_modal_inputs"])
-    rows = data.pop("multi_modal_inputs").tolist() if "multi_modal_inputs" in data.keys() else ()
-    return fields._replace(pictures=[*map(_digest, rows)])
+    # An agent's later prompts may have pictures of its own, which are large.
+    name, pictures, keys = "multi_modal_inputs", [], [batch.keys[row] for row in fields.last_outputs]
+    for start in range(0, len(keys), _AT_ONCE):
+        of_keys = keys[start : start + _AT_ONCE]
+        data = tq.kv_batch_get(keys=of_keys, partition_id=batch.partition_id, select_fields=[name])
+        pictures += map(_digest, data.pop(name).tolist() if name in data.keys() else ())
+    return fields._replace(pictures=pictures)
 
 
 def _digest(pictures: dict[str, Any] | None) -> bytes:

@@ -17,7 +17,7 @@ from gtpo_verl.run_files.gtpo_run import GTPORun
 from gtpo_verl.run_files.initial_entropy import InitialEntropy
 from gtpo_verl.verl_plugin import update_pass
 from gtpo_verl.verl_plugin.batch_fields import BatchFields
-from gtpo_verl.verl_plugin.run_config import ADV_ESTIMATOR, Mode, RunConfig, registry, select
+from gtpo_verl.verl_plugin.run_config import ADV_ESTIMATOR, RunConfig, registry, select
 
 logger = logging.getLogger("gtpo_verl")
 
@@ -70,14 +70,14 @@ class GTPOEstimator:
 
     def __init__(self, trainer: Any, run: RunConfig):
         config, folder = trainer.config, trainer.config.trainer.default_local_dir
-        if run.mode.applies_gtpo:
+        if run.applies_gtpo:
             resumed_from = (run.resumed_from or folder) if trainer.global_steps > 1 else None
         else:
             folder = run.gtpo.dump_dir or folder
             resumed_from = folder if InitialEntropy.path(folder).exists() else None
-        self.mode, self.config = run.mode, run.gtpo
+        self.asked, self.config = run, run.gtpo
         norm_by_std = config.algorithm.get("norm_adv_by_std_in_grpo", True)
-        self.run = GTPORun(self.config, folder, resumed_from, norm_by_std, applied=run.mode.applies_gtpo)
+        self.run = GTPORun(self.config, folder, resumed_from, norm_by_std, applied=run.applies_gtpo)
         self._max_response_length = config.data.max_response_length
         self._max_model_len = select(config, "actor_rollout_ref.rollout.max_model_len") or math.inf
         self._rejects = select(config, "algorithm.rollout_correction.rollout_rs") is not None
@@ -114,7 +114,7 @@ class GTPOEstimator:
         if self._rejects:
             advantages = advantages * response_mask
         pending.result = result
-        if self.mode is Mode.GTPO_FROM_UPDATE:
+        if self.asked.from_update:
             a = result.group_advantages[fields.sessions]
             pending.inputs = update_pass.UpdateInputs.make(a, self.config, self.run.initial_entropy_value)
         else:
@@ -144,7 +144,7 @@ class GTPOEstimator:
             prompts = [*zip(prompts, fields.pictures, strict=True)]
         completions = Completions(fields.response_mask, index, prompts)
         entropy = None if fields.entropy is None else completions.mean(fields.entropy)
-        if entropy is not None and self.mode.applies_gtpo:
+        if entropy is not None and self.asked.applies_gtpo:
             update_pass.check_range("entropy", entropy, self._entropy_range, completions.uids)
         name = self.config.base
         base = None if name == "gtpo" else compute_base_advantages(name, token_level_rewards, completions)
@@ -167,9 +167,10 @@ class GTPOEstimator:
     def _last_saved(self) -> tuple[Path, int] | None:
         """Return the last checkpoint, and when verl noted it."""
         tracker = Path(get_checkpoint_tracker_filename(self._folder))
-        if not tracker.exists():
+        try:
+            return Path(self._folder, f"global_step_{tracker.read_text().strip()}"), tracker.stat().st_mtime_ns
+        except OSError:  # none yet, or a file system that fails: no reason to end a run
             return None
-        return Path(self._folder, f"global_step_{tracker.read_text().strip()}"), tracker.stat().st_mtime_ns
 
     def _check_filter(self, result: GTPOAdvantage) -> None:
         """A batch of which the completion filter drops every completion teaches nothing."""

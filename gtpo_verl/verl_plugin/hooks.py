@@ -4,7 +4,6 @@ A hook gets `proceed`, which calls verl's function with its arguments; for a met
 arguments that the hook reads.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -132,11 +131,6 @@ def reduce_metrics(proceed: Callable, *, metrics: dict[str, Any]) -> dict[str, A
     return reduced | pending.metrics
 
 
-def aggregate(proceed: Callable, aggregator: Any, *, metric_name: str) -> str:
-    """How verl joins the metrics of several updates in a step: it averages what it does not know, counts too."""
-    return "sum" if metric_name == "gtpo/filter/dropped_groups" else proceed()
-
-
 def fit(proceed: Callable, trainer: Any) -> Any:
     """The watch for collapse lives as long as the trainer's loop."""
     before, state = current.get(), TrainerState.enter(trainer)
@@ -178,28 +172,19 @@ def log(proceed: Callable, tracking: Any, *, data: dict[str, Any], step: Any) ->
 def _check_update(tracking: Any, state: TrainerState | None, step: Any) -> None:
     """A RuntimeError if a run of GTPO was updated by other advantages, or if one that is to be watched is not."""
     if getattr(tracking, "gtpo_watch", "none") != "none" and not (state and state.watch):
-        raise RuntimeError(f"{KEY} does not watch {_class_that_logs(tracking)}, which has a fit of its own: remove it")
+        raise RuntimeError(f"{KEY} does not watch a trainer with a fit of its own, as this one: remove it")
     if hasattr(tracking, "gtpo_estimates"):
         before, tracking.gtpo_estimates = tracking.gtpo_estimates, TrainerState.estimates
         if before == TrainerState.estimates:
             raise RuntimeError(
-                f"algorithm.adv_estimator asks for GTPO, but {_class_that_logs(tracking)} updated the actor at step "
-                f"{step} with other advantages: let its own _compute_advantage call verl's, "
-                "super()._compute_advantage, or set algorithm.adv_estimator=grpo"
+                f"algorithm.adv_estimator asks for GTPO, but the trainer updated the actor at step {step} with other "
+                "advantages: let its own _compute_advantage call verl's, super()._compute_advantage, or set "
+                "algorithm.adv_estimator=grpo"
             )
 
 
-def _class_that_logs(tracking: Any) -> str:
-    """Return the class of the trainer that called `tracking.log`: of the nearest method up the stack not its own."""
-    frame: Any = sys._getframe(1)
-    trainer = tracking
-    while frame and trainer is tracking:
-        frame, trainer = frame.f_back, frame.f_locals.get("self", tracking)
-    return f"{type(trainer).__module__}.{type(trainer).__qualname__}"
-
-
 _V1, _LEGACY = "verl.trainer.ppo.v1.trainer_base", "verl.trainer.ppo.ray_trainer"
-_SEPARATE, _AGGREGATION = "verl.experimental.separation.ray_trainer", "MetricsAggregator._get_aggregation_type"
+_SEPARATE = "verl.experimental.separation.ray_trainer"
 HOOKS = (
     Hook("settings", "verl.utils.config", "validate_config", validate_config),
     Hook("settings of experimental trainers", "verl.trainer.main_ppo", "run_ppo", validate_config),
@@ -215,8 +200,6 @@ HOOKS = (
     Hook("advantages", _LEGACY, "compute_advantage", compute_advantage),
     Hook("actor's loss", "verl.workers.utils.losses", "ppo_loss", ppo_loss),
     Hook("update's metrics", "verl.utils.metric", "reduce_metrics", reduce_metrics),
-    Hook("metrics of several updates", "verl.trainer.ppo.v1.utils", _AGGREGATION, aggregate),
-    Hook("metrics of several updates", "verl.experimental.fully_async_policy.detach_utils", _AGGREGATION, aggregate),
     Hook("logger's config", "verl.utils.tracking", "Tracking.__init__", track),
     Hook("logger", "verl.utils.tracking", "Tracking.log", log),
 )

@@ -24,7 +24,6 @@ from gtpo_verl.verl_plugin.run_config import (
     ALIAS,
     LOSS_MODE,
     NAMES,
-    Mode,
     RunConfig,
     VerlGTPOConfig,
     foreign_function,
@@ -80,16 +79,15 @@ def start(config: DictConfig) -> None:
 
     _validated.clear()  # it may have changed since
     run = validated(config)
-    found = departures(config, run.gtpo) if run.mode.applies_gtpo else unclipped_updates(config)
-    if found:
+    if found := departures(config, run):
         table = textwrap.indent(as_table(found), "GTPO: ")
         logger.warning("GTPO: with these settings the run is not the paper's:\n%s", table)
     chosen = select(config, ADV_ESTIMATOR)
     if (other := foreign_function(chosen)) and not other.startswith("verl."):
         logger.warning("%s=%s is %s; for GTPO of arXiv:2508.03772 set it to %s", ADV_ESTIMATOR, chosen, other, ALIAS)
-    if not run.mode.applies_gtpo:
+    if not run.applies_gtpo:
         return
-    if run.mode is Mode.GTPO_FROM_UPDATE and not select(config, _CALCULATE):
+    if run.from_update and not select(config, _CALCULATE):
         OmegaConf.update(config, _CALCULATE, True)
         logger.info("%s=True, since %s=update", _CALCULATE, _ENTROPY_FROM)
     if warning := resume_warning(config, run):
@@ -127,9 +125,9 @@ def _read(config: DictConfig) -> tuple[RunConfig | None, list[str]]:
         run = RunConfig.read(config)
     except ValueError as error:
         return None, [*found, str(error), *_rollout(config)]
-    if run.mode is not Mode.NOTHING:
+    if run.applies_gtpo or run.gtpo.dump_dir:
         found += [*_rollout(config), *_entropy(config, run), *_errors_of(_check_dump, config, run)]
-    if run.mode.applies_gtpo:
+    if run.applies_gtpo:
         found += _loss(config)
         if select(config, "trainer.use_v1") and (missing := _missing_packages()):
             found.append(f"trainer.use_v1=True needs packages that are not installed: pip install {' '.join(missing)}")
@@ -196,7 +194,7 @@ def _loss(config: DictConfig) -> Iterator[str]:
 def _entropy(config: DictConfig, run: RunConfig) -> Iterator[str]:
     """Whether the pass of verl that is to give the entropy exists and sees every token that it averages over."""
     bypass, otherwise = bool(select(config, _BYPASS)), f"or set ++{_ENTROPY_FROM}=old_log_prob"
-    if not run.mode.applies_gtpo:
+    if not run.applies_gtpo:
         if bypass:
             yield f"{_BYPASS}=True: it skips the pass that the token dump reads; set it to False, or leave out dump_dir"
         return
@@ -293,11 +291,14 @@ PAPER_SETTINGS: _Papers = {
 }
 """Settings, their values in the paper's GTPO (null is one everywhere), and the message for any other value."""
 
-_ONE_UPDATE = "one update per rollout (Sec. 6; the gtpo loss is not clipped)"
+_ONE_UPDATE = "one update per rollout (Sec. 6: the gtpo loss does not clip; loss_mode=vanilla does)"
 
 
-def departures(config: DictConfig, gtpo: VerlGTPOConfig) -> list[Departure]:
-    """Return the settings of a checked config under which GTPO runs but is not the paper's GTPO."""
+def departures(config: DictConfig, run: RunConfig) -> list[Departure]:
+    """Return the settings of a checked config under which GTPO, or its loss alone, runs but is not the paper's."""
+    if not run.applies_gtpo:
+        return _unclipped_updates(config)
+    gtpo = run.gtpo
     loss_mode, from_update = select(config, LOSS_MODE), gtpo.entropy_from == "update"
     note = f"; {loss_mode} {change}" if (change := _LOSSES_THAT_CHANGE_LAMBDA.get(loss_mode)) else ""
     papers = {LOSS_MODE: (NAMES, f"gtpo (Eq. 11: no clipping){note}"), **PAPER_SETTINGS}
@@ -321,10 +322,10 @@ def departures(config: DictConfig, gtpo: VerlGTPOConfig) -> list[Departure]:
         remedy = f"measure it with `gtpo-verl initial-entropy` and set {_INITIAL_ENTROPY}"
         paper = f"mean of {PAPER_SAMPLES} prompts (Sec. 5.2); this run's first batch holds {biased}: {remedy}"
         found.append(Departure(_INITIAL_ENTROPY, "null", paper))
-    return found + unclipped_updates(config)
+    return found + _unclipped_updates(config)
 
 
-def unclipped_updates(config: DictConfig) -> list[Departure]:
+def _unclipped_updates(config: DictConfig) -> list[Departure]:
     """Return the settings that update several times per rollout with the `gtpo` loss, which is not clipped, under any
     estimator."""
     if not uses_gtpo(config, LOSS_MODE):

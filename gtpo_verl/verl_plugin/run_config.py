@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
@@ -73,38 +72,28 @@ class VerlGTPOConfig(GTPOConfig):
         self._check_number("dump_freq", "a whole number of steps of at least 1", lambda x: x >= 1 and x == int(x))
 
 
-class Mode(Enum):
-    """What a run of verl asks of this plugin."""
-
-    NOTHING = "nothing"
-    DUMP = "another estimator, with a token dump"
-    GTPO = "GTPO"
-    GTPO_FROM_UPDATE = "GTPO, whose entropy comes from the update's forward pass"
-
-    @property
-    def applies_gtpo(self) -> bool:
-        """Whether the advantages are GTPO's."""
-        return self in (Mode.GTPO, Mode.GTPO_FROM_UPDATE)
-
-
 class RunConfig(NamedTuple):
     """What a verl config asks for."""
 
-    mode: Mode
-    gtpo: VerlGTPOConfig  # the defaults where the run asks for nothing
+    applies_gtpo: bool  # whether the advantages are GTPO's
+    gtpo: VerlGTPOConfig  # the defaults where the run asks for nothing; with a dump_dir it may ask for the dump alone
     # The folder whose record of ⟨H⟩_ini is of the run that verl will resume, the checkpoint itself or, where that has
     # none, the folder around it; None of a new run.
     resumed_from: str | None = None
+
+    @property
+    def from_update(self) -> bool:
+        """Whether GTPO's entropy comes from the update's forward pass."""
+        return self.applies_gtpo and self.gtpo.entropy_from == "update"
 
     @classmethod
     def read(cls, config: Any) -> "RunConfig":
         """Read it from verl's whole config; a ValueError for a wrong setting of GTPO in a run that asks for it."""
         applied = uses_gtpo(config)
         if not applied and select(config, "algorithm.gtpo.dump_dir") is None:
-            return cls(Mode.NOTHING, VerlGTPOConfig())
+            return cls(False, VerlGTPOConfig())
         gtpo = VerlGTPOConfig.from_config(config.algorithm)
-        of_gtpo = Mode.GTPO_FROM_UPDATE if gtpo.entropy_from == "update" else Mode.GTPO
-        return cls(of_gtpo if applied else Mode.DUMP, gtpo, _resumed_from(config.trainer))
+        return cls(applied, gtpo, _resumed_from(config.trainer))
 
 
 def _resumed_from(trainer: DictConfig) -> str | None:

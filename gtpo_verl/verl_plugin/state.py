@@ -14,7 +14,7 @@ from gtpo_verl.algorithm.metrics import compute_log_prob_metrics
 from gtpo_verl.verl_plugin import compat, preflight, update_pass
 from gtpo_verl.verl_plugin.batch_fields import BatchFields
 from gtpo_verl.verl_plugin.estimator import GTPOEstimator, PendingUpdate
-from gtpo_verl.verl_plugin.run_config import Mode, select
+from gtpo_verl.verl_plugin.run_config import select
 from gtpo_verl.verl_plugin.token_dump import TokenDump, bounded_rows
 from gtpo_verl.verl_plugin.training_monitor import TrainerWatch
 
@@ -58,12 +58,12 @@ class TrainerState:
     @property
     def has_work(self) -> bool:
         """Whether there is something to do at this step."""
-        return self.run.mode.applies_gtpo or self._dump_is_due
+        return self.run.applies_gtpo or self._dump_is_due
 
     @property
     def reads_entropy(self) -> bool:
         """Whether the entropy of verl's old-log-prob pass is read at this step."""
-        return self.has_work and self.run.mode is not Mode.GTPO_FROM_UPDATE
+        return self.has_work and not self.run.from_update
 
     @property
     def _dump_is_due(self) -> bool:
@@ -73,7 +73,7 @@ class TrainerState:
         """Begin the next step; whether there is something to do for GTPO. A RuntimeError if the last step's update did
         not pass through the hooks that it needs."""
         left, self.pending = self.pending, None
-        if left and self.run.mode.applies_gtpo and (left.inputs or left.step < self._trainer.global_steps):
+        if left and self.run.applies_gtpo and (left.inputs or left.step < self._trainer.global_steps):
             if left.step >= (select(self._trainer.config, "trainer.critic_warmup") or 0):
                 raise RuntimeError(
                     f"step {left.step} computed GTPO advantages, but no actor update passed through verl's "
@@ -86,7 +86,7 @@ class TrainerState:
         """Return what verl's `compute_advantage` makes of the batch with these fields, and record it; a ValueError if a
         log-probability of a completion's own token is not finite, or above 0."""
         for name in ("old_log_probs", "rollout_log_probs"):
-            if self.run.mode.applies_gtpo and name in data.batch.keys():
+            if self.run.applies_gtpo and name in data.batch.keys():
                 own, uids = torch.where(fields.response_mask.bool(), data.batch[name], 0), data.non_tensor_batch["uid"]
                 check_finite(name, own.sum(-1), uids)
                 update_pass.check_range(name, own.amax(-1), (-torch.inf, 0.0), uids)
@@ -146,7 +146,7 @@ def estimate_gtpo_advantage(
     start, state = time.perf_counter(), current.get()
     if state is None:
         compat.raise_load_errors()
-    if state is None or state.pending is None or state.pending.result or not state.run.mode.applies_gtpo:
+    if state is None or state.pending is None or state.pending.result or not state.run.applies_gtpo:
         raise RuntimeError(
             "algorithm.adv_estimator=gtpo was called without token ids and entropy, by a trainer that gtpo_verl does "
             "not know; use verl's own trainers, through verl.trainer.main_ppo"

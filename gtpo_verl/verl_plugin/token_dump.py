@@ -54,7 +54,7 @@ class TokenDump:
         config, model = trainer.config, trainer.config.actor_rollout_ref.model
         header = {
             "adv_estimator": config.algorithm.adv_estimator,
-            "gtpo_applied": run.mode.applies_gtpo,
+            "gtpo_applied": run.applies_gtpo,
             "tokenizer": str(model.get("tokenizer_path") or model.path),
             "checkpoints": config.trainer.default_local_dir,  # by which a later start knows its own dump
         }

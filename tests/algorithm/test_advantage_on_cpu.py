@@ -234,7 +234,7 @@ def test_a_batch_of_which_all_is_filtered_gives_zeros_and_is_counted(two_complet
     del two_completions["token_level_rewards"]
     result = compute_gtpo_token_advantages(torch.tensor([1.0, -1.0]), **two_completions, config=config)
     metrics = compute_gtpo_metrics(result, config, None, torch.tensor([False, False]))
-    assert metrics["gtpo/filter/dropped_frac"] == metrics["gtpo/filter/dropped_groups"] == 1
+    assert metrics["gtpo/filter/dropped_frac"] == metrics["gtpo/filter/dropped_group_frac"] == 1
 
 
 def test_group_of_one_has_no_relative_advantage(two_completions):

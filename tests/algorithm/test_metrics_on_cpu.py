@@ -31,7 +31,7 @@ def metrics_of(config=GTPOConfig(), padding_rows=0):  # noqa: B008
     return compute_gtpo_metrics(result, config, 0.3, truncated)
 
 
-@pytest.mark.parametrize(("threshold", "dropped", "dropped_groups"), [(0.693, 1 / 6, 0), (0.45, 3 / 6, 1)])
+@pytest.mark.parametrize(("threshold", "dropped", "dropped_groups"), [(0.693, 1 / 6, 0), (0.45, 3 / 6, 1 / 2)])
 def test_every_metric_by_hand(threshold, dropped, dropped_groups):
     """Group p: A of 3, -1, -2 and 0; three share the first token, one of which has no other. Group q: no signal."""
     responses = torch.tensor([[5, 1], [5, 0], [6, 3], [5, 4], [7, 0], [7, 0]])
@@ -64,7 +64,7 @@ def test_every_metric_by_hand(threshold, dropped, dropped_groups):
             "gtpo/entropy/threshold": threshold,
             "gtpo/filter/active": 1,
             "gtpo/filter/dropped_frac": dropped,
-            "gtpo/filter/dropped_groups": dropped_groups,
+            "gtpo/filter/dropped_group_frac": dropped_groups,
             "gtpo/regularizer/mean": 0.26 / 6,
             "gtpo/regularizer/sign_flip_frac": 0,
             "gtpo/group/size_min": 2,
@@ -112,7 +112,7 @@ def test_sign_flips_and_dropped_groups_are_counted():
     metrics = metrics_of(GTPOConfig(entropy_coeff=10.0, entropy_threshold=0.15, completion_filter="always"))
     assert metrics["gtpo/regularizer/sign_flip_frac"] == 0.25
     assert metrics["gtpo/filter/dropped_frac"] == 0.75
-    assert metrics["gtpo/filter/dropped_groups"] == 1
+    assert metrics["gtpo/filter/dropped_group_frac"] == 0.5
 
 
 @pytest.mark.parametrize(("positive", "negative"), [(0.0, 0.0), (2.0, 2.0), (0.5, 3.0), (1.0, 1.0)])

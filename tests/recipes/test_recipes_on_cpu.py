@@ -164,7 +164,7 @@ def test_a_recipe_gives_the_settings_on_record_and_they_fit_verl(call, tmp_path,
         known = {"algorithm.gtpo.initial_entropy", "algorithm.rollout_correction.bypass_mode"}
         if script == "run_gtpo_qwen3.sh":  # which changes the advantages alone, at the settings of TRL #6407
             known |= {f"actor_rollout_ref.actor.{key}" for key in ("policy_loss.loss_mode", "loss_agg_mode")}
-        assert {departure.setting for departure in preflight.departures(config, run.gtpo)} <= known
+        assert {departure.setting for departure in preflight.departures(config, run)} <= known
     OmegaConf.resolve(config)
     config.actor_rollout_ref.rollout.name = "hf"  # with LoRA, verl asks an installed vLLM for its largest rank
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=False)

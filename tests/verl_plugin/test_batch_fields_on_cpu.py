@@ -102,8 +102,10 @@ def test_last_output_stands_for_its_session(sessions, session_rows, order):
     assert metrics["gtpo/group/size_min"] == 2
 
 
-def test_outputs_whose_prompts_differ_in_a_picture_share_no_positions(sessions, session_rows):
+@pytest.mark.parametrize("at_once", [2, 64])
+def test_outputs_whose_prompts_differ_in_a_picture_share_no_positions(sessions, session_rows, monkeypatch, at_once):
     """Equal ids and other pixels are another context; equal pixels are the same, in whichever tensor."""
+    monkeypatch.setattr(batch_fields, "_AT_ONCE", at_once)
     session_rows["prompts"] = [torch.full((3,), ord(key[0])) for key in SESSION_KEYS]
     _, alike = sessions(KNOWN).step()
     pixels = torch.arange(12.0).reshape(3, 4).bfloat16()
@@ -115,6 +117,19 @@ def test_outputs_whose_prompts_differ_in_a_picture_share_no_positions(sessions, 
         _, advantages = sessions(KNOWN).step()
         assert bool((advantages != alike).any()) is differs
     del session_rows["multi_modal_inputs"]
+
+
+def test_pictures_are_fetched_of_last_outputs_alone(sessions, session_rows, monkeypatch):
+    session_rows["multi_modal_inputs"] = [{"pixel_values": torch.ones(3)} for _ in SESSION_KEYS]
+    asked, get = [], InMemoryQueue.kv_batch_get
+
+    def recorded(self, keys, partition_id, select_fields):
+        asked.extend(keys if select_fields == ["multi_modal_inputs"] else ())
+        return get(self, keys=keys, partition_id=partition_id, select_fields=select_fields)
+
+    monkeypatch.setattr(InMemoryQueue, "kv_batch_get", recorded)
+    sessions(KNOWN).step()
+    assert asked == [SESSION_KEYS[row] for row in LAST]
 
 
 def test_initial_entropy_is_that_of_last_outputs(sessions, session_rows, caplog):

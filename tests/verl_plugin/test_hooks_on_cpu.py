@@ -159,7 +159,7 @@ def test_an_update_that_is_logged_without_an_estimate_since_the_last_is_an_error
     trainer.log(*UPDATE)
     with pytest.raises(RuntimeError) as error:
         trainer.log(*UPDATE, step=2)
-    assert f"{__name__}.Trainer updated the actor at step 2" in str(error.value)
+    assert "the trainer updated the actor at step 2" in str(error.value)
     assert "step:2 - actor/pg_loss:1.0" in capsys.readouterr().out  # the loggers wrote first
 
 
@@ -182,7 +182,7 @@ def test_the_step_that_ends_a_run_is_logged_first(make_stage, capsys):
 def test_a_trainer_that_the_watch_does_not_reach_ends_at_its_first_update(stage, words):
     trainer = Trainer(stage(*words, "+trainer.collapse_watch=warn"))
     trainer.log("val-core/acc/mean@1", step=0)
-    with pytest.raises(RuntimeError, match=rf"trainer.collapse_watch does not watch {__name__}.Trainer, .*: remove it"):
+    with pytest.raises(RuntimeError, match="trainer.collapse_watch does not watch a trainer with a fit of its own, .*: remove it"):
         trainer.log(*UPDATE)
     Trainer(stage(*words, "+trainer.collapse_watch=none"))
 
@@ -232,17 +232,6 @@ def test_advantages_of_a_trainers_own_that_call_verls_are_gtpos(make_stage):
     for step in (1, 2):
         trainer.advantages(step)
         trainer.log(*UPDATE, step=step)
-
-
-def test_dropped_groups_of_several_updates_in_a_step_are_added_up():
-    from verl.experimental.fully_async_policy import detach_utils
-    from verl.trainer.ppo.v1 import utils
-
-    for aggregator in (utils.MetricsAggregator(), detach_utils.MetricsAggregator(total_gpus=1)):
-        for groups in (1.0, 2.0):
-            aggregator.add_step_metrics({"gtpo/filter/dropped_groups": groups, "gtpo/group/size_min": groups}, 8)
-        aggregated = aggregator.get_aggregated_metrics()
-        assert (aggregated["gtpo/filter/dropped_groups"], aggregated["gtpo/group/size_min"]) == (3.0, 1.0)
 
 
 def test_updates_under_another_packages_gtpo_are_not_ours(stage, monkeypatch):

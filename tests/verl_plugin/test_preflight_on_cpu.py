@@ -19,7 +19,7 @@ WEIGH = "algorithm.rollout_correction.rollout_is=token"
 
 
 def departures(config):
-    return preflight.departures(config, RunConfig.read(config).gtpo)
+    return preflight.departures(config, RunConfig.read(config))
 
 
 def resume_warning(config):

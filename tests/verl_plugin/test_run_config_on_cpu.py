@@ -4,26 +4,26 @@ import pytest
 from verl_config import validate
 
 from gtpo_verl.algorithm.config import GTPOConfig
-from gtpo_verl.verl_plugin.run_config import Mode, RunConfig
+from gtpo_verl.verl_plugin.run_config import RunConfig
 
 GRPO, DUMP = "algorithm.adv_estimator=grpo", "+algorithm.gtpo.dump_dir=/nowhere"
 FROM_UPDATE = "algorithm.gtpo.entropy_from=update"
 
 
 @pytest.mark.parametrize(
-    ("overrides", "mode"),
+    ("overrides", "applies_gtpo", "from_update"),
     [
-        ([GRPO, "algorithm.gtpo.entropy_coeff=-1"], Mode.NOTHING),
-        ([GRPO, DUMP], Mode.DUMP),
-        ([GRPO, DUMP, FROM_UPDATE], Mode.DUMP),
-        ([], Mode.GTPO),
-        ([DUMP, FROM_UPDATE], Mode.GTPO_FROM_UPDATE),
-        (["algorithm.adv_estimator=gtpo_trajectory"], Mode.GTPO),
+        ([GRPO, "algorithm.gtpo.entropy_coeff=-1"], False, False),
+        ([GRPO, DUMP], False, False),
+        ([GRPO, DUMP, FROM_UPDATE], False, False),
+        ([], True, False),
+        ([DUMP, FROM_UPDATE], True, True),
+        (["algorithm.adv_estimator=gtpo_trajectory"], True, False),
     ],
 )
-def test_a_config_asks_for_one_of_four_modes(compose_config, overrides, mode):
+def test_a_config_asks_for_gtpo_and_for_a_dump(compose_config, overrides, applies_gtpo, from_update):
     run = RunConfig.read(compose_config(*overrides))
-    assert run.mode is mode and run.resumed_from is None
+    assert (run.applies_gtpo, run.from_update, run.resumed_from) == (applies_gtpo, from_update, None)
     assert (run.gtpo.dump_dir is not None) == (DUMP in overrides)
 
 

@@ -108,6 +108,12 @@ def _data(get: Callable, subject: str, path: Path) -> Iterator[Finding]:
             yield Finding(subject, says, "make it as verl's own preprocessing does, or name its columns")
 
 
+def is_separate_async(get: Callable) -> bool:
+    """Whether this is verl's V1 trainer whose rollout has GPUs of its own."""
+    mode = get("trainer.v1.trainer_mode") if get("trainer.use_v1") and get("async_training") is None else ""
+    return mode == "separate_async"
+
+
 def pools(get: Callable) -> dict[str, str]:
     """Who has GPUs beside the trainer's: its section of the config."""
     reward, hybrid = "reward.reward_model", get("actor_rollout_ref.hybrid_engine", default=True)
@@ -115,6 +121,7 @@ def pools(get: Callable) -> dict[str, str]:
         ("teacher", "distillation"): get("distillation.enabled"),
         ("reward model", reward): get(f"{reward}.enable") and get(f"{reward}.enable_resource_pool"),
         ("rollout", "rollout"): get("rollout.n_gpus_per_node") and not hybrid,
+        ("rollout", _ROLLOUT): is_separate_async(get),
     }
     return dict(pool for pool, is_asked_for in asked.items() if is_asked_for)
 
@@ -156,9 +163,14 @@ def _this_machine(get: Callable, nodes: int, gpus: int) -> Iterator[Finding]:
 
 
 def _cpus_needed(get: Callable, gpus: int) -> int:
-    """CPUs that verl asks Ray for before its first step: one for the task runner, three in a GPU's placement group."""
+    """CPUs that verl asks Ray for before its first step: one for the task runner, three in the placement group of one of
+    the trainer's GPUs, of a reward model's or a teacher's, two in that of a rollout's own."""
     units = int(get(_UNITS) or 0) if get("trainer.use_v1") else 0
-    return 1 + 3 * gpus + (units + 1 if units else 0)
+    beside = 0
+    for name, section in pools(get).items():
+        own = int(get(f"{section}.nnodes") or 0) * int(get(f"{section}.n_gpus_per_node") or 0)
+        beside += own * (2 if name == "rollout" else 3)
+    return 1 + 3 * gpus + beside + (units + 1 if units else 0)
 
 
 def _cluster(get: Callable, nodes: int, gpus: int) -> Iterator[Finding]:

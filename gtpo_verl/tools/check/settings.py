@@ -126,19 +126,14 @@ def _verls(config: DictConfig) -> Iterator[Finding]:
 def _gtpos(config: DictConfig) -> Iterator[Finding]:
     """Yield settings with which GTPO cannot act, or which are not the paper's."""
     from gtpo_verl.verl_plugin import preflight
-    from gtpo_verl.verl_plugin.run_config import LOSS_MODE, RunConfig
+    from gtpo_verl.verl_plugin.run_config import RunConfig
 
     for problem in preflight.problems(config):
         yield Finding("", "", problem)
     with suppress(ValueError):  # of algorithm.gtpo, which is among the problems
         run = RunConfig.read(config)
-        if run.mode.applies_gtpo and (departures := preflight.departures(config, run.gtpo)):
-            yield Finding("GTPO", "differs from the paper's in", advice=f"\n{preflight.as_table(departures)}")
-    if unclipped := preflight.unclipped_updates(config):
-        paper = {"trainer.v1.trainer_mode": "sync", f"{_ACTOR}.ppo_epochs": 1}
-        one = " ".join(f"{x.setting}={paper.get(x.setting, config.data.train_batch_size)}" for x in unclipped)
-        says = "several per rollout with the gtpo loss, which does not clip"
-        yield Finding("updates", says, advice=f"make one ({one}), or clip ({LOSS_MODE}=vanilla)")
+        if found := preflight.departures(config, run):
+            yield Finding("GTPO", "differs from the paper's in", advice=f"\n{preflight.as_table(found)}")
 
 
 def _of_resources(get: Callable) -> Iterator[Finding]:
@@ -161,10 +156,17 @@ def _of_resources(get: Callable) -> Iterator[Finding]:
     if get("actor_rollout_ref.hybrid_engine", default=True) and gpus % served:
         says = f"{served} GPUs to a copy of the model in the rollout, of {gpus} in all"
         yield Finding(f"{_TP}={get(_TP)}", says, f"set {_TP}=1, or ask for a multiple of {served}")
-    tokens, longest = get(_TOKENS), get("data.max_prompt_length") + get("data.max_response_length")
-    if get(f"{_ACTOR}.use_dynamic_bsz") and tokens and tokens * shared < longest:
-        says = f"a sequence has up to {longest} tokens (data.max_prompt_length + data.max_response_length)"
-        yield Finding(f"{_TOKENS}={tokens}", says, f"set {_TOKENS}={math.ceil(longest / shared)} or more")
+    longest, split = get("data.max_prompt_length") + get("data.max_response_length"), shared
+    if get(f"{_ACTOR}.strategy") == "megatron":
+        split = int(get(f"{_ACTOR}.megatron.context_parallel_size") or 1)
+    bypasses = get("algorithm.rollout_correction.bypass_mode")
+    budgets = {get(key): key for key in (*([] if bypasses else [f"{_ROLLOUT}.log_prob_max_token_len_per_gpu"]), _TOKENS)}
+    for tokens, key in budgets.items() if get(f"{_ACTOR}.use_dynamic_bsz") else ():
+        if tokens and tokens * split < longest:
+            says = f"a sequence has up to {longest} tokens (data.max_prompt_length + data.max_response_length)"
+            yield Finding(f"{key}={tokens}", says, f"set {key}={math.ceil(longest / split)} or more")
+    if resources.is_separate_async(get):
+        yield from _of_separate_async(get)
     for name, pool in resources.pools(get).items():
         if not int(get(f"{pool}.nnodes") or 0) * int(get(f"{pool}.n_gpus_per_node") or 0):
             yield Finding(name, f"{pool}.nnodes={get(f'{pool}.nnodes')}: no GPUs of its own", f"set {pool}.nnodes=1")
@@ -180,6 +182,17 @@ def _of_batches(get: Callable, copies: int) -> Iterator[Finding]:
         if size * n % copies:
             says = f"{size} prompts x {n} completions do not split over {copies} copies of the model"
             yield Finding(f"{key}={size}", says, f"make {key} x {_ROLLOUT}.n a multiple of {copies}")
+
+
+def _of_separate_async(get: Callable) -> Iterator[Finding]:
+    """What verl's trainer of this mode asserts."""
+    steps, size = get("trainer.v1.separate_async.parameter_sync_step"), get(f"{_ACTOR}.ppo_mini_batch_size")
+    prompts, backend = get("data.train_batch_size"), f"{_ROLLOUT}.checkpoint_engine.backend"
+    if prompts != steps * size:
+        says = f"trainer.v1.separate_async.parameter_sync_step x {_ACTOR}.ppo_mini_batch_size are {steps} x {size}"
+        yield Finding(f"data.train_batch_size={prompts}", says, f"set data.train_batch_size={steps * size}")
+    if get(backend) == "naive":
+        yield Finding(f"{backend}=naive", "not with separate_async", f"set {backend}=nccl, or to another")
 
 
 def _of_filter_groups(get: Callable) -> Iterator[Finding]:

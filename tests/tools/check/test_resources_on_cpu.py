@@ -215,6 +215,14 @@ def test_gpus_of_a_teacher_are_counted(findings):
     assert found["GPUs"].says == "2 here, 3 asked for, 1 of them for the teacher" and found["GPUs"].remedy
 
 
+def test_gpus_of_a_rollout_of_its_own_are_counted_and_get_two_cpus_each(findings):
+    own = ("trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.nnodes=1")
+    before, found = findings(), findings(*own, "actor_rollout_ref.rollout.n_gpus_per_node=4")
+    assert found["GPUs"].says == "2 here, 6 asked for, 4 of them for the rollout"
+    needed, more = (int(x["CPUs"].says.split()[-1]) for x in (before, found))
+    assert more - needed == 8
+
+
 def test_other_accelerators_are_not_held_against_the_gpus(findings):
     assert not {"GPUs", "driver", "flash-attn"} & findings("trainer.device=npu", gpus=0).keys()
 

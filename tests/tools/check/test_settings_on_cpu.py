@@ -19,7 +19,7 @@ def judged(*overrides):
 
 
 def problems(found):
-    return {key: remedy for key, remedy in found.items() if key not in ("GTPO", "updates")}
+    return {key: remedy for key, remedy in found.items() if key != "GTPO"}
 
 
 def test_a_sound_command_has_no_problem():
@@ -149,6 +149,8 @@ def test_a_critic_is_judged():
 ULYSSES, TP = f"{ACTOR}.ulysses_sequence_parallel_size", f"{ROLLOUT}.tensor_model_parallel_size"
 OTHER_ULYSSES, CP = f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size", f"{ACTOR}.megatron.context_parallel_size"
 TOKENS, FILTER = f"{ACTOR}.ppo_max_token_len_per_gpu", "algorithm.filter_groups"
+LOG_PROB_TOKENS, MEGATRON_TP = f"{ROLLOUT}.log_prob_max_token_len_per_gpu", f"{ACTOR}.megatron.tensor_model_parallel_size"
+SEPARATE = "trainer.v1.trainer_mode=separate_async"
 POOL = "reward.reward_model.enable=True reward.reward_model.enable_resource_pool=True"
 
 
@@ -165,6 +167,11 @@ POOL = "reward.reward_model.enable=True reward.reward_model.enable_resource_pool
             f"{ACTOR}.ppo_mini_batch_size=256",
         ),
         (f"{TOKENS}=512", f"{TOKENS}=512", f"{TOKENS}=1024"),
+        (f"{LOG_PROB_TOKENS}=512", f"{LOG_PROB_TOKENS}=512", f"{LOG_PROB_TOKENS}=1024"),
+        (f"model_engine=megatron {MEGATRON_TP}=2 {TOKENS}=512", f"{TOKENS}=512", f"{TOKENS}=1024"),
+        (SEPARATE, "rollout", f"{ROLLOUT}.nnodes=1"),
+        (f"{SEPARATE} data.train_batch_size=512", "data.train_batch_size=512", "data.train_batch_size=1024"),
+        (SEPARATE, f"{ROLLOUT}.checkpoint_engine.backend=naive", f"{ROLLOUT}.checkpoint_engine.backend=nccl"),
         ("distillation.enabled=True distillation.nnodes=0", "teacher", "distillation.nnodes=1"),
         (POOL, "reward model", "reward.reward_model.nnodes=1"),
         (f"{FILTER}.enable=True {FILTER}.metric=null", f"{FILTER}.enable=True", f"++{FILTER}.metric=acc"),
@@ -185,11 +192,12 @@ def test_a_run_without_a_gpu_is_a_problem_beside_the_others(wrong, nodes, gpus):
 
 def test_several_updates_without_clipping_are_warned_of_with_both_ways_out():
     mini_batch, gtpo = f"{ACTOR}.ppo_mini_batch_size", f"{LOSS_MODE}=gtpo"
-    found = judged(gtpo)
-    assert re.search(rf"{mini_batch} +256 +1024:", found["GTPO"])
-    assert found["updates"] == f"make one ({mini_batch}=1024), or clip ({LOSS_MODE}=vanilla)"
-    for way_out in (f"{mini_batch}=1024", f"{LOSS_MODE}=vanilla"):
-        assert "updates" not in judged(gtpo, way_out)
+    for estimator in ("gtpo", "grpo"):
+        found = judged(gtpo, f"algorithm.adv_estimator={estimator}")["GTPO"]
+        assert found.count("one update") == 1
+        assert re.search(rf"{mini_batch} +256 +1024: one update .*loss_mode=vanilla", found)
+        for way_out in (f"{mini_batch}=1024", f"{LOSS_MODE}=vanilla"):
+            assert "one update" not in judged(gtpo, f"algorithm.adv_estimator={estimator}", way_out).get("GTPO", "")
 
 
 def test_a_wrong_key_of_gtpo_is_a_problem_beside_the_others():
