@@ -53,6 +53,13 @@ need_verl() {
         fail "$(command -v python3) has no verl: activate the environment that has it (scripts/setup_cpu.sh makes one without a GPU)"
 }
 
+for flag in SMOKE EXTEND STRICT_INITIAL_ENTROPY; do
+    case ${!flag:-0} in 0 | 1) ;; *) fail "$flag=${!flag}: must be 0 or 1" ;; esac
+done
+for count in TRAIN_BATCH_SIZE PPO_MINI_BATCH_SIZE ROLLOUT_N STEPS; do
+    case ${!count:-1} in *[!0-9]*) fail "$count=${!count}: must be a whole number" ;; esac
+done
+
 # SMOKE=1 runs a few steps of the recipe with a small model in a folder of its own, and prints what works here.
 [ "${SMOKE:-0}" = 0 ] || need_verl
 [ "${SMOKE:-0}" = 0 ] || exec python3 -m recipes smoke "recipes/$(basename "$0")" -- "$@"
@@ -84,7 +91,7 @@ esac
 # Without a KL term verl loads no reference model. With LoRA the reference is the base under the adapter.
 kl_loss_coef=${KL_LOSS_COEF:-0}
 case $ALGO-$kl_loss_coef in
-    *-0 | *-0.0) use_kl_loss=False ;;
+    *-0 | *-0.0 | *-0.00) use_kl_loss=False ;;
     grpo-*) use_kl_loss=True ;;
     *) fail "KL_LOSS_COEF=$kl_loss_coef: GTPO has no KL term; unset it, or set ALGO=grpo" ;;
 esac

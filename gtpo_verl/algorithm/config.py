@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from inspect import signature
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -124,12 +125,11 @@ class GTPOConfig:
             return None
         try:
             function = resolve_name(":".join(self.conflict_span.removeprefix("pkg://").rsplit(".", 1)))
-            if not callable(function):
-                raise ValueError("it is no function")
-        except (AttributeError, ImportError, ValueError) as error:
+            signature(function).bind(*range(4))
+        except Exception as error:  # whatever a module raises when it is imported
             raise ValueError(
-                f"{self.section}.conflict_span={self.conflict_span}: {error}; give {_OWN_MASK} of a module that Python "
-                "finds on every node, installed or on PYTHONPATH"
+                f"{self.section}.conflict_span={self.conflict_span}: {error}; give {_OWN_MASK}, a function of four "
+                "arguments in a module that can be imported on every node, installed or on PYTHONPATH"
             ) from error
         return function
 

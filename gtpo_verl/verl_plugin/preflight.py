@@ -17,6 +17,7 @@ from packaging.version import Version
 
 from gtpo_verl.run_files.dumps import HEADER_NAME, STEP_FILES
 from gtpo_verl.run_files.initial_entropy import PAPER_SAMPLES, InitialEntropy, changed_settings
+from gtpo_verl.run_files.links import DOCS
 from gtpo_verl.run_files.records import nearest_existing, read_record
 from gtpo_verl.verl_plugin import compat, training_monitor
 from gtpo_verl.verl_plugin.run_config import (
@@ -39,6 +40,7 @@ _CORRECTION = "algorithm.rollout_correction"
 _BYPASS, _REJECTS, _WEIGHS = f"{_CORRECTION}.bypass_mode", f"{_CORRECTION}.rollout_rs", f"{_CORRECTION}.rollout_is"
 _ENTROPY_FROM, _INITIAL_ENTROPY = "algorithm.gtpo.entropy_from", "algorithm.gtpo.initial_entropy"
 _FILTER_GROUPS, _KL_IN_REWARD = "algorithm.filter_groups.enable", "algorithm.use_kl_in_reward"
+_CLAMP = "algorithm.gtpo.min_correct_reward"
 _TASK_REWARDS = "distillation.distillation_loss.use_task_rewards"
 _LENGTH_PENALTY = "reward.reward_kwargs.overlong_buffer_cfg.enable"
 _CALCULATE, _FUSED = f"{_ACTOR}.calculate_entropy", "actor_rollout_ref.model.use_fused_kernels"
@@ -121,6 +123,9 @@ def validated(config: DictConfig) -> RunConfig:
 def _read(config: DictConfig) -> tuple[RunConfig | None, list[str]]:
     """Return what a config asks for, None if it cannot be read, and all problems with it."""
     found = [*_errors_of(training_monitor.read_mode, config), *_misspelt(config)]
+    # Other names may be registered later, in another process.
+    if sorted(str(select(config, ADV_ESTIMATOR)).lower()) == sorted("gtpo"):
+        found += _unknown(config, ADV_ESTIMATOR)
     try:
         run = RunConfig.read(config)
     except ValueError as error:
@@ -173,9 +178,10 @@ def _unknown(config: DictConfig, key: str, misspelt_only: bool = False) -> Itera
     if key == LOSS_MODE and select(config, "actor_rollout_ref.model.external_lib"):
         return  # which the workers alone import
     name, known = str(select(config, key)), sorted({*registry(key), *NAMES})
-    near = get_close_matches(name, known, n=1)
+    near = get_close_matches(name.lower(), known, n=1)
     if name not in known and (near or not misspelt_only):
-        yield f"{key}={name}: unknown: " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}")
+        hint = f"did you mean {near[0]}? " if near else ""
+        yield f"{key}={name}: unknown: {hint}there are {', '.join(known)}"
 
 
 def _loss(config: DictConfig) -> Iterator[str]:
@@ -203,7 +209,7 @@ def _entropy(config: DictConfig, run: RunConfig) -> Iterator[str]:
             yield (
                 f"{_BYPASS}=True: it skips verl's old-log-prob pass, from which GTPO takes the entropy of the policy; "
                 f"set ++{_ENTROPY_FROM}=update, which takes it from the update's forward pass, or {_BYPASS}=False "
-                "(verl's fully_async trainer ships True)"
+                "(verl's fully_async and one_step_off trainers ship True)"
             )
         return
     if run.gtpo.measures_initial_entropy and not run.resumed_from:
@@ -233,7 +239,7 @@ def _entropy(config: DictConfig, run: RunConfig) -> Iterator[str]:
 
 def _rollout(config: DictConfig) -> Iterator[str]:
     """Yield groups of one, and splits of a sequence over ranks that change the numbers or make the update fail."""
-    if (n := select(config, f"{_ROLLOUT}.n")) < 2:
+    if (n := select(config, f"{_ROLLOUT}.n") or 0) < 2:
         remedy = "set it to 2 or more (8 or 12 in the paper)"
         yield f"{_ROLLOUT}.n={n}: GTPO compares the completions of one prompt; {remedy}"
     strategy, aggregation = select(config, f"{_ACTOR}.strategy"), select(config, f"{_ACTOR}.loss_agg_mode")
@@ -297,7 +303,8 @@ _ONE_UPDATE = "one update per rollout (Sec. 6: the gtpo loss does not clip; loss
 def departures(config: DictConfig, run: RunConfig) -> list[Departure]:
     """Return the settings of a checked config under which GTPO, or its loss alone, runs but is not the paper's."""
     if not run.applies_gtpo:
-        return _unclipped_updates(config)
+        clamp: _Papers = {_CLAMP: ((), f"read under {ADV_ESTIMATOR}=gtpo alone: for GRPO with it see {DOCS}/keys.md")}
+        return _differing(config, clamp) + _unclipped_updates(config)
     gtpo = run.gtpo
     loss_mode, from_update = select(config, LOSS_MODE), gtpo.entropy_from == "update"
     note = f"; {loss_mode} {change}" if (change := _LOSSES_THAT_CHANGE_LAMBDA.get(loss_mode)) else ""
@@ -330,7 +337,11 @@ def _unclipped_updates(config: DictConfig) -> list[Departure]:
     estimator."""
     if not uses_gtpo(config, LOSS_MODE):
         return []
-    papers: _Papers = {"trainer.v1.trainer_mode": ((), f"sync: {_ONE_UPDATE}")} if _is_async(config) else {}
+    papers: _Papers = {
+        f"async_training.{x}": ((1,), _ONE_UPDATE) for x in ("trigger_parameter_sync_step", "require_batches")
+    }
+    if _is_async(config):
+        papers["trainer.v1.trainer_mode"] = (), f"sync: {_ONE_UPDATE}"
     return _several_updates(config) + _differing(config, papers)
 
 

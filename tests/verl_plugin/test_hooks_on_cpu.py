@@ -182,7 +182,9 @@ def test_the_step_that_ends_a_run_is_logged_first(make_stage, capsys):
 def test_a_trainer_that_the_watch_does_not_reach_ends_at_its_first_update(stage, words):
     trainer = Trainer(stage(*words, "+trainer.collapse_watch=warn"))
     trainer.log("val-core/acc/mean@1", step=0)
-    with pytest.raises(RuntimeError, match="trainer.collapse_watch does not watch a trainer with a fit of its own, .*: remove it"):
+    with pytest.raises(
+        RuntimeError, match="trainer.collapse_watch does not watch a trainer with a fit of its own, .*: remove it"
+    ):
         trainer.log(*UPDATE)
     Trainer(stage(*words, "+trainer.collapse_watch=none"))
 

@@ -153,7 +153,8 @@ def test_all_problems_are_told_at_once(compose_config):
 )
 @pytest.mark.parametrize("estimator", ["gtpo", "grpo"])
 def test_a_misspelt_name_is_a_problem(compose_config, override, problem, estimator):
-    assert preflight.problems(compose_config(f"algorithm.adv_estimator={estimator}", override)) == [problem]
+    (found,) = preflight.problems(compose_config(f"algorithm.adv_estimator={estimator}", override))
+    assert found.startswith(f"{problem} there are ")
 
 
 def test_a_loss_that_the_workers_alone_may_know_stops_a_check_and_not_a_run(compose_config):
@@ -238,6 +239,20 @@ def test_what_lowers_rewards_is_named_beside_a_least_reward_of_right_answers(com
     (found,) = departures(compose_config(f"++{key}=true", "+algorithm.gtpo.min_correct_reward=11", KNOWN))
     assert found.setting == key and "must not fall below min_correct_reward=11" in found.paper
     assert all("right answer" not in x.paper for x in departures(compose_config(f"++{key}=true", KNOWN)))
+
+
+@pytest.mark.parametrize("name", ["GTPO", "gpto"])
+def test_a_misspelt_gtpo_does_not_start(compose_config, name):
+    with pytest.raises(ValueError, match=f"adv_estimator={name}: unknown: did you mean gtpo\\? there are .*grpo"):
+        preflight.start(compose_config(f"algorithm.adv_estimator={name}"))
+    preflight.start(compose_config("algorithm.adv_estimator=registered_elsewhere"))
+
+
+def test_several_updates_per_rollout_of_fully_async_are_named(compose_config):
+    steps = ("trigger_parameter_sync_step", "require_batches")
+    found = departures(compose_config(KNOWN, *(f"+async_training.{step}=2" for step in steps)))
+    assert [x.setting for x in found] == [f"async_training.{step}" for step in steps]
+    assert not departures(compose_config(KNOWN, *(f"+async_training.{step}=1" for step in steps)))
 
 
 def test_a_mask_of_ones_own_that_cannot_be_imported_is_a_problem(compose_config):

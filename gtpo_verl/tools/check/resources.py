@@ -163,8 +163,8 @@ def _this_machine(get: Callable, nodes: int, gpus: int) -> Iterator[Finding]:
 
 
 def _cpus_needed(get: Callable, gpus: int) -> int:
-    """CPUs that verl asks Ray for before its first step: one for the task runner, three in the placement group of one of
-    the trainer's GPUs, of a reward model's or a teacher's, two in that of a rollout's own."""
+    """CPUs that verl asks Ray for before its first step: one for the task runner, two with each GPU of a rollout's own,
+    three with each other GPU."""
     units = int(get(_UNITS) or 0) if get("trainer.use_v1") else 0
     beside = 0
     for name, section in pools(get).items():

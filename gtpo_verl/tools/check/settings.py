@@ -27,6 +27,14 @@ _REGISTRIES = {
     "trainer.logger": "verl.utils.tracking:Tracking.supported_backend",
 }
 """Where others may register more; read only if a value is not verl's own, since the imports take their time."""
+_COMPARED = ("old_log_probs", "rollout_log_probs", "response_mask")
+_FULLY_ASYNC = {
+    "data.train_batch_size": 0,
+    "data.gen_batch_size": 1,
+    "actor_rollout_ref.hybrid_engine": False,
+    f"{_ROLLOUT}.calculate_log_probs": True,
+}
+"""What verl's fully_async trainer asserts."""
 
 
 def judge(config: DictConfig, with_machine: bool) -> tuple[list[Finding], list[Finding]]:
@@ -37,7 +45,8 @@ def judge(config: DictConfig, with_machine: bool) -> tuple[list[Finding], list[F
     with redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = [*installation(), *_old_reward_keys(config), *_put_right(config)]
-        found += [*_verls(config), *_gtpos(config), *_of_resources(partial(OmegaConf.select, config))]
+        get = partial(OmegaConf.select, config)
+        found += [*_verls(config), *_gtpos(config), *_of_data(get), *_of_resources(get)]
         return found, list(resources.findings(config)) if with_machine else []
 
 
@@ -93,6 +102,9 @@ def _put_right(config: DictConfig) -> Iterator[Finding]:
 
 def _verls(config: DictConfig) -> Iterator[Finding]:
     """Yield what verl itself refuses, each check's first reason."""
+    import torch
+    from verl import DataProto
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
@@ -108,10 +120,13 @@ def _verls(config: DictConfig) -> Iterator[Finding]:
         yield Finding(f"{_ROLLOUT}.name", "not given", f"set {_ROLLOUT}.name=vllm, or to sglang")
     verls = config.copy()
     verls.actor_rollout_ref.rollout.name = "hf"  # with LoRA, verl would import vLLM
+    ones = DataProto.from_dict({name: torch.ones(1, 1) for name in _COMPARED})
     checks = [
-        lambda: inspect.unwrap(validate_config)(verls, need_reference_policy(config), use_critic=False),
         lambda: omega_conf_to_dataclass(verls.actor_rollout_ref.rollout),
+        lambda: compute_rollout_correction_and_add_to_batch(ones, config.algorithm.get("rollout_correction") or {}),
     ]
+    if config.get("async_training") is None:  # fully_async has checks of its own
+        checks.append(lambda: inspect.unwrap(validate_config)(verls, need_reference_policy(config), use_critic=False))
     if need_critic(config):
         verls.critic.model = None  # it would load the tokenizer
         gpus, prompts = config.trainer.nnodes * config.trainer.n_gpus_per_node, config.data.train_batch_size
@@ -134,6 +149,21 @@ def _gtpos(config: DictConfig) -> Iterator[Finding]:
         run = RunConfig.read(config)
         if found := preflight.departures(config, run):
             yield Finding("GTPO", "differs from the paper's in", advice=f"\n{preflight.as_table(found)}")
+
+
+def _of_data(get: Callable) -> Iterator[Finding]:
+    """Yield settings that the trainer's batches do not go with, or that a reward manager lacks."""
+    if get("async_training") is not None:
+        for key, value in _FULLY_ASYNC.items():
+            if (found := get(key)) != value:
+                yield Finding(f"{key}={found}", "fully_async asserts another value", f"set {key}={value}")
+    correction, log_probs = "algorithm.rollout_correction", f"{_ROLLOUT}.calculate_log_probs"
+    using = [key for name in ("bypass_mode", "rollout_is", "rollout_rs") if get(key := f"{correction}.{name}")]
+    if using and not get(log_probs) and get("algorithm.gtpo.entropy_from") != "update":  # which turns them on
+        yield Finding(f"{log_probs}=False", f"{' and '.join(using)} read them", f"set {log_probs}=True")
+    overlong, longest = "reward.reward_kwargs.overlong_buffer_cfg.enable", "reward.reward_kwargs.max_resp_len"
+    if get("reward.reward_manager.name") == "dapo" and get(overlong) and get(longest) is None:
+        yield Finding(f"{overlong}=True", f"no {longest}", f"set ++{longest}={get('data.max_response_length')}")
 
 
 def _of_resources(get: Callable) -> Iterator[Finding]:
@@ -160,7 +190,9 @@ def _of_resources(get: Callable) -> Iterator[Finding]:
     if get(f"{_ACTOR}.strategy") == "megatron":
         split = int(get(f"{_ACTOR}.megatron.context_parallel_size") or 1)
     bypasses = get("algorithm.rollout_correction.bypass_mode")
-    budgets = {get(key): key for key in (*([] if bypasses else [f"{_ROLLOUT}.log_prob_max_token_len_per_gpu"]), _TOKENS)}
+    budgets = {
+        get(key): key for key in (*([] if bypasses else [f"{_ROLLOUT}.log_prob_max_token_len_per_gpu"]), _TOKENS)
+    }
     for tokens, key in budgets.items() if get(f"{_ACTOR}.use_dynamic_bsz") else ():
         if tokens and tokens * split < longest:
             says = f"a sequence has up to {longest} tokens (data.max_prompt_length + data.max_response_length)"
@@ -178,8 +210,10 @@ def _of_batches(get: Callable, copies: int) -> Iterator[Finding]:
     """Whether batches split over the copies of the model, as verl asserts at the first update; V1 pads whole ones."""
     legacy = not get("trainer.use_v1") and get("async_training") is None
     for key in (f"{_ACTOR}.ppo_mini_batch_size", *(["data.train_batch_size"] if legacy else [])):
-        size, n = int(get(key)), int(get(f"{_ROLLOUT}.n"))
-        if size * n % copies:
+        size, n = int(get(key) or 0), int(get(f"{_ROLLOUT}.n") or 0)
+        if not size:
+            yield Finding(f"{key}={get(key)}", "no number of prompts", f"set {key}")
+        elif size * n % copies:
             says = f"{size} prompts x {n} completions do not split over {copies} copies of the model"
             yield Finding(f"{key}={size}", says, f"make {key} x {_ROLLOUT}.n a multiple of {copies}")
 

@@ -9,7 +9,7 @@ from gtpo_verl.tools.check import settings
 GTPO = ("algorithm.adv_estimator=gtpo", "actor_rollout_ref.rollout.n=8", "actor_rollout_ref.rollout.name=vllm")
 GTPO += ("actor_rollout_ref.actor.use_dynamic_bsz=True", "actor_rollout_ref.rollout.tensor_model_parallel_size=1")
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
+LOSS_MODE, GRPO = f"{ACTOR}.policy_loss.loss_mode", "algorithm.adv_estimator=grpo"
 
 
 def judged(*overrides):
@@ -139,6 +139,65 @@ def test_the_legacy_trainer_reads_no_filter_groups():
     assert "trainer.use_v1=True" in found[on] and "groups" not in found["GTPO"]
 
 
+CORRECTION, OVERLONG = "algorithm.rollout_correction", "reward.reward_kwargs.overlong_buffer_cfg"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("rollout_is=tokens", "Invalid rollout_is: tokens"),
+        ("rollout_rs=geometric rollout_rs_threshold=2", "Invalid rollout_rs option: geometric"),
+        ("rollout_rs=token_k1", "rollout_rs_threshold must be explicitly provided"),
+    ],
+)
+def test_what_verl_refuses_of_its_rollout_correction_at_the_first_batch_is_said_before(wrong, said):
+    assert said in judged(*(f"{CORRECTION}.{word}" for word in wrong.split()))["verl"]
+    right = ("rollout_is=token", "rollout_rs=token_k1", "rollout_rs_threshold='0.5_2.0'")
+    assert "verl" not in judged(*(f"{CORRECTION}.{word}" for word in right))
+
+
+def test_a_correction_needs_the_rollouts_log_probs():
+    off, update = f"{ROLLOUT}.calculate_log_probs=False", "++algorithm.gtpo.entropy_from=update"
+    assert f"{CORRECTION}.rollout_is" in said_of(off, off, f"{CORRECTION}.rollout_is=token")
+    assert off not in judged(off)
+    bypass = (off, f"{CORRECTION}.bypass_mode=True", "++algorithm.gtpo.initial_entropy=0.3")
+    assert off in judged(*bypass) and off not in judged(*bypass, update)
+
+
+def said_of(subject, *overrides):
+    found, _ = settings.judge(verl_config(*GTPO, *overrides), with_machine=False)
+    return next(x.says for x in found if x.subject == subject)
+
+
+def test_daposs_penalty_for_length_needs_the_longest_response():
+    wrong = ("reward.reward_manager.name=dapo", f"++{OVERLONG}.enable=True")
+    longest = judged(*wrong)[f"{OVERLONG}.enable=True"].removeprefix("set ")
+    assert longest.startswith("++reward.reward_kwargs.max_resp_len=")
+    assert f"{OVERLONG}.enable=True" not in judged(*wrong, longest)
+
+
+def test_fully_async_is_judged_by_its_own_assertions():
+    own = ["data.train_batch_size=0", "++data.gen_batch_size=1", "actor_rollout_ref.hybrid_engine=False"]
+    usual = ("+async_training.staleness_threshold=0", "+rollout.nnodes=1", "+rollout.n_gpus_per_node=1")
+    usual += (f"{ACTOR}.use_dynamic_bsz=False", f"{ACTOR}.ppo_micro_batch_size_per_gpu=1", GRPO)
+    assert problems(judged(*usual, *own)) == {}
+    for word in own:
+        key, value = word.lstrip("+").split("=")
+        found = judged(*usual, *(x for x in own if x != word))
+        assert [remedy for subject, remedy in found.items() if subject.startswith(key)] == [f"set {key}={value}"]
+
+
+@pytest.mark.parametrize("key", [f"{ROLLOUT}.n", f"{ACTOR}.ppo_mini_batch_size"])
+def test_null_for_a_number_is_a_problem_and_no_crash(key):
+    assert problems(judged(f"{key}=null"))
+
+
+def test_a_clamp_that_nothing_reads_is_named():
+    clamp = "++algorithm.gtpo.min_correct_reward=11"
+    assert "gtpo alone" in judged(clamp, GRPO)["GTPO"]
+    assert "alone" not in judged(clamp)["GTPO"]
+
+
 def test_a_critic_is_judged():
     critic = ["critic.enable=True", "critic.use_dynamic_bsz=False", "critic.ppo_mini_batch_size=32"]
     assert "[critic]" in judged(*critic)["verl"]
@@ -149,7 +208,10 @@ def test_a_critic_is_judged():
 ULYSSES, TP = f"{ACTOR}.ulysses_sequence_parallel_size", f"{ROLLOUT}.tensor_model_parallel_size"
 OTHER_ULYSSES, CP = f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size", f"{ACTOR}.megatron.context_parallel_size"
 TOKENS, FILTER = f"{ACTOR}.ppo_max_token_len_per_gpu", "algorithm.filter_groups"
-LOG_PROB_TOKENS, MEGATRON_TP = f"{ROLLOUT}.log_prob_max_token_len_per_gpu", f"{ACTOR}.megatron.tensor_model_parallel_size"
+LOG_PROB_TOKENS, MEGATRON_TP = (
+    f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
+    f"{ACTOR}.megatron.tensor_model_parallel_size",
+)
 SEPARATE = "trainer.v1.trainer_mode=separate_async"
 POOL = "reward.reward_model.enable=True reward.reward_model.enable_resource_pool=True"
 
@@ -245,4 +307,4 @@ def test_what_two_gpus_cannot_be_split_over_is_named(words, subject):
 
 
 def test_a_grpo_run_is_not_compared_with_the_papers_gtpo():
-    assert "GTPO" not in judged("algorithm.adv_estimator=grpo")
+    assert "GTPO" not in judged(GRPO)

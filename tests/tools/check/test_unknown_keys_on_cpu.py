@@ -1,4 +1,5 @@
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from verl_config import verl_config
 
 from gtpo_verl.tools.check import unknown_keys
@@ -58,6 +59,20 @@ OTHERS += [
     "trainer.dyn_sampling_x",
     "actor_rollout_ref.rollout.agent.max_turns",
 ]
+
+
+@pytest.mark.parametrize(
+    ("word", "is_wrong"),
+    [
+        ("actor_rollout_ref.actor.optim.lr=5e-7x", True),
+        ("actor_rollout_ref.actor.optim.lr=5e-7", False),
+        ("actor_rollout_ref.rollout.n=", True),
+        ("algorithm.rollout_correction.rollout_is_threshold=0.5_2.0", False),
+    ],
+)
+def test_text_for_a_number_is_named(word, is_wrong):
+    override = OverridesParser.create().parse_override(word)
+    assert bool(unknown_keys.not_a_number(override, verl_config())) is is_wrong
 
 
 def test_keys_of_another_trainer_have_no_likeness_and_one_line():
