@@ -19,10 +19,10 @@ class Framework(NamedTuple):
     """The names of one framework.
 
     `metrics` are those that give each of our numbers (`signs.NUMBERS`; `lowest` and `highest` reward of a step; `lr`;
-    `longest`, tokens of the longest completion; `cut`, the share as long as it; `tokens` of a step; `prompt`, the mean
-    ones of a prompt): the first that is logged counts, `1 - x` is one subtracted. `remedies` are overrides, with {lr}
-    and {limit} for new values; `to_log` logs a missing number; `parts` matches a part of the reward and its name, and
-    the first `validation` that matches names its results.
+    `longest`, tokens of the longest completion; `cut`, the share as long as it; `clipped`, the share of ratios that
+    were; `tokens` of a step; `prompt`, the mean ones of a prompt): the first that is logged counts, `1 - x` is one
+    subtracted. `remedies` are overrides, with {lr} and {limit} for new values; `to_log` logs a missing number; `parts`
+    matches a part of the reward and its name, and the first `validation` that matches names its results.
     """
 
     metrics: Mapping[str, tuple[str, ...]]
@@ -45,6 +45,7 @@ _TRL = {
     "reward_std": ("reward_std",),
     "lr": ("learning_rate",),
     "longest": ("completions/max_length",),
+    "clipped": ("clip_ratio/region_mean", "clip_ratio"),
     "loss": ("loss",),
     "grad_norm": ("grad_norm",),
     "kl": ("kl",),
@@ -77,6 +78,7 @@ FRAMEWORKS = {
             "lr": ("actor/lr",),
             "longest": ("response_length/max",),
             "cut": ("response_length/clip_ratio",),
+            "clipped": ("actor/pg_clipfrac",),
             "loss": ("actor/pg_loss",),
             "grad_norm": ("actor/grad_norm",),
             "kl": ("actor/kl_loss", "actor/reward_kl_penalty"),

@@ -53,8 +53,8 @@ class Trend:
     `floor` and `limit` are the least and the most that it can be. It is `known` from two windows on, and `settled` if
     these are ten values. `deviation` is that of a step, from the differences between consecutive ones, `noise` that of
     a window. `drop` is how far it is below its best, 0 within noise; it `falls` if that exceeds the `margin`: a tenth,
-    of its best if it is no share, and beyond noise. Values of `bad_steps` are not finite and enter no mean; `broken` is
-    their share of the last window if the last one is such.
+    of its best if it is no share, and beyond noise, a validation's without the largest difference: it may be the fall.
+    Values of `bad_steps` are not finite and in no mean; `broken` is their share of a last window that ends in one.
     """
 
     def __init__(self, window: int, is_share: bool = False) -> None:
@@ -63,7 +63,7 @@ class Trend:
         self.values: list[float] = []
         self.bad_steps: list[int] = []
         self._bad: deque[bool] = deque(maxlen=window)
-        self._squares, self._sums = 0.0, [0.0]
+        self._squares, self._largest, self._sums = 0.0, 0.0, [0.0]
         self.first = self.now = math.nan
         self.best = self.highest_step = -math.inf
         self.lowest = self.lowest_step = self.deviation = self.noise = self.margin = math.inf
@@ -82,7 +82,7 @@ class Trend:
         """Return whether it is better than at first, by more than noise, or was from the start where it cannot rise."""
         first, last, error = self.thirds()
         rose = self.now - self.first > 2 * math.sqrt(2) * self.noise or (last - first > error and self.now > self.first)
-        return self.known and (rose or self.first >= 0.95 * self.limit)
+        return self.known and (rose or self.limit >= self.first >= 0.95 * self.limit)
 
     def is_flat_since(self, step: int) -> bool:
         """Return whether it has not risen in the steps since then, of which there are enough to see it."""
@@ -124,7 +124,8 @@ class Trend:
             self.bad_steps.append(step)
             return
         if self.count:
-            self._squares += (value - self.values[-1]) ** 2
+            square = (value - self.values[-1]) ** 2
+            self._squares, self._largest = self._squares + square, max(self._largest, square)
             self.deviation = math.sqrt(self._squares / (2 * self.count))
             self.noise = self.deviation / math.sqrt(self.window)
         self._zeros += value == 0
@@ -140,8 +141,11 @@ class Trend:
                 self.first, self._first_zeros = self.now, self._zeros
         self.known = self.count >= 2 * self.window
         self.settled = self.known and self.count >= STEPS
-        self.margin = max(0.1 * (1 if self.is_share else self.best - self.floor), 4 * self.noise)
-        self.drop = self.best - self.now if self.best - self.now >= 4 * self.noise else 0.0
+        least = 4 * self.noise
+        if self.window <= VALIDATIONS and self.count > 3 and self._squares:  # wider again, since so few tell little
+            least *= math.sqrt(1 - self._largest / self._squares) * (self.count - 1) / (self.count - 3)
+        self.margin = max(0.1 * (1 if self.is_share else self.best - self.floor), least)
+        self.drop = self.best - self.now if self.best - self.now >= least else 0.0
         self.falls = self.drop > self.margin
 
 
@@ -236,7 +240,7 @@ _FROZEN += "(warm-up, schedule), the version of DeepSpeed with ZeRO, the precisi
 _IDLE = f"Do the rewards of a group differ? If they do: {_FROZEN}"
 _TOO_LARGE = "Is the reference model the one that training starts from? Look at the precision and at the loss's scale."
 _STUCK = "Look at completions: is there anything to learn? If so, try larger updates."
-_EXPLORE = "Raise the upper clip range, add an entropy bonus or KL, or make fewer updates a batch."
+_EXPLORE = "Add an entropy bonus or KL, make fewer updates a batch, or raise the upper clip range where it clips."
 _BOTH = "Use a checkpoint before step {since}; does the reward in training pay for what the validation does not?"
 _lost: dict[str, Any] = {"measure": lambda x, _: loss(x), "level": FAILED, "remedy": "lr", "advice": _LOST}
 _clean: dict[str, Any] = {"measure": lambda x, _: share_lost(x), "level": FAULT, "remedy": "lr", "advice": _CLEAN}
@@ -329,7 +333,7 @@ class Watch:
         self.showing: dict[Sign, int] = {}
         self._unlogged = Trend(1)
         self._windows, self._framework, self._limit, self.signs = windows, framework, limit, [*signs]
-        self._lr, self._highest, self._start, self._steps = 0.0, -math.inf, -1, 0
+        self._most, self._start, self._steps = {"lr": 0.0, "clipped": 0.0, "highest": 0.0}, -1, 0
         self._named: dict[Sign, int] = {}  # what it amounted to when it was named
         self._lasting: dict[Sign, int] = {}  # for how many values it has been grave
         self._gone: dict[Sign, tuple[float, int]] = {}  # when, and since when it had shown
@@ -342,8 +346,7 @@ class Watch:
         """Take one more step, and return what shows for the first time."""
         self._steps += 1
         self._start = step if self._start < 0 else self._start
-        self._lr = max(self._lr, numbers.get("lr", 0.0))
-        self._highest = max(self._highest, numbers.get("highest", -math.inf))
+        self._most = {name: max(most, numbers.get(name, most)) for name, most in self._most.items()}
         for name, value in numbers.items():
             is_part = name.startswith(PART)
             size = self._windows.get(name) or (self._windows.get("reward") if is_part else None)
@@ -354,8 +357,8 @@ class Watch:
                 self.signs += _of_part(name) if is_part else ()
             trend, lowest = self.trends[name], numbers.get("lowest", value) if name == "reward" else value
             trend.floor = min([trend.floor, *filter(math.isfinite, (value, lowest))])
-            if name == "reward" and self._highest > 0:
-                trend.limit = self._highest
+            if name in ("reward", "validation") and self._most["highest"]:
+                trend.limit = self._most["highest"]
             if name == "length" and self._limit:
                 trend.limit = self._limit
             trend.add(step, value)
@@ -413,13 +416,9 @@ class Watch:
         return next((name for name in logged if self[name].known), next(iter(logged), ""))
 
     def held_back(self) -> bool:
-        """Return whether the outcome falls, or did not rise where it could."""
-        outcome = self[self.decides()]
-        return outcome.known and (outcome.falls or (outcome.could_rise() and not self.learned()))
-
-    def learned(self) -> bool:
-        """Return whether some outcome rose, or was right from the start."""
-        return any(self[name].rose() for name in OUTCOMES)
+        """Return whether the outcome falls, or did not rise where it could, nor did another."""
+        outcome, rose = self[self.decides()], any(self[name].rose() for name in OUTCOMES)
+        return outcome.known and (outcome.falls or (outcome.could_rise() and not rose))
 
     def advice(self, sign: Sign) -> str:
         """Return what to do about a sign, as a sentence."""
@@ -428,7 +427,8 @@ class Watch:
 
     def remedy(self, sign: Sign) -> str:
         """Return the override that is a sign's remedy, in the run's framework; empty if there is none."""
-        return remedy(sign.remedy, self._framework, self._lr, self._limit)
+        kind = sign.remedy if self._most["clipped"] or sign.remedy != "explore" else ""  # else the range is wide enough
+        return remedy(kind, self._framework, self._most["lr"], self._limit)
 
     def sentence(self, sign: Sign) -> str:
         """Return what a sign means, by which numbers, and what to do about it."""

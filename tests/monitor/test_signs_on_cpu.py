@@ -200,6 +200,18 @@ def test_entropy_near_0_is_a_fault_where_the_reward_stops_rising_though_it_could
     assert levels(rising)["entropy fell to almost nothing"] == NOTE
 
 
+def test_a_wider_clip_range_is_tried_only_where_something_was_clipped():
+    records = [x | {"accuracy": 0.3, "reward": 7.0} for x in run(entropy=0.009)]
+    tried = []
+    for share in (math.nan, 0.0, 0.01):
+        watched, _ = watch([*records[:-1], records[-1] | {"clipped": share}])
+        (sign,) = (sign for sign in watched.showing if sign.meaning == "entropy fell to almost nothing")
+        tried.append(watched.remedy(sign))
+    assert tried == ["", "", "actor_rollout_ref.actor.clip_ratio_high=0.28"]
+    assert translate({"actor/pg_clipfrac": 0.01}, "verl") == {"clipped": 0.01}
+    assert translate({"clip_ratio/region_mean": 0.01}, "TRL") == {"clipped": 0.01}
+
+
 def test_a_part_of_the_reward_is_named_if_it_is_lost_or_never_paid():
     records = [{"reward": 1.0, "part tag": 0.5 if step < 20 else 0.0, "part never": 0.0} for step in range(40)]
     assert levels(records, framework="TRL", names=["reward"]) == {
@@ -299,7 +311,27 @@ def test_a_validation_that_falls_while_training_rises_is_a_fault_and_a_lost_one_
     found = levels(validated(0.24, 0.28, 0.32, 0.36, 0.44, 0.36, 0.28, 0.2, 0.05, 0.05))
     assert found["the validation is lost"] == FAILED
     watched, _ = watch(validated(*[0.3] * 4, *[0.45] * 6))
-    assert watched.decides() == "validation" and watched.learned()
+    assert watched.decides() == "validation" and watched["validation"].rose()
+
+
+@pytest.mark.parametrize("results", [(0.55, 0.6, 0.05, 0.03), (0.55, 0.6, 0.62, 0.05, 0.03)])
+def test_a_fall_among_few_validations_does_not_hide_in_the_noise_that_it_makes(results):
+    found = dict(zip(range(0, 100, 20), results, strict=False))
+    records = [x | ({"validation": found[n]} if n in found else {}) for n, x in enumerate(VALIDATED)]
+    assert levels(records)["the validation is lost"] == FAILED
+
+
+def test_few_validations_that_stay_where_they_are_do_not_seem_to_fall():
+    drawn = random.Random(1)
+    runs = [[x | {"validation": drawn.gauss(0.3, 0.06)} for x in VALIDATED[:count]] for count in [4, 5, 6, 8] * 50]
+    found = [levels(records, names=["validation", "accuracy", "reward"]) for records in runs]
+    assert sum(bool(x) for x in found) <= 6  # of 200
+
+
+def test_a_validation_is_at_its_ceiling_if_the_reward_in_training_goes_no_higher():
+    for results, at_ceiling in (([0.97] * 8, True), ([0.6] * 8, False)):
+        watched, _ = watch(x | {"highest": 1.0, "validation": y} for x, y in zip(VALIDATED, results, strict=False))
+        assert watched["validation"].rose() == at_ceiling
 
 
 def test_a_validation_that_holds_after_it_excuses_a_reward_that_fell():

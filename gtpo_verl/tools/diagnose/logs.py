@@ -13,7 +13,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -147,7 +147,7 @@ def _read_lines(name: str, lines: Iterable[str]) -> Log:
         elif step is None:
             progress = next((x for x in _PROGRESS if x in metrics and printed and x in printed[-1][1]), None)
             if progress and metrics[progress] < printed[-1][1][progress]:
-                printed, starts = [], starts + 1
+                printed, starts = [x for x in printed if x[1].get(progress, 0) < metrics[progress]], starts + 1
             printed.append((bar, metrics))
         else:
             if step < last:
@@ -287,6 +287,9 @@ def _read_events(path: Path) -> Iterator[tuple[int, Pairs]]:
     except ImportError as error:
         raise ValueError(f"{path} needs tensorboard: pip install '.[diagnose]' in a clone of gtpo-verl") from error
     events = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()
-    for tag in events.Tags()["scalars"]:
-        for event in events.Scalars(tag):
-            yield event.step, [(tag.removeprefix("train/"), event.value)]
+    tags = [tag for tag in events.Tags()["scalars"] if is_metric(tag.removeprefix("train/"))]
+    found = sorted((x.wall_time, x.step, tag, x.value) for tag in tags for x in events.Scalars(tag))
+    later = accumulate((step for _, step, *_ in reversed(found)), min)
+    for (_, step, tag, value), first in zip(found, reversed([*later]), strict=True):
+        if step <= first:  # else a later start has it, or will
+            yield step, [(tag.removeprefix("train/"), value)]

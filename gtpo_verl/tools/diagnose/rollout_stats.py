@@ -1,5 +1,6 @@
 """What the completions say about a run: ends, repetition, groups without spread, tokens that good and bad share."""
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from gtpo_verl.monitor.repetition import group_shares, repetition
-from gtpo_verl.tools.rollouts import find_source, thin_out
+from gtpo_verl.tools.rollouts import find_source, step_of, thin_out
 
 _BYTES = 24 << 20  # what is tokenised in about a minute
 _SCORES = {"accuracy": "acc", "exact_format": "strict", "format": "format"}
@@ -21,10 +22,11 @@ class Rollouts:
     """Completions of a run, cut off at `limit` tokens, which verl's text does not show; and of each of its `steps` our
     numbers (`signs.NUMBERS`), `forward`, `backward` and `either`, shares of tokens on the conflict masks, and `groups`,
     the share of groups that have one. `completions` are those of the last steps, with our numbers of each. `is_text`:
-    no token ids are stored."""
+    no token ids are stored. Steps that were not read are `left_out`."""
 
     limit: float | None = None
     is_text: bool = False
+    left_out: int = 0
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
     completions: list[Completion] = field(default_factory=list)
 
@@ -50,11 +52,13 @@ class Rollouts:
         self.completions[:] = [*self.completions, *completions][-4 * len(completions) :]
 
 
-def read_rollouts(path: Path, tokenizer: str | None, limit: float | None) -> Rollouts:
-    """Read completions, evenly thinned out if they are large; raises as `find_source`."""
+def read_rollouts(path: Path, tokenizer: str | None, limit: float | None, last: float = math.inf) -> Rollouts:
+    """Read completions up to the `last` step, evenly thinned out if they are large; raises as `find_source`."""
     source = find_source(path, tokenizer)
-    found = Rollouts(limit, is_text="rollouts" in source.header)
-    for file in thin_out(source.paths, _BYTES):
+    if not (paths := [file for file in source.paths if step_of(file) <= last]):
+        raise ValueError(f"{path} has no step up to {last}, the log's last: give rollouts of the same run")
+    found = Rollouts(limit, "rollouts" in source.header, len(source.paths) - len(paths))
+    for file in thin_out(paths, _BYTES):
         found.add(source.read(file))
     return found
 

@@ -42,8 +42,7 @@ def read_run(
         log, seen, rollouts = Log(str(path), "verl", {}, {}, []), None, path
     else:
         log, seen = read_log(path), None
-        limit = limit or log.config.get("limit")
-        limit = limit or limit_of(translate(metrics, log.framework) for metrics in log.steps.values())
+        limit = limit or log.config.get("limit") or limit_of(translate(x, log.framework) for x in log.steps.values())
         steps = {step: translate(metrics, log.framework, limit) for step, metrics in log.steps.items()}
         log = log._replace(steps={step: x for step, x in steps.items() if x.keys() & NUMBERS.keys()})
         known = set[str]().union(*log.steps.values())
@@ -54,7 +53,9 @@ def read_run(
     if rollouts is not None:
         from gtpo_verl.tools.diagnose.rollout_stats import read_rollouts
 
-        seen = read_rollouts(rollouts, tokenizer, limit)
+        seen = read_rollouts(rollouts, tokenizer, limit, max(log.steps, default=math.inf))
+        if seen.left_out:
+            log.notes.append(f"{seen.left_out} steps of {rollouts} are left out: they are after the log's last")
         for step, numbers in seen.steps.items():
             length = log.steps.get(step, {}).get("length", numbers["length"])
             # A dump counts a completion's own tokens, of some groups; a log may count an agent's tools.
@@ -165,8 +166,10 @@ def judge(watch: Watch, signs: list[Sign], entries: int) -> tuple[str, str]:
         return "degraded", f"{(always or signs)[0].meaning}" + (f"; {now}" if outcome.known else "")
     if not name:
         return "cannot tell", "no validation, accuracy or reward is logged"
-    if not watch.learned():
-        return "cannot tell", f"nothing learned yet: {now}; rerun with more steps"
+    if not outcome.rose():
+        few = f"{outcome.count} validations show neither a rise nor a loss beyond noise"
+        why, more = (few, "of them") if name == "validation" else ("nothing learned yet", "steps")
+        return "cannot tell", f"{why}: {now}; rerun with more {more}"
     return "healthy", now
 
 

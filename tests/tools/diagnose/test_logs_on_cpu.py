@@ -307,10 +307,34 @@ def test_event_files_of_a_resumed_run_are_one(tmp_path):
     assert [*read_log(tmp_path).steps] == [*range(1, 13)]
 
 
+def test_of_several_starts_in_a_tensorboard_folder_the_last_counts(tmp_path):
+    for start, end, value in ((1, 12, 0.1), (7, 10, 0.2), (9, 9, 0.3)):
+        with SummaryWriter(str(tmp_path / "runs")) as writer:
+            for step in range(start, end + 1):
+                writer.add_scalar("critic/score/mean", value, step)
+            writer.add_scalar("timing/start", 1.0, 0)  # of no step of training
+    steps = read_log(tmp_path).steps
+    assert [round(x["critic/score/mean"], 3) for _, x in sorted(steps.items())] == [0.1] * 6 + [0.2] * 2 + [0.3]
+
+
 def test_a_second_start_is_seen_by_the_tokens_that_trl_counts(tmp_path):
     records = [x | {"num_tokens": 100 * n} for start in (OF_TRL[:8], OF_TRL) for n, x in enumerate(start)]
     log = read_log(run_logs.write_printed(tmp_path / "nohup.out", records, bar=False))
     assert log.notes == ["the last of 2 starts in this file"]
+
+
+@pytest.mark.parametrize("bar", [False, True])
+def test_a_printed_start_from_a_checkpoint_replaces_what_came_after_that(tmp_path, bar):
+    records = [x | {"num_tokens": 100 * n} for n, x in enumerate(OF_TRL, start=1)]
+    for name, part in (("a", records[:8]), ("b", [x | {"learning_rate": 5e-7} for x in records[4:]])):
+        run_logs.write_printed(tmp_path / name, part, bar=False)
+    lines = "".join((tmp_path / name).read_text() for name in "ab").splitlines()
+    bars = [f"  1%|#   | {n}/12 [01:00<09:00, 6.1s/it]      " * bar for n in (*range(1, 9), *range(5, 13))]
+    path = tmp_path / "nohup.out"
+    path.write_text("".join(f"{before}{line}\n" for before, line in zip(bars, lines, strict=True)))
+    log = read_log(path)
+    assert log.notes == ["the last of 2 starts in this file"] and [*log.steps] == [*range(1, 13)]
+    assert [x["learning_rate"] for x in log.steps.values()] == [1e-6] * 4 + [5e-7] * 8
 
 
 def test_lines_of_json_have_the_steps_that_they_name(tmp_path):

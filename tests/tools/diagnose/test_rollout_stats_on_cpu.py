@@ -38,6 +38,18 @@ def test_rollouts_add_to_the_log_what_it_lacks(tmp_path):
     assert set(report["not_logged"]) & {"repetition", "zero_std_groups", "accuracy"} == set()
 
 
+def test_rollouts_of_steps_that_the_log_has_not_are_left_out(tmp_path):
+    groups = [[("12", 1.0, 1), ("13", 0.0, 0)]] * 40
+    folder = write_rollouts(tmp_path / "rollouts", [*groups, *[[("14", 0.0, 0), ("15", 0.0, 0)]] * 20])
+    log = run_logs.write_jsonl(tmp_path / "run.jsonl", [*run_logs.verl(steps=40, length=lambda step: 2.0)])
+    run = read_run(log, rollouts=folder, tokenizer=str(DEMO))
+    assert max(run.log.steps) == 40 == max(run.seen.steps) and {x["text"] for x in run.seen.completions} == {"12", "13"}
+    assert report_on(run)["notes"] == [f"20 steps of {folder} are left out: they are after the log's last"]
+    later = write_rollouts(tmp_path / "later", groups, first=41)
+    with pytest.raises(ValueError, match="later has no step up to 40, the log's last: give rollouts of the same run"):
+        read_run(log, rollouts=later, tokenizer=str(DEMO))
+
+
 def test_a_score_that_some_completions_lack_is_left_out(tmp_path):
     folder = write_rollouts(tmp_path / "rollouts", [[("12", 1.0, 1), ("13", 0.0, None)]])
     assert "accuracy" not in read_rollouts(folder, str(DEMO), None).steps[1]

@@ -33,6 +33,18 @@ VALIDATION_FALLS = [
     x | ({"val-core/a/reward/mean@1": min(0.2 + s / 250, max(0.44 - (s - 60) / 125, 0.05))} if s % 10 == 0 else {})
     for s, x in enumerate(run_logs.verl(score=lambda s: 0.2 + 0.004 * s), start=1)
 ]
+
+
+def validated(*results, training=lambda s: 0.2 + 0.004 * s):
+    """A run of 120 steps with so many validations."""
+    every = 120 // len(results)
+    found = {every * n: x for n, x in enumerate(results, start=1)}
+    return [
+        x | ({"val-core/a/acc/mean@1": found[s]} if s in found else {})
+        for s, x in enumerate(run_logs.verl(score=training), start=1)
+    ]
+
+
 NOISY = [
     {"reward": 20.0 if n % 3 else 9.0, "reward_std": 5.0} if n < 22 else {"reward": 8.0, "reward_std": 0.5}
     for n in range(60)
@@ -124,6 +136,23 @@ def test_each_kind_of_run_gets_its_verdict_since_when_and_why(tmp_path, form, re
     assert all(meaning in meanings for meaning in named) and bool(named) == bool(meanings)
     window = 10 if len(records) < 200 else 40
     assert report["since"] == since or since <= report["since"] <= since + window
+
+
+@pytest.mark.parametrize(
+    ("results", "verdict", "why"),
+    [
+        ((0.55, 0.05), "cannot tell", "2 validations show neither a rise nor a loss beyond noise: validation 0.05"),
+        ((0.55, 0.6, 0.05), "cannot tell", "3 validations show neither"),
+        ((0.55, 0.6, 0.05, 0.03), "failed", "validation 0.04 at the end, best 0.57"),
+        ((0.35, 0.34, 0.36, 0.35, 0.34, 0.35, 0.36, 0.35, 0.34, 0.35), "cannot tell", "10 validations show neither"),
+        ((0.3, 0.36, 0.42, 0.48), "healthy", "validation 0.45 at the end, 0.33 at first"),
+        ((0.97, 0.98, 0.97, 0.96, 0.97, 0.98), "healthy", "validation 0.97 at the end, 0.97 at first"),  # ceiling
+    ],
+)
+@pytest.mark.parametrize("training", [lambda s: 0.2 + 0.004 * s, lambda s: 0.98 - 0.001 * (s % 2)])
+def test_a_run_is_healthy_only_if_its_validation_rose_whatever_training_does(results, verdict, why, training, tmp_path):
+    report = diagnose(run_logs.write_console(tmp_path / "a.log", validated(*results, training=training)))
+    assert report["verdict"] == verdict and report["why"].startswith(why)
 
 
 def test_what_the_log_implies_is_used_and_an_option_overrides_it(tmp_path):
