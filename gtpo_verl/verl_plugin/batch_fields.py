@@ -64,7 +64,8 @@ def from_transfer_queue(tq: Any, batch: Any, with_entropy: bool = True) -> Batch
     if len(fields.last_outputs) == len(prompts):
         return fields
     # An agent's later prompts may have pictures of its own, which are large.
-    name, pictures, keys = "multi_modal_inputs", [], [batch.keys[row] for row in fields.last_outputs]
+    name, pictures = "multi_modal_inputs", list[bytes]()
+    keys = [batch.keys[row] for row in fields.last_outputs]
     for start in range(0, len(keys), _AT_ONCE):
         of_keys = keys[start : start + _AT_ONCE]
         data = tq.kv_batch_get(keys=of_keys, partition_id=batch.partition_id, select_fields=[name])

@@ -10,6 +10,7 @@ from contextlib import redirect_stdout, suppress
 from difflib import get_close_matches
 from functools import partial
 from pkgutil import resolve_name
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -28,13 +29,6 @@ _REGISTRIES = {
 }
 """Where others may register more; read only if a value is not verl's own, since the imports take their time."""
 _COMPARED = ("old_log_probs", "rollout_log_probs", "response_mask")
-_FULLY_ASYNC = {
-    "data.train_batch_size": 0,
-    "data.gen_batch_size": 1,
-    "actor_rollout_ref.hybrid_engine": False,
-    f"{_ROLLOUT}.calculate_log_probs": True,
-}
-"""What verl's fully_async trainer asserts."""
 
 
 def judge(config: DictConfig, with_machine: bool) -> tuple[list[Finding], list[Finding]]:
@@ -120,11 +114,11 @@ def _verls(config: DictConfig) -> Iterator[Finding]:
         yield Finding(f"{_ROLLOUT}.name", "not given", f"set {_ROLLOUT}.name=vllm, or to sglang")
     verls = config.copy()
     verls.actor_rollout_ref.rollout.name = "hf"  # with LoRA, verl would import vLLM
-    ones = DataProto.from_dict({name: torch.ones(1, 1) for name in _COMPARED})
-    checks = [
-        lambda: omega_conf_to_dataclass(verls.actor_rollout_ref.rollout),
-        lambda: compute_rollout_correction_and_add_to_batch(ones, config.algorithm.get("rollout_correction") or {}),
-    ]
+    checks: list[Callable] = [lambda: omega_conf_to_dataclass(verls.actor_rollout_ref.rollout)]
+    correction = config.algorithm.get("rollout_correction")
+    if correction and not correction.get("bypass_mode"):
+        ones = DataProto.from_dict({name: torch.ones(1, 1) for name in _COMPARED})
+        checks.append(lambda: compute_rollout_correction_and_add_to_batch(ones, correction))
     if config.get("async_training") is None:  # fully_async has checks of its own
         checks.append(lambda: inspect.unwrap(validate_config)(verls, need_reference_policy(config), use_critic=False))
     if need_critic(config):
@@ -152,12 +146,19 @@ def _gtpos(config: DictConfig) -> Iterator[Finding]:
 
 
 def _of_data(get: Callable) -> Iterator[Finding]:
-    """Yield settings that the trainer's batches do not go with, or that a reward manager lacks."""
-    if get("async_training") is not None:
-        for key, value in _FULLY_ASYNC.items():
-            if (found := get(key)) != value:
-                yield Finding(f"{key}={found}", "fully_async asserts another value", f"set {key}={value}")
+    """Yield what an asynchronous trainer asserts, and settings that read what is not there."""
     correction, log_probs = "algorithm.rollout_correction", f"{_ROLLOUT}.calculate_log_probs"
+    asserted: dict[str, Any] = {}
+    if get("async_training") is not None:
+        asserted = {"data.train_batch_size": 0, "data.gen_batch_size": 1}
+        asserted |= {"actor_rollout_ref.hybrid_engine": False, log_probs: True}
+    elif resources.is_separate_async(get):
+        steps, backend = get("trainer.v1.separate_async.parameter_sync_step"), f"{_ROLLOUT}.checkpoint_engine.backend"
+        asserted = {"data.train_batch_size": steps * (get(f"{_ACTOR}.ppo_mini_batch_size") or 0)}
+        asserted |= {backend: "nccl"} if get(backend) == "naive" else {}
+    for key, value in asserted.items():
+        if (found := get(key)) != value:
+            yield Finding(f"{key}={found}", "this asynchronous trainer asserts another value", f"set {key}={value}")
     using = [key for name in ("bypass_mode", "rollout_is", "rollout_rs") if get(key := f"{correction}.{name}")]
     if using and not get(log_probs) and get("algorithm.gtpo.entropy_from") != "update":  # which turns them on
         yield Finding(f"{log_probs}=False", f"{' and '.join(using)} read them", f"set {log_probs}=True")
@@ -197,8 +198,6 @@ def _of_resources(get: Callable) -> Iterator[Finding]:
         if tokens and tokens * split < longest:
             says = f"a sequence has up to {longest} tokens (data.max_prompt_length + data.max_response_length)"
             yield Finding(f"{key}={tokens}", says, f"set {key}={math.ceil(longest / split)} or more")
-    if resources.is_separate_async(get):
-        yield from _of_separate_async(get)
     for name, pool in resources.pools(get).items():
         if not int(get(f"{pool}.nnodes") or 0) * int(get(f"{pool}.n_gpus_per_node") or 0):
             yield Finding(name, f"{pool}.nnodes={get(f'{pool}.nnodes')}: no GPUs of its own", f"set {pool}.nnodes=1")
@@ -216,17 +215,6 @@ def _of_batches(get: Callable, copies: int) -> Iterator[Finding]:
         elif size * n % copies:
             says = f"{size} prompts x {n} completions do not split over {copies} copies of the model"
             yield Finding(f"{key}={size}", says, f"make {key} x {_ROLLOUT}.n a multiple of {copies}")
-
-
-def _of_separate_async(get: Callable) -> Iterator[Finding]:
-    """What verl's trainer of this mode asserts."""
-    steps, size = get("trainer.v1.separate_async.parameter_sync_step"), get(f"{_ACTOR}.ppo_mini_batch_size")
-    prompts, backend = get("data.train_batch_size"), f"{_ROLLOUT}.checkpoint_engine.backend"
-    if prompts != steps * size:
-        says = f"trainer.v1.separate_async.parameter_sync_step x {_ACTOR}.ppo_mini_batch_size are {steps} x {size}"
-        yield Finding(f"data.train_batch_size={prompts}", says, f"set data.train_batch_size={steps * size}")
-    if get(backend) == "naive":
-        yield Finding(f"{backend}=naive", "not with separate_async", f"set {backend}=nccl, or to another")
 
 
 def _of_filter_groups(get: Callable) -> Iterator[Finding]:
