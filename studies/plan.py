@@ -273,8 +273,9 @@ CONTROL_ARMS = {
     "gtpo_clamped": 5e-6,
 }
 """Of block 10, in their order, and their learning rates."""
-ENDINGS_ARMS, ENDINGS_SEEDS = ("grpo_clamped", CANDIDATES[0], "grpo", "gtpo", "corpo_masks"), range(13, 25)
-"""Of block 12."""
+ENDINGS_ARMS, BESIDE_ENDINGS = ("grpo_clamped", CANDIDATES[0]), ("grpo", "gtpo", "corpo_masks")
+ENDINGS_SEEDS = range(13, 25)
+"""Of block 12: what its question compares, and what stands beside it."""
 GUESSING_ARMS, GUESSING_SEEDS = ("grpo", "gtpo", "grpo_clamped", "gtpo_clamped", "masks"), range(41, 53)
 """Of block 11."""
 BESIDE = ("grpo", "gtpo", CANDIDATES[0], "corpo_masks")
@@ -427,6 +428,9 @@ def blocks() -> dict[str, list[tuple[Cell, int]]]:
         ],
         "12. the endings, on fresh seeds on a GPU": [
             (cell, seed) for seed in ENDINGS_SEEDS for cell in cells([ON_GPU], ENDINGS_ARMS, [REAL_RATES[1]])
+        ],
+        "12-beside. the same without the clamp, and without γ": [
+            (cell, seed) for seed in ENDINGS_SEEDS for cell in cells([ON_GPU], BESIDE_ENDINGS, [REAL_RATES[1]])
         ],
     }
 
