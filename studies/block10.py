@@ -61,6 +61,7 @@ QUESTIONS = {
     "Q3, answer alone": Question("gtpo_answer", "gtpo", "accuracy", *_REWARD),
     "Q3, authors' reward": Question("gtpo_authors", "gtpo", "accuracy", *_REWARD),
 }
+NAMES = TITLES | {"gtpo_clamped": f"{TITLES['gtpo_clamped']}, 5e-6"}
 COMPARED = (
     (CLAMPED, "gtpo"),
     (CLAMPED, "grpo"),
@@ -103,7 +104,7 @@ def answer(question: Question, runs: pd.DataFrame) -> str:
     if arm is None or against is None or grpo is None:
         made = [(runs["method"] == method).sum() for method in (question.arm, question.against)]
         which = question.arm if made[0] < len(LAST_SEEDS) else question.against
-        return f"not answered yet ({min(made)} of {len(LAST_SEEDS)} runs of {TITLES[which]})"
+        return f"not answered yet ({min(made)} of {len(LAST_SEEDS)} runs of {NAMES[which]})"
     lost, before, plain = (int(own[f"{question.lost} lost"].sum()) for own in (arm, against, grpo))
     accuracy, clean = (_differences(arm, against, metric) for metric in ("accuracy", "clean"))
     low, high = interval(accuracy)
@@ -114,7 +115,7 @@ def answer(question: Question, runs: pd.DataFrame) -> str:
         elif lost >= MANY:
             found = question.many
     what = "accuracy collapsed" if question.lost == "accuracy" else "failed"
-    counts = f"{what} in {lost} of {len(arm)} runs of this arm; {TITLES[question.against]}: {before}; GRPO: {plain}"
+    counts = f"{what} in {lost} of {len(arm)} runs of this arm; {NAMES[question.against]}: {before}; GRPO: {plain}"
     differ = f"accuracy differs by {Comparison(accuracy)}, clean endings by {Comparison(clean)}"
     return f"{found} ({counts}; {differ}, p {short(sign_flips(clean))})"
 
@@ -135,7 +136,7 @@ def arm_table(runs: pd.DataFrame, methods: Iterable[str]) -> tuple[list[str], li
     for method in methods:
         if len(own := runs[runs["method"] == method]):
             counts = [f"{own[f'{what} lost'].sum()} of {len(own)}" for what in ("accuracy", "endings", "either")]
-            rows.append([TITLES[method], *counts, *(f"{own[name].mean():.2f}" for name in ("accuracy", "clean"))])
+            rows.append([NAMES[method], *counts, *(f"{own[name].mean():.2f}" for name in ("accuracy", "clean"))])
     return ["", "accuracy collapsed", "stopped terminating cleanly", "either", "accuracy", "clean endings"], rows
 
 
@@ -144,7 +145,7 @@ def comparison_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     rows = []
     for first, second in COMPARED:
         one, other = (_whole(runs, method) for method in (first, second))
-        row = [TITLES[first], TITLES[second]]
+        row = [NAMES[first], NAMES[second]]
         if one is None or other is None:
             continue
         for metric in ("accuracy", "clean"):

@@ -79,7 +79,7 @@ TITLES = {
     "corpo_gtpo": "GTPO, no A > 0 for a wrong answer",
     "gated_gtpo": "GTPO, equal outcomes gated",
     "grpo_clamped": "GRPO, no A > 0 for a wrong answer",
-    "gtpo_clamped": "GTPO, no A > 0 for a wrong answer, 5e-6",
+    "gtpo_clamped": "GTPO, no A > 0 for a wrong answer",
     "gtpo_answer": "GTPO, reward for the answer alone",
     "grpo_answer": "GRPO, reward for the answer alone",
     "gtpo_authors": "GTPO, reward of the authors' code",
