@@ -188,7 +188,7 @@ def outcome(out):
     records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
     numbers = [{key: x for key, x in record.items() if not VARIES.search(key)} for record in records]
     log = (out / "train.log").read_text()
-    lines = re.sub(r"^\x1b\[\d+m\(.*? pid=.*?\)\x1b\[0m |\x1b\[\d+m", "", log, flags=re.MULTILINE)
+    lines = re.sub(r"^\x1b\[\d+m\((.*? )?pid=.*?\)\x1b\[0m |\x1b\[\d+m", "", log, flags=re.MULTILINE)
     return load_file(model), numbers, [re.sub(r"[\da-f-]*\d[\da-f.-]*", "0", line) for line in lines.splitlines()]
 
 
