@@ -82,3 +82,12 @@ def test_a_process_that_does_not_ask_for_gtpo_loads_no_report():
     check = ("gtpo_verl.tools", "gtpo_verl.tools.check", "gtpo_verl.tools.check.stop_before_start")
     assert tools == set(check)  # which does nothing unless it is asked to
     assert not added & {"gtpo_verl.reward", "recipes", "studies", "pandas", "matplotlib"}
+
+
+def test_importing_verl_imports_no_engine_and_chooses_no_platform():
+    """A platform may be another plugin's, which verl loads after this one."""
+    code = (
+        "import sys, verl, gtpo_verl.verl_plugin.hooks\nprint([x for x in sys.modules if x.startswith('verl.workers')])"
+    )
+    later = {"VERL_PLATFORM": "of_a_later_plugin", "VERL_USE_EXTERNAL_MODULES": ""}
+    assert run_python(code, VERL_USE_EXTERNAL_PLUGINS="gtpo", **later).stdout.strip() == "[]"

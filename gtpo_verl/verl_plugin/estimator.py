@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from verl.utils.checkpoint.checkpoint_manager import get_checkpoint_tracker_filename
 
 from gtpo_verl.algorithm.advantage import GTPOAdvantage, check_finite
 from gtpo_verl.algorithm.completions import Completions
@@ -166,6 +165,8 @@ class GTPOEstimator:
 
     def _last_saved(self) -> tuple[Path, int] | None:
         """Return the last checkpoint, and when verl noted it."""
+        from verl.utils.checkpoint.checkpoint_manager import get_checkpoint_tracker_filename  # imports the engines
+
         tracker = Path(get_checkpoint_tracker_filename(self._folder))
         try:
             return Path(self._folder, f"global_step_{tracker.read_text().strip()}"), tracker.stat().st_mtime_ns
