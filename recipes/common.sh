@@ -90,8 +90,8 @@ esac
 
 # Without a KL term verl loads no reference model. With LoRA the reference is the base under the adapter.
 kl_loss_coef=${KL_LOSS_COEF:-0}
-case $ALGO-$kl_loss_coef in
-    *-0 | *-0.0 | *-0.00) use_kl_loss=False ;;
+case $ALGO-${kl_loss_coef//[0.]/} in    # a zero has nothing else
+    *-) use_kl_loss=False ;;
     grpo-*) use_kl_loss=True ;;
     *) fail "KL_LOSS_COEF=$kl_loss_coef: GTPO has no KL term; unset it, or set ALGO=grpo" ;;
 esac

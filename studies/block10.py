@@ -62,6 +62,7 @@ QUESTIONS = {
     "Q3, authors' reward": Question("gtpo_authors", "gtpo", "accuracy", *_REWARD),
 }
 NAMES = TITLES | {"gtpo_clamped": f"{TITLES['gtpo_clamped']}, 5e-6"}
+"""Of the methods: here this one stands beside the same at another learning rate."""
 COMPARED = (
     (CLAMPED, "gtpo"),
     (CLAMPED, "grpo"),

@@ -315,7 +315,7 @@ def _of_block_11() -> dict[str, object]:
 
 
 def _of_part_two() -> dict[str, object]:
-    """Numbers of blocks 2 and 4 over all their runs, and of 1b, 1c, 9, 2, 3 and 5 at each method's own best rate."""
+    """Numbers of blocks 2, 3, 4, 8 over all their runs, and of 1b, 1c, 9, 2, 3, 5 at each method's own best rate."""
     curves = [read_log(c.log(seed))["steps"] for block in ("2", "5", "8", "11") for c, seed in complete(planned(block))]
     dropped = max((np.mean(steps["dropped"]) for steps in curves if "dropped" in steps), default=0)
     found: dict[str, object] = {"most dropped": f"{dropped:.1%}"}

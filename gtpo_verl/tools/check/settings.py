@@ -28,7 +28,6 @@ _REGISTRIES = {
     "trainer.logger": "verl.utils.tracking:Tracking.supported_backend",
 }
 """Where others may register more; read only if a value is not verl's own, since the imports take their time."""
-_COMPARED = ("old_log_probs", "rollout_log_probs", "response_mask")
 
 
 def judge(config: DictConfig, with_machine: bool) -> tuple[list[Finding], list[Finding]]:
@@ -117,7 +116,8 @@ def _verls(config: DictConfig) -> Iterator[Finding]:
     checks: list[Callable] = [lambda: omega_conf_to_dataclass(verls.actor_rollout_ref.rollout)]
     correction = config.algorithm.get("rollout_correction")
     if correction and not correction.get("bypass_mode"):
-        ones = DataProto.from_dict({name: torch.ones(1, 1) for name in _COMPARED})
+        compared = ("old_log_probs", "rollout_log_probs", "response_mask")
+        ones = DataProto.from_dict(dict.fromkeys(compared, torch.ones(1, 1)))
         checks.append(lambda: compute_rollout_correction_and_add_to_batch(ones, correction))
     if config.get("async_training") is None:  # fully_async has checks of its own
         checks.append(lambda: inspect.unwrap(validate_config)(verls, need_reference_policy(config), use_critic=False))
@@ -191,9 +191,8 @@ def _of_resources(get: Callable) -> Iterator[Finding]:
     if get(f"{_ACTOR}.strategy") == "megatron":
         split = int(get(f"{_ACTOR}.megatron.context_parallel_size") or 1)
     bypasses = get("algorithm.rollout_correction.bypass_mode")
-    budgets = {
-        get(key): key for key in (*([] if bypasses else [f"{_ROLLOUT}.log_prob_max_token_len_per_gpu"]), _TOKENS)
-    }
+    keys = [_TOKENS] if bypasses else [f"{_ROLLOUT}.log_prob_max_token_len_per_gpu", _TOKENS]
+    budgets = {get(key): key for key in keys}  # one key a value: by default the first has the second's
     for tokens, key in budgets.items() if get(f"{_ACTOR}.use_dynamic_bsz") else ():
         if tokens and tokens * split < longest:
             says = f"a sequence has up to {longest} tokens (data.max_prompt_length + data.max_response_length)"
