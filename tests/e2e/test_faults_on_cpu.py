@@ -92,4 +92,4 @@ def test_a_trainer_with_advantages_and_update_of_its_own_ends_at_the_log_of_its_
     (record,) = train.records()
     assert record["step"] == 1 and "actor/pg_loss" in record and not any(name.startswith("gtpo/") for name in record)
     said = " ".join((train.out / "train.log").read_text().split())
-    assert "algorithm.adv_estimator asks for GTPO, but own_advantages._register.<locals>.OwnTrainer updated" in said
+    assert "asks for GTPO, but the trainer updated the actor at step 1 with other advantages" in said
