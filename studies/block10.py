@@ -100,35 +100,30 @@ def runs_on(device: str) -> pd.DataFrame:
 
 
 def answer(question: Question, runs: pd.DataFrame) -> str:
-    """By the rule, with what stands beside it, or how many runs there are yet."""
+    """By the rule, or how many runs there are yet."""
     arm, against, grpo = (_whole(runs, method) for method in (question.arm, question.against, "grpo"))
     if arm is None or against is None or grpo is None:
         made = [(runs["method"] == method).sum() for method in (question.arm, question.against)]
         which = question.arm if made[0] < len(LAST_SEEDS) else question.against
         return f"not answered yet ({min(made)} of {len(LAST_SEEDS)} runs of {NAMES[which]})"
-    lost, before, plain = (int(own[f"{question.lost} lost"].sum()) for own in (arm, against, grpo))
-    accuracy, clean = (_differences(arm, against, metric) for metric in ("accuracy", "clean"))
-    low, high = interval(accuracy)
-    found = "undecided"
+    lost, before = (own[f"{question.lost} lost"].sum() for own in (arm, against))
+    low, high = interval(_differences(arm, against, "accuracy"))
     if question.as_accurate or before >= MANY:
         if lost <= FEW and (low <= 0 <= high or not question.as_accurate):
-            found = question.few
-        elif lost >= MANY:
-            found = question.many
-    what = "accuracy collapsed" if question.lost == "accuracy" else "failed"
-    counts = f"{what} in {lost} of {len(arm)} runs of this arm; {NAMES[question.against]}: {before}; GRPO: {plain}"
-    differ = f"accuracy differs by {Comparison(accuracy)}, clean endings by {Comparison(clean)}"
-    return f"{found} ({counts}; {differ}, p {short(sign_flips(clean))})"
+            return question.few
+        if lost >= MANY:
+            return question.many
+    return "undecided"
 
 
 def repeated() -> str:
     """Whether block 9's outcome on seed 8 came back in two runs that were made as arm 1 is."""
     made = results(planned("9-again"))
     if len(made) < 2:
-        return "not run yet"
+        return "is not there yet"
     lost = (made["accuracy"] < least_accuracy(runs_on("cpu"))) | (made["clean"] < LOST)
     as_before = dict(zip(made["method"], lost, strict=True)) == {CLAMPED: False, "gtpo": True}
-    return "it came back" if as_before else "it did not come back"
+    return "came back" if as_before else "did not come back"
 
 
 def arm_table(runs: pd.DataFrame, methods: Iterable[str]) -> tuple[list[str], list[list[str]]]:
@@ -160,7 +155,7 @@ def difference(runs: pd.DataFrame, first: str, second: str, metric: str) -> str:
     """First minus second with its interval and the p of sign flips, or that it is not there yet."""
     one, other = (_whole(runs, method) for method in (first, second))
     if one is None or other is None:
-        return "not run yet"
+        return "is not there yet"
     differences = _differences(one, other, metric)
     return f"{Comparison(differences)} (p {short(sign_flips(differences))})"
 

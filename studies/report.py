@@ -290,8 +290,7 @@ def _of_block_10() -> dict[str, object]:
     for block, device, arms in (("10", "cpu", CONTROL_ARMS), ("10-gpu", "cuda", ON_GPU_ARMS)):
         runs = block10.runs_on(device)
         for name, question in block10.QUESTIONS.items():
-            said = block10.answer(question, runs)
-            found |= {f"{block}: {name}": said, f"{block}: {name} in short": said.partition(" (")[0]}
+            found[f"{block}: {name}"] = block10.answer(question, runs)
         found[f"table arms of {block}"] = markdown(*block10.arm_table(runs, arms))
         found[f"table tests of {block}"] = markdown(*block10.comparison_table(runs))
         for method, own in runs.groupby("method"):

@@ -40,7 +40,7 @@ def refusal(other: str) -> str:
     return (
         f"another run of verl is training in this Ray cluster ({other}). verl keeps the rollouts of all runs of a "
         "cluster in one TransferQueue, so each run would train on the other's rollouts: wait until it ends, or start "
-        f"a separate cluster for this run ({DOCS}/gpu.md)"
+        f"a separate cluster for this run. The plugin gtpo_verl refuses it ({DOCS}/gpu.md)"
     )
 
 

@@ -39,10 +39,6 @@ def answer(name, device="cpu"):
     return block10.answer(block10.QUESTIONS[name], block10.runs_on(device))
 
 
-def said(name, device="cpu"):
-    return answer(name, device).partition(" (")[0]
-
-
 def test_without_runs_nothing_is_answered(block_9):
     for name, question in block10.QUESTIONS.items():
         assert answer(name) == f"not answered yet (0 of 6 runs of {TITLES[question.arm]})"
@@ -67,45 +63,34 @@ def test_without_runs_nothing_is_answered(block_9):
 )
 def test_whether_it_is_the_clamp_follows_from_the_rule(block_9, accuracies, clean, expected):
     block_9("grpo_clamped", accuracies, clean)
-    assert said("Q1") == expected
-    failed = sum(a < 0.25 or ends < 0.5 for a, ends in zip(accuracies, clean, strict=True))
-    counts = f"(failed in {failed} of 6 runs of this arm; GTPO, no A > 0 for a wrong answer: 0; GRPO: 0; "
-    assert counts in answer("Q1")
-
-
-def test_what_the_rule_does_not_see_stands_beside_the_answer(block_9):
-    """Endings that are rarer on each seed, and by too little for the rule; and a GRPO that fails no less without it."""
-    block_9("grpo", GRPO, clean=[0.4, 0.4, *[1] * 4])
-    block_9("grpo_clamped", CLAMPED, clean=[0.4, *[0.8] * 5])
-    assert said("Q1") == "consistent with the clamp doing it; GTPO adds nothing that these runs can see"
-    assert "; GRPO: 2; " in answer("Q1") and answer("Q1").endswith("clean endings by −0.27 [−0.44, −0.10], p .031)")
+    assert answer("Q1") == expected
 
 
 def test_whether_it_is_gamma_or_the_reward_follows_from_the_rule(block_9):
     block_9("masks", CLAMPED, clean=[0.0] * 6)  # they run on, and do not shrink
     block_9("gtpo_answer", GTPO)
     block_9("gtpo_authors", [0.0, 0.0, *CLAMPED[2:]])
-    assert said("Q2") == "consistent with γ being what shrinks the completions"
-    assert said("Q3, answer alone") == "consistent with GTPO's accuracy collapsing under that reward too"
-    assert said("Q3, authors' reward") == "undecided"
+    assert answer("Q2") == "consistent with γ being what shrinks the completions"
+    assert answer("Q3, answer alone") == "consistent with GTPO's accuracy collapsing under that reward too"
+    assert answer("Q3, authors' reward") == "undecided"
 
 
 def test_a_reward_is_judged_by_its_answers_alone(block_9):
     block_9("gtpo_answer", CLAMPED, clean=[0.0] * 6)
-    assert said("Q3, answer alone").startswith("consistent with the reward for the form")
+    assert answer("Q3, answer alone").startswith("consistent with the reward for the form")
 
 
 def test_nothing_follows_where_gtpo_itself_did_not_fail(write):
     write("grpo", GRPO)
     write("gtpo", CLAMPED)
     write("masks", GTPO)
-    assert said("Q2") == "undecided"
+    assert answer("Q2") == "undecided"
 
 
-@pytest.mark.parametrize(("gtpo", "expected"), [(0.0, "it came back"), (0.5, "it did not come back")])
+@pytest.mark.parametrize(("gtpo", "expected"), [(0.0, "came back"), (0.5, "did not come back")])
 def test_whether_block_9s_outcome_came_back(block_9, gtpo, expected):
     block_9(block10.CLAMPED, [0.4], start=AGAIN, seeds=[8])
-    assert block10.repeated() == "not run yet"
+    assert block10.repeated() == "is not there yet"
     block_9("gtpo", [gtpo], start=AGAIN, seeds=[8])
     assert block10.repeated() == expected
 
@@ -117,8 +102,8 @@ def test_devices_do_not_mix(block_9):
     for method, accuracies in {"grpo": GRPO, block10.CLAMPED: CLAMPED}.items():
         block_9(method, accuracies, start=ON_GPU)
     block_9("grpo_clamped", CLAMPED)
-    assert said("Q1", "cuda") == "consistent with the masks being needed"
-    assert said("Q1").startswith("consistent with the clamp")
+    assert answer("Q1", "cuda") == "consistent with the masks being needed"
+    assert answer("Q1").startswith("consistent with the clamp")
 
 
 def test_dtypes_do_not_mix(block_9):
@@ -152,4 +137,4 @@ def test_block_9_by_the_exact_tests():
         ("grpo", "clean"): ".031",
     }
     assert differences["grpo", "clean"].startswith("+0.30 [")
-    assert block10.difference(runs, "gtpo_answer", "gtpo", "clean") == "not run yet"
+    assert block10.difference(runs, "gtpo_answer", "gtpo", "clean") == "is not there yet"
