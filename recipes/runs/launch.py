@@ -116,10 +116,12 @@ def progress_line(records: list[dict[str, Any]], total: str) -> str:
 def closing_table(records: list[dict[str, Any]]) -> str:
     """Means over the first and the last steps, as Markdown, without step 0, verl's validation before training.
 
-    A run of no more steps than one such window has one row.
+    A run of no more steps than one such window has one row, one that only validates a sentence.
     """
     trained = [record for record in records if record["step"] > 0]
-    ends = [trained[:_WINDOW], trained[-_WINDOW:]][: 1 + (len(trained) > _WINDOW)]
+    if not trained:
+        return "verl only validated, and trained no step"
+    ends = [trained[:_WINDOW], trained[-_WINDOW:]] if len(trained) > _WINDOW else [trained]
     names = [name for name, key in COLUMNS.items() if all(key in record for end in ends for record in end)]
     lines = [f"| steps | {' | '.join(names)} |", f"|{'---|' * (len(names) + 1)}"]
     for end in ends:

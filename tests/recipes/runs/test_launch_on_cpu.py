@@ -281,6 +281,10 @@ def test_a_short_run_has_one_row_of_the_closing_table_and_step_0_none(steps, row
     assert [line[: len("| 1 to 5 |")] for line in table.splitlines()[2:]] == rows
 
 
+def test_a_run_that_only_validates_has_no_closing_table():
+    assert launch.closing_table([{"step": 0, "val-core/acc": 0.5}]) == "verl only validated, and trained no step"
+
+
 @pytest.fixture
 def stall(monkeypatch):
     """A detector of stalls after 600 s, and its clock."""
