@@ -22,6 +22,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TextIO
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
+
 from gtpo_verl.run_files.records import atomic_write, read_record
 from recipes.claim import claim
 
@@ -78,15 +81,12 @@ def overrides(command: list[str]) -> dict[str, str]:
 
 def quoted(value: str) -> str:
     """A text as a value of a Hydra override, whatever its characters."""
-    doubled = re.sub(r"(\\+)(?='|$)", r"\1\1", value)
-    return "'" + doubled.replace("'", r"\'") + "'"
+    return QuotedString(value, Quote.single).with_quotes()
 
 
 def unquoted(value: str) -> str:
     """What Hydra reads of a value, if that is one text in single quotes; any other as it is."""
-    if not re.fullmatch(r"'([^'\\]|\\.)*'", value, re.DOTALL):
-        return value
-    return re.sub(r"(\\*)\1(\\'|$)", lambda found: found[1] + found[2][1:], value[1:-1])
+    return str(OverridesParser.create().parse_override(f"key={value}").value()) if value.startswith("'") else value
 
 
 def settings(command: list[str]) -> dict[str, str]:
