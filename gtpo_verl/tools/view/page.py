@@ -4,10 +4,10 @@ import base64
 import hashlib
 import html
 import json
-import re
 from collections.abc import Iterable
 from importlib.resources import files
 from itertools import compress, groupby
+from string import Template
 from typing import Any
 
 _OF_GROUP = ("uid", "prompt", "prompt_ids")
@@ -21,14 +21,13 @@ def render(run_data: dict[str, Any], steps: Iterable[str]) -> str:
     """
     script = _asset("view.js")
     digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
-    parts = {
-        "title": html.escape(f"Token view: {run_data['source']}"),
-        "css": _asset("view.css"),
-        "data": "\n".join([_data_element("run-data", run_data), *steps]),
-        "script": script,
-        "script_hash": f"sha256-{digest}",
-    }
-    return re.sub(r"@(title|css|data|script|script_hash)@", lambda found: parts[found[1]], _asset("view.html"))
+    return Template(_asset("view.html")).substitute(
+        title=html.escape(f"Token view: {run_data['source']}"),
+        css=_asset("view.css"),
+        data="\n".join([_data_element("run-data", run_data), *steps]),
+        script=script,
+        script_hash=f"sha256-{digest}",
+    )
 
 
 def summarize(step: list[dict[str, Any]]) -> dict[str, Any]:
