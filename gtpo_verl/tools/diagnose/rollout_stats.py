@@ -17,7 +17,7 @@ _SCORES = {"accuracy": "acc", "exact_format": "strict", "format": "format"}
 Completion = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Rollouts:
     """Completions of a run, cut off at `limit` tokens, which verl's text does not show; and of each of its `steps` our
     numbers (`signs.NUMBERS`), `forward`, `backward` and `either`, shares of tokens on the conflict masks, and `groups`,
@@ -49,7 +49,7 @@ class Rollouts:
         means["groups"] = fmean(any(x["either"] for x in group) for group in groups.values())
         means["zero_std_groups"], no_correct = group_shares(groups.values(), "reward", "accuracy")
         self.steps[rows[0]["step"]] = means | ({} if no_correct is None else {"no_correct_groups": no_correct})
-        self.completions[:] = [*self.completions, *completions][-4 * len(completions) :]
+        self.completions = [*self.completions, *completions][-4 * len(completions) :]
 
 
 def read_rollouts(path: Path, tokenizer: str | None, limit: float | None, last: float = math.inf) -> Rollouts:

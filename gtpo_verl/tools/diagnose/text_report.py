@@ -27,8 +27,8 @@ def screen(report: Mapping[str, Any], plotted: Path | None = None) -> str:
     lines += [*_wrap(", ".join(seen)), *(line for note in report["notes"] for line in _wrap(note)), "", *_table(report)]
     signs, beside = report["signs"], report["beside"]
     lines += ["", *(line for note in beside for line in _wrap(note, "   "))] if beside else []
+    lines += [""] if signs else []
     for number, sign in enumerate(signs[:_SIGNS], start=1):
-        lines += [""] if number == 1 else []
         note = "" if sign["calibrated"] else " (uncalibrated)"
         lines += _wrap(f"{number}. since step {sign['since']}: {sign['meaning']}{note}", "   ")
     lines += [f"   and {len(signs) - _SIGNS} more: --json"] if len(signs) > _SIGNS else []

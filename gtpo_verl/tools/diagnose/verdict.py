@@ -1,6 +1,7 @@
 """The report on a run: what was read, the signs that show at its end, and the verdict."""
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -98,7 +99,7 @@ def window_of(run: Run, name: str) -> int:
     third = len(values) // 3
     changed = abs(fmean(values[-third:]) - fmean(values[:third]))
     seen = max(0.1 * (max(values) - lowest if name == "reward" else 1), changed / 2)
-    noise = stdev(after - before for before, after in zip(values, values[1:], strict=False)) / math.sqrt(2)
+    noise = stdev(after - before for before, after in pairwise(values)) / math.sqrt(2)
     return int(max(rules.STEPS, min(math.ceil((4 * noise / seen) ** 2) if seen else rules.STEPS, of_completions)))
 
 
