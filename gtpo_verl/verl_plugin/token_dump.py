@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -137,5 +137,5 @@ def bounded_rows(result: GTPOAdvantage, tokens: int = _STEP_TOKENS) -> list[int]
 
 def _short(values: torch.Tensor) -> list[list[float | None]]:
     """Floats of four decimals, which JSON writes short; None where one is not finite, which JSON cannot say."""
-    rounded, unsaid = np.round(values.double().numpy(), 4), cast(Any, None)
-    return np.where(np.isfinite(rounded), rounded, unsaid).tolist()
+    rounded = np.round(values.double().numpy(), 4)
+    return np.where(np.isfinite(rounded), rounded, np.array(None)).tolist()
