@@ -174,9 +174,8 @@ def whole_run(out: Path, model: str, overrides: list[str]) -> str:
     steps = steps if own == "null" else int(own)
     rate = sum(seconds) / len(seconds)
     memory = max(_logged(out, "actor/perf/max_memory_reserved_gb"), default=0)
+    held = f" Training held {memory:.1f} GiB of a GPU, beside the rollout." if memory else ""
     return (
         f"{rate:.1f} s per step with {model} after the first: at this rate the whole run of {steps} steps takes "
-        f"{steps * rate / 3600:.1f} hours; SMOKE_MODEL=… measures with another model."
-        + f" Training held {memory:.1f} GiB of a GPU, beside the rollout."
-        * bool(memory)
+        f"{steps * rate / 3600:.1f} hours; SMOKE_MODEL=… measures with another model.{held}"
     )
