@@ -65,6 +65,7 @@ _FREE = (
     "*offload",
     "*offload_policy",
 )
+_TRACKER = "latest_checkpointed_iteration.txt"  # verl's, with the number of the last checkpoint
 _DYING_S = 15.0  # how long a process that was just killed may hold a folder
 # Variables that a run reads, and never a secret.
 _VARIABLE = re.compile(
@@ -158,43 +159,39 @@ def has_checkpoint(command: list[str], out: Path) -> bool:
         ValueError: that checkpoint is missing, and verl would silently start from the beginning; or one of its files
             was cut off, which verl's error would not name.
     """
-    tracker = _tracker(command, out)
-    if not tracker.exists():
-        return False
-    if overrides(command).get("trainer.resume_mode", "auto") == "auto":
-        step = tracker.read_text().strip()
-        checkpoint = tracker.with_name(f"global_step_{step}")
-        if not _has_weights(checkpoint):
-            raise ValueError(f"{tracker} names step {step!r}, whose weights are missing {_other_checkpoints(tracker)}")
-        if cut := _cut_off(checkpoint):
-            raise ValueError(f"{cut} is cut off {_other_checkpoints(tracker)}")
-    return True
+    last = _last_checkpoint(command, out)
+    if last and overrides(command).get("trainer.resume_mode", "auto") == "auto":
+        if not _has_weights(last):
+            tracker = last.with_name(_TRACKER)
+            raise ValueError(f"{tracker} names {last.name}, whose weights are missing {_other_checkpoints(last)}")
+        if cut := _cut_off(last):
+            raise ValueError(f"{cut} is cut off {_other_checkpoints(last)}")
+    return last is not None
 
 
 def unreadable_note(command: list[str], out: Path, said: str) -> str:
     """The checkpoint that torch could not read, which its error does not name; empty where it said nothing of it."""
-    tracker = _tracker(command, out)
-    if "PytorchStreamReader failed" not in said or not tracker.exists():
+    last = _last_checkpoint(command, out)
+    if "PytorchStreamReader failed" not in said or last is None:
         return ""
-    checkpoint = tracker.with_name(f"global_step_{tracker.read_text().strip()}")
-    return f"; a file of {checkpoint} is damaged {_other_checkpoints(tracker)}"
+    return f"; a file of {last} is damaged {_other_checkpoints(last)}"
 
 
-def _other_checkpoints(tracker: Path) -> str:
+def _other_checkpoints(last: Path) -> str:
     """The whole checkpoints beside the one that verl would resume, and what to do."""
-    named = tracker.with_name(f"global_step_{tracker.read_text().strip()}")
-    others = sorted(set(tracker.parent.glob("global_step_*")) - {named}, key=lambda path: path.stat().st_mtime)
+    others = sorted(set(last.parent.glob("global_step_*")) - {last}, key=lambda path: path.stat().st_mtime)
     whole = ", ".join(path.name for path in others if _has_weights(path) and not _cut_off(path)) or "none"
     return (
-        f"(whole checkpoints besides: {whole}): write the number of a whole one into {tracker}, or remove that file to "
-        "start from the beginning"
+        f"(whole checkpoints besides: {whole}): write the number of a whole one into {last.with_name(_TRACKER)}, or "
+        "remove that file to start from the beginning"
     )
 
 
-def _tracker(command: list[str], out: Path) -> Path:
-    """verl's file with the number of the last checkpoint."""
+def _last_checkpoint(command: list[str], out: Path) -> Path | None:
+    """The checkpoint that verl's file names, whether or not it is there; None if there is no such file."""
     folder = overrides(command).get("trainer.default_local_dir", str(out / "checkpoints"))
-    return Path(unquoted(folder), "latest_checkpointed_iteration.txt")
+    tracker = Path(unquoted(folder), _TRACKER)
+    return tracker.with_name(f"global_step_{tracker.read_text().strip()}") if tracker.exists() else None
 
 
 def _has_weights(checkpoint: Path) -> bool:

@@ -91,7 +91,7 @@ def test_the_checkpoints_are_sought_where_verl_writes_them(tmp_path):
 def test_a_checkpoint_that_is_gone_is_named(tmp_path, save, tracker):
     save()
     (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text(tracker)
-    with pytest.raises(ValueError, match=rf"names step '{tracker}'.*missing \(.*: global_step_20\)"):
+    with pytest.raises(ValueError, match=rf"names global_step_{tracker}, .*missing \(.*: global_step_20\)"):
         hold_settings(COMMAND, tmp_path)
     hold_settings([*COMMAND, "trainer.resume_mode=disable"], tmp_path)
 
@@ -101,7 +101,7 @@ def test_a_checkpoint_whose_weights_verl_has_removed_is_not_whole(tmp_path, save
     (tmp_path / "checkpoints/global_step_10/exported").mkdir(parents=True)
     (tmp_path / "checkpoints/global_step_10/data.pt").touch()  # what trainer.max_actor_ckpt_to_keep leaves
     (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("10")
-    with pytest.raises(ValueError, match=r"names step '10'.*missing \(.*besides: global_step_20\)"):
+    with pytest.raises(ValueError, match=r"names global_step_10, .*missing \(.*besides: global_step_20\)"):
         hold_settings(COMMAND, tmp_path)
 
 
