@@ -28,6 +28,7 @@ from gtpo_verl.verl_plugin.run_config import (
     RunConfig,
     VerlGTPOConfig,
     foreign_function,
+    nested,
     registry,
     select,
     uses_gtpo,
@@ -158,20 +159,18 @@ def _misspelt(config: DictConfig) -> Iterator[str]:
     """
     serves = uses_gtpo(config)
     ours = {*VerlGTPOConfig.__dataclass_fields__} if serves else {"dump_dir"}
-    sections: list[tuple[str, Any]] = [("", OmegaConf.to_container(config) if OmegaConf.is_config(config) else {})]
-    for prefix, section in sections:
-        for name, value in section.items():
-            key, is_section = f"{prefix}{name}", isinstance(value, dict)
-            sections += [(f"{key}.", value)] if is_section else []
-            # grpo, gspo and gdpo have no t.
-            lower = str(name).lower()
-            near = lower.startswith("gtpo") or ("t" in lower and get_close_matches(lower, ["gtpo"], cutoff=0.7))
-            if is_section and near and value.keys() & ours and key != "algorithm.gtpo" and (serves or name != "gtpo"):
-                yield f"unused key {key}; did you mean algorithm.gtpo?"
-            elif serves and prefix == "algorithm." and name in ours:
-                yield f"unused key {key}={value}; did you mean algorithm.gtpo.{name}?"
-            elif get_close_matches(str(name), ["collapse_watch"], cutoff=0.8) and key != training_monitor.KEY:
-                yield f"unused key {key}={value}; did you mean {training_monitor.KEY}?"
+    for key, value in nested(OmegaConf.to_container(config) if OmegaConf.is_config(config) else {}):
+        section, _, name = key.rpartition(".")
+        # grpo, gspo and gdpo have no t.
+        lower = name.lower()
+        near = lower.startswith("gtpo") or ("t" in lower and get_close_matches(lower, ["gtpo"], cutoff=0.7))
+        has_ours = isinstance(value, dict) and value.keys() & ours
+        if near and has_ours and key != "algorithm.gtpo" and (serves or name != "gtpo"):
+            yield f"unused key {key}; did you mean algorithm.gtpo?"
+        elif serves and section == "algorithm" and name in ours:
+            yield f"unused key {key}={value}; did you mean algorithm.gtpo.{name}?"
+        elif get_close_matches(name, ["collapse_watch"], cutoff=0.8) and key != training_monitor.KEY:
+            yield f"unused key {key}={value}; did you mean {training_monitor.KEY}?"
 
 
 def _unknown(config: DictConfig, key: str, misspelt_only: bool = False) -> Iterator[str]:

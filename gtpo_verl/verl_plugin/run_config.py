@@ -2,7 +2,7 @@
 
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,6 +23,14 @@ LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 def select(config: Any, key: str) -> Any:
     """Return the value of a key of a verl config; None if there is none, or if the config is no config of OmegaConf."""
     return OmegaConf.select(config, key) if OmegaConf.is_config(config) else None
+
+
+def nested(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each key of a section, such as `a` and `a.b`, with its value, which may be a section."""
+    for name, value in section.items():
+        yield f"{prefix}{name}", value
+        if isinstance(value, dict):
+            yield from nested(value, f"{prefix}{name}.")
 
 
 def registry(key: str) -> dict[str, Callable]:

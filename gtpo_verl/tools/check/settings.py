@@ -15,6 +15,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from gtpo_verl.tools.check import Finding, installation, resources, unknown_keys
+from gtpo_verl.verl_plugin.run_config import nested
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _TOKENS, _TP = f"{_ACTOR}.ppo_max_token_len_per_gpu", f"{_ROLLOUT}.tensor_model_parallel_size"
@@ -46,7 +47,7 @@ def judge(config: DictConfig, with_machine: bool) -> tuple[list[Finding], list[F
 def _old_reward_keys(config: DictConfig) -> Iterator[Finding]:
     """Keys of the reward that verl's config still has and its `main_ppo` does not read; put where they are read."""
     moves_them = hasattr(sys.modules["__main__"], "migrate_legacy_reward_impl")
-    for key in filter(lambda key: key.startswith(_OLD_REWARD), unknown_keys.keys(OmegaConf.to_container(config))):
+    for key in [key for key, _ in nested(OmegaConf.to_container(config)) if key.startswith(_OLD_REWARD)]:
         value, (_, now) = OmegaConf.select(config, key), unknown_keys.place_now(key)
         is_set = value is not None and not isinstance(value, DictConfig)
         if is_set and now and value != OmegaConf.select(config, now):

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gtpo_verl.tools.check import Finding
-from gtpo_verl.verl_plugin.run_config import VerlGTPOConfig
+from gtpo_verl.verl_plugin.run_config import VerlGTPOConfig, nested
 from gtpo_verl.verl_plugin.training_monitor import KEY
 
 _OLD = [line.split("\t") for line in (files(__package__) / "old_keys.tsv").read_text().splitlines()[1:]]
@@ -20,7 +20,7 @@ _OURS = [KEY, *(f"algorithm.gtpo.{name}" for name in VerlGTPOConfig.__dataclass_
 
 def unknown(words: Iterable[str], config: Any) -> Iterator[Finding]:
     """Yield a finding for each override of a key that the config lacks; one for all that are another trainer's."""
-    known, others = list(keys(OmegaConf.to_container(config))), list[str]()
+    known, others = [key for key, _ in nested(OmegaConf.to_container(config))], list[str]()
     for word in words:
         key, _, value = word.lstrip("+~").partition("=")
         if remedy := moved(key, value, config) or _to_add(key, value) or _meant(key, known):
@@ -74,13 +74,6 @@ def _meant(key: str, known: Iterable[str]) -> str:
 
 def _is_alike(part: str, known: str) -> bool:
     return (len(known) > 5 and part.startswith(known)) or SequenceMatcher(None, part, known).ratio() >= 0.85
-
-
-def keys(node: Any, prefix: str = "") -> Iterator[str]:
-    for name, value in node.items():
-        yield f"{prefix}{name}"
-        if isinstance(value, dict):
-            yield from keys(value, f"{prefix}{name}.")
 
 
 def not_a_number(override: Any, config: DictConfig) -> Finding | None:
