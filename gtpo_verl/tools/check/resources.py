@@ -36,7 +36,8 @@ def findings(config: Any) -> Iterator[Finding]:
     get = partial(OmegaConf.select, config)
     yield from (*_packages(get), *_files(get))
     nodes, gpus = int(get("trainer.nnodes")), int(get("trainer.n_gpus_per_node"))
-    yield from (_cluster if nodes > 1 or os.environ.get("RAY_ADDRESS") else _this_machine)(get, nodes, gpus)
+    joins = nodes > 1 or os.environ.get("RAY_ADDRESS")
+    yield from _cluster(get, nodes, gpus) if joins else _this_machine(get, gpus)
 
 
 def _packages(get: Callable) -> Iterator[Finding]:
@@ -140,7 +141,7 @@ def unusable_gpus() -> str:
     return ""
 
 
-def _this_machine(get: Callable, nodes: int, gpus: int) -> Iterator[Finding]:
+def _this_machine(get: Callable, gpus: int) -> Iterator[Finding]:
     import torch
 
     beside = {name: int(get(f"{section}.n_gpus_per_node") or 0) for name, section in pools(get).items()}
