@@ -33,10 +33,8 @@ def main() -> None:
     torch.manual_seed(1)
     torch.set_num_threads(1)
     warm = f"{task}/warm_start/checkpoints/global_step_5/huggingface"
-    tokenizer, model = (
-        AutoTokenizer.from_pretrained(warm),
-        AutoModelForCausalLM.from_pretrained(warm, dtype=torch.float32),
-    )
+    tokenizer = AutoTokenizer.from_pretrained(warm)
+    model = AutoModelForCausalLM.from_pretrained(warm, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5, betas=(0.9, 0.95), weight_decay=0.0)
     questions = pq.read_table(f"{task}/train.parquet").to_pylist()
     config = VerlGTPOConfig(dump_dir=folder, dump_freq=1)
