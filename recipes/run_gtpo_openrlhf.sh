@@ -36,7 +36,7 @@ case $ALGO in
     *) echo "ALGO=$ALGO: must be gtpo or grpo" >&2; exit 2 ;;
 esac
 for name in SMOKE KL_LOSS_COEF; do
-    [ "${!name:-0}" = 0 ] || { echo "$name: unset it; of a KL term the option is --algo.kl.init_coef" >&2; exit 2; }
+    case ${!name:-0} in *[!0.]*) echo "$name: unset it; of a KL term the option is --algo.kl.init_coef" >&2; exit 2 ;; esac
 done
 [ -e "$data_dir/train.parquet" ] || python3 -m recipes data --dataset "$dataset" --out "$data_dir"
 
