@@ -83,7 +83,7 @@ class _RewardMetrics:
 
 def _number(value: Any) -> float | None:
     try:
-        return float(value) if isinstance(value, int | float | np.number) else None
+        return float(value) if isinstance(value, int | float | np.number | np.bool_) else None
     except OverflowError:
         return None
 

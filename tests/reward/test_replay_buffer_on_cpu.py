@@ -1,5 +1,6 @@
 """The replay buffer on verl's own code, with a dictionary in TransferQueue's place."""
 
+import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
@@ -100,12 +101,13 @@ def test_a_completion_without_tokens_has_not_ended(store):
     assert make().sample(1, "train", 1)[1]["completion/eos_rate"] == 0.5
 
 
-def test_groups_that_teach_without_a_right_answer_are_counted(store):
+@pytest.mark.parametrize("kind", [int, np.bool_])
+def test_groups_that_teach_without_a_right_answer_are_counted(store, kind):
     store.add("a", [1.0, 2.0])
     store.add("b", [1.0, 2.0])
     store.add("c", [2.0, 2.0])
     for number, row in enumerate(store.rows.values()):
-        row["extra_fields"]["reward_extra_info"]["acc"] = int(number in (3, 4))
+        row["extra_fields"]["reward_extra_info"]["acc"] = kind(number in (3, 4))
     _, metrics = make().sample(1, "train", 3)
     assert (metrics["group/zero_std_frac"], metrics["group/none_right_frac"]) == (pytest.approx(1 / 3), 0.5)
 
