@@ -41,7 +41,7 @@ name=${1:-}
 [ -n "$name" ] || { sed '/^$/d' <<<"$ablations"; exit; }
 shift
 
-line=$(grep "^$name " <<<"$ablations" || true)
+line=$(awk -v name="$name" 'NR > 2 && $1 == name' <<<"$ablations")
 [ -n "$line" ] || { echo "$name: there is no such ablation; bash recipes/ablations.sh lists them" >&2; exit 2; }
 IFS='|' read -r _ _ model dataset settings _ <<<"$line"
 read -r model dataset <<<"${MODEL:-$model} ${DATASET:-$dataset}"

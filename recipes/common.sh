@@ -56,8 +56,9 @@ need_verl() {
 for flag in SMOKE EXTEND STRICT_INITIAL_ENTROPY; do
     case ${!flag:-0} in 0 | 1) ;; *) fail "$flag=${!flag}: must be 0 or 1" ;; esac
 done
-for count in TRAIN_BATCH_SIZE PPO_MINI_BATCH_SIZE ROLLOUT_N STEPS; do
-    case ${!count:-1} in *[!0-9]*) fail "$count=${!count}: must be a whole number" ;; esac
+for count in TRAIN_BATCH_SIZE PPO_MINI_BATCH_SIZE ROLLOUT_N MAX_PROMPT_LENGTH MAX_RESPONSE_LENGTH \
+    PPO_MAX_TOKEN_LEN_PER_GPU STEPS NNODES NGPUS_PER_NODE SAMPLES BATCH; do
+    case ${!count:-1} in *[!0-9]* | 0*) fail "$count=${!count}: must be a whole number above 0" ;; esac
 done
 
 # SMOKE=1 runs a few steps of the recipe with a small model in a folder of its own, and prints what works here.

@@ -114,7 +114,7 @@ COMMAND=(
     "$@"
 )
 measure_initial_entropy
-python3 -m recipes run --out "$OUT" --stall "$stall" -- "${COMMAND[@]}" "${INITIAL_ENTROPY[@]}"
+python3 -m recipes run --out "$OUT" --stall "$stall" "${extend[@]}" -- "${COMMAND[@]}" "${INITIAL_ENTROPY[@]}"
 shown=$(printf %q "$OUT")
 [ ${#dump[@]} = 0 ] || echo "
 To look at it, after source .venv/bin/activate:

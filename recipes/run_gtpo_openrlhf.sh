@@ -27,7 +27,7 @@ NGPUS_PER_NODE=${NGPUS_PER_NODE:-2}                     # divides batch_size * n
 gpu_memory_utilization=${GPU_MEMORY_UTILIZATION:-0.4}   # of vLLM
 attn_implementation=${ATTN_IMPLEMENTATION:-flash_attention_2}
 save_steps=${SAVE_STEPS:-500}
-OUT=$(realpath -m "${OUT:-outputs/openrlhf_${ALGO}_$(basename "$MODEL_PATH")_${dataset}_G${n_samples_per_prompt}_seed$seed}")
+OUT=$(realpath -m "${OUT:-outputs/openrlhf_${ALGO}_$(basename "$MODEL_PATH")_${dataset}_G${n_samples_per_prompt}_batch${batch_size}_lr${actor_lr}_seed$seed}")
 # ---- end user-adjustable ----
 
 case $ALGO in
@@ -35,10 +35,25 @@ case $ALGO in
     grpo) estimator=group_norm ;;
     *) echo "ALGO=$ALGO: must be gtpo or grpo" >&2; exit 2 ;;
 esac
-for name in SMOKE KL_LOSS_COEF; do
-    case ${!name:-0} in *[!0.]*) echo "$name: unset it; of a KL term the option is --algo.kl.init_coef" >&2; exit 2 ;; esac
+for name in SMOKE KL_LOSS_COEF STRICT_INITIAL_ENTROPY EXTEND ENTROPY_FROM FINETUNE TRAIN_BATCH_SIZE ROLLOUT_N \
+    MAX_PROMPT_LENGTH MAX_RESPONSE_LENGTH SAVE_FREQ; do
+    case ${!name:-0} in *[!0.]*)
+        echo "$name: unset it: it is of the recipes in verl; the variables here are at the top, a KL term is --algo.kl.init_coef" >&2; exit 2 ;;
+    esac
 done
-[ -e "$data_dir/train.parquet" ] || python3 -m recipes data --dataset "$dataset" --out "$data_dir"
+for name in batch_size n_samples_per_prompt NGPUS_PER_NODE; do
+    case ${!name} in *[!0-9]* | 0*) echo "${name^^}=${!name}: must be a whole number above 0" >&2; exit 2 ;; esac
+done
+((batch_size * n_samples_per_prompt % NGPUS_PER_NODE == 0)) || {
+    echo "NGPUS_PER_NODE=$NGPUS_PER_NODE must divide BATCH_SIZE * N_SAMPLES_PER_PROMPT=$((batch_size * n_samples_per_prompt))" >&2
+    exit 2
+}
+case $data_dir in *,*) echo "DATA_DIR=$data_dir: OpenRLHF splits it at the comma: rename it" >&2; exit 2 ;; esac
+if [ -e "$data_dir/train.parquet" ]; then
+    python3 -m recipes data --dataset "$dataset" --holds "$data_dir/train.parquet"
+else
+    python3 -m recipes data --dataset "$dataset" --out "$data_dir"
+fi
 
 ALGORITHM=(
     --algo.advantage.estimator "$estimator"

@@ -24,7 +24,8 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
         `rewards` (bs,), format + 10 acc; `scores` (bs,), acc, which dynamic filtering reads; `extra_logs` (bs,) each.
 
     Raises:
-        ValueError: the tokens of a prompt do not decode to it, so that its completion cannot be told from it.
+        ValueError: a label has no right answer, or the tokens of a prompt do not decode to it, so that its completion
+            cannot be told from it.
     """
     found = []
     for query, prompt, label in zip(queries, prompts, labels, strict=True):
@@ -33,6 +34,8 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
                 "the tokens of a prompt do not decode to it: it was cut to --data.max_len minus "
                 "--rollout.max_new_tokens (raise --data.max_len), or the tokenizer changes the text"
             )
+        if not isinstance(label, Mapping) or "ground_truth" not in label:
+            raise ValueError(f"the label {label!r} has no ground_truth: give --data.label_key reward_model")
         found.append(compute_score("", query[len(prompt) :], label["ground_truth"]))
     columns = {name: torch.tensor([score[name] for score in found]) for name in ("score", "format", "acc", "timeout")}
     return {"rewards": columns.pop("score"), "scores": columns["acc"], "extra_logs": columns}

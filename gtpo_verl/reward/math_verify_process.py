@@ -57,9 +57,12 @@ class MathVerifyProcess:
         assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps([gold, pred, TIMEOUT_SECONDS]).encode() + b"\n")
+            return {b"equal\n": True, b"different\n": False}.get(self._process.stdout.readline())
         except BrokenPipeError:
             return None
-        return {b"equal\n": True, b"different\n": False}.get(self._process.stdout.readline())
+        except BaseException:  # Ctrl-C or a caller's alarm: the next comparison would read this one's reply
+            self._stop()
+            raise
 
     def _stop(self) -> None:
         if self._process is not None:

@@ -157,23 +157,25 @@ _DECIMAL = re.compile(_NUMBER)
 _FRACTION = re.compile(
     r"(?P<sign>[-+]?)\s*(?:\\frac\s*(?:\{\s*(-?[0-9]+)\s*\}|([0-9]))\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))|([0-9]+)\s*/\s*([0-9]+))"
 )
+_MIXED_NUMBER = re.compile(r"([-+]?)([0-9]+) ([0-9]+) ?/ ?([0-9]+)")
 # "18 dollars", "5\text{ cm}", "90^\circ", "50%". A word that changes the number ("3 pi") is left to math-verify.
 _WORDS = r"[A-Za-z]{2,}(?:[ /.-]+[A-Za-z]+)*"
 _QUANTITY = re.compile(
     rf"({_NUMBER})\s*(?:%|\^\s*(?:\\circ|\{{\\circ\}})|-?\s*({_WORDS})|\\text\s*\{{\s*({_WORDS})[ .]*\}})"
 )
 _NOT_UNITS = frozenset(
-    "and base billion choose cubed dozen factorial half halves hundred million minus mod not or over percent plus "
-    "quarter squared third fourth fifth sixth seventh eighth ninth tenth hundredth thousand thousandth times to "
-    "trillion arccos arcsin arctan cos exp ln log sin sqrt tan "
-    "alpha beta delta gamma lambda mu omega phi pi psi rho sigma tau theta".split()
+    "and base billion billionth choose crore cubed dozen factorial half halves hundred lakh million millionth minus "
+    "mod not or over percent plus quarter squared third fourth fifth sixth seventh eighth ninth ten tenth eleventh "
+    "twelfth twentieth hundredth thousand thousandth times to trillion arccos arcsin arctan cos exp ln log sin sqrt "
+    "tan alpha beta delta gamma lambda mu omega phi pi psi rho sigma tau theta".split()
 )
 
 
 def _clean(answer: str) -> str:
     """``answer`` without delimiters, ``\\boxed``, spacing commands, currency, percent signs, units and unprintable
     characters, and with one spelling for LaTeX's synonyms."""
-    text = "".join(char for char in " ".join(answer.split()) if char.isprintable()).replace("\u2212", "-")
+    text = "".join(char for char in " ".join(answer.split()) if char.isprintable())
+    text = re.sub("\u2212|^\u2013(?=[0-9])", "-", text)
     previous = None
     while text != previous:
         previous = text
@@ -188,6 +190,8 @@ def _clean(answer: str) -> str:
     text = " ".join(text.split())
     if text.count("$") == 1:
         text = re.sub(r"^([-+]?)\s*\$\s*(?=[0-9.])|\$$", r"\1", text)
+    if mixed := _MIXED_NUMBER.fullmatch(text):
+        return rf"{mixed[1]}\frac{{{int(mixed[2]) * int(mixed[4]) + int(mixed[3])}}}{{{mixed[4]}}}"
     quantity = _QUANTITY.fullmatch(text)
     words = re.split(r"[ /.-]+", (quantity[2] or quantity[3] or "").lower()) if quantity else []
     if quantity and _NOT_UNITS.isdisjoint([*words, *(word.removesuffix("s") for word in words)]):

@@ -27,9 +27,13 @@ def read_prompts(data: Path, samples: int) -> list[list[dict[str, str]]]:
     has fewer, or its prompts are not chat messages."""
     import pyarrow.parquet as pq
 
-    prompts = pq.read_table(data, columns=["prompt"]).column("prompt").slice(0, samples).to_pylist()
+    try:
+        prompts = pq.read_table(data, columns=["prompt"]).column("prompt").slice(0, samples).to_pylist()
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"--data {data}: not a parquet file with a column prompt ({error})") from error
     if len(prompts) < samples:
-        raise ValueError(f"--samples {samples}: {data} has {len(prompts)} rows; give at most that many")
+        wrong = f"--samples {samples}: {data} has {len(prompts)} rows; give at most that many"
+        raise ValueError(f"{wrong}, and the recipe the result, algorithm.gtpo.initial_entropy=VALUE")
     if not all(isinstance(prompt, list) and all("role" in message for message in prompt) for prompt in prompts):
         raise ValueError(f"--data {data}: the column prompt does not hold chat messages; verl's RLHFDataset wants them")
     return prompts

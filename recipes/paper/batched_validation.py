@@ -58,10 +58,13 @@ class BatchedValidation:
         sources: dict[str, list[int]] = {}
         for index, source in enumerate(self.val_dataset.dataframe["data_source"]):
             sources.setdefault(source, []).append(index)
+        dumps = {source: folder / f"{source.replace('/', '_')}.jsonl" for source in sources}
+        if len({*dumps.values()}) < len(dumps):
+            raise ValueError(f"the data sources {', '.join(sources)} would share a file: rename one in data.val_files")
         with tqdm(total=len(self.val_dataset), unit="question", mininterval=0) as progress:
             for source, indices in sources.items():
                 progress.set_description(source)
-                self._sample(source, indices, folder / f"{source.replace('/', '_')}.jsonl", progress)
+                self._sample(source, indices, dumps[source], progress)
         return {"val/questions": len(self.val_dataset)}
 
     def _sample(self: Any, source: str, indices: list[int], dump: Path, progress: tqdm) -> None:
@@ -78,7 +81,7 @@ class BatchedValidation:
         if not dump.exists():
             partial = dump.with_suffix(".partial")
             with partial.open("wb") as file:
-                for part in sorted(parts.iterdir()):
+                for part in sorted(parts.glob("*.jsonl")):
                     shutil.copyfileobj(part.open("rb"), file)
             partial.replace(dump)
             shutil.rmtree(parts)

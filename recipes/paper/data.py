@@ -161,6 +161,8 @@ def load_splits(dataset: MathDataset, source: str | None = None, split: str | No
     path = Path(source)
     try:
         if path.is_file():
+            if dataset.trained_on and split not in (None, "train", "test"):
+                raise ValueError(f"--split {split}: must be train or test")
             name = split or (path.stem if dataset.trained_on else "test")
             if path.suffix == ".jsonl":  # pyarrow crashes on a line that is `null`
                 parts = [{name: read_lines(path, lambda row: {**row}, "JSONL file of questions")}]

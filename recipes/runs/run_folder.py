@@ -25,7 +25,7 @@ from typing import Any, TextIO
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 
-from gtpo_verl.run_files.records import atomic_write, read_record
+from gtpo_verl.run_files.records import atomic_write, differences, read_record
 from recipes.claim import claim
 
 # Of the trainer section only these decide what is learned, or whether the files of a checkpoint can be read.
@@ -127,7 +127,8 @@ def lock(out: Path) -> TextIO:
 
 
 def hold_settings(command: list[str], out: Path, extend: bool = False) -> None:
-    """Record the run's settings; if there is a checkpoint, they must be those of its run.
+    """Record the run's settings; if there is a checkpoint, they must be those of its run. If there is none, other
+    settings begin another run, and what the earlier one has logged is kept under another name.
 
     Args:
         extend: allow another number of epochs and steps.
@@ -137,11 +138,15 @@ def hold_settings(command: list[str], out: Path, extend: bool = False) -> None:
     """
     record, new = out / "settings.json", settings(command)
     if not has_checkpoint(command, out):
+        if record.exists() and differences(read_record(record), new):
+            for path in (*out.glob("*metrics.jsonl"), *out.glob("run_id")):
+                kept = path.replace(out / f"{path.name}.{record.stat().st_mtime_ns}")
+                print(f"{path} is of an earlier run with other settings: it is {kept} now", flush=True)
         record.unlink(missing_ok=True)
     elif extend and record.exists():
-        longer = {key: value for key, value in new.items() if key in _EXTENDED}
-        old = {key: value for key, value in read_record(record).items() if key not in _EXTENDED}
-        atomic_write(record, json.dumps(old | longer, indent=1) + "\n")
+        held = ({key: x for key, x in run.items() if key not in _EXTENDED} for run in (read_record(record), new))
+        if not differences(*held):
+            record.unlink()
     claim(
         record,
         new,

@@ -15,6 +15,12 @@ def test_completions_have_the_papers_reward():
     assert found["extra_logs"]["format"].tolist() == [10, 10, 0, 0]
 
 
+@pytest.mark.parametrize("label", ["", None, {"style": "rule"}])
+def test_a_label_without_an_answer_names_the_option(label):
+    with pytest.raises(ValueError, match="give --data.label_key reward_model"):
+        reward_func([PROMPT + RIGHT], [PROMPT], [label])
+
+
 def test_prompt_that_was_cut_is_not_rewarded_as_a_completion():
     with pytest.raises(ValueError, match="raise --data.max_len"):
         reward_func([PROMPT[5:] + RIGHT], [PROMPT], [{"ground_truth": "2"}])

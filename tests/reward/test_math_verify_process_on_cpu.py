@@ -7,6 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from unittest.mock import Mock
 
 import pytest
 
@@ -35,6 +36,14 @@ def test_a_killed_child_is_replaced():
     os.kill(child.pid, signal.SIGKILL)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert is_equal("7", "3+4")
+
+
+def test_an_interrupted_comparison_does_not_answer_the_next_one(monkeypatch):
+    assert is_equal("x+1", "1+x")
+    monkeypatch.setattr(score._math_verify._process, "stdout", Mock(readline=Mock(side_effect=KeyboardInterrupt)))
+    with pytest.raises(KeyboardInterrupt):
+        is_equal("x+1", "2+x")
+    assert is_equal("x+1", "1+x")
 
 
 def test_many_threads_get_their_own_verdicts():

@@ -125,6 +125,16 @@ def test_more_samples_than_rows_are_an_error(tiny_model, prompts, capsys):
     assert "has 12 rows" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("content", [b"no parquet", None])
+def test_a_file_without_prompts_is_named(tiny_model, tmp_path, capsys, content):
+    path = tmp_path / "mine.parquet"
+    pq.write_table(pa.table({"messages": [1]}), path)
+    if content:
+        path.write_bytes(content)
+    assert main(["initial-entropy", "--model", str(tiny_model), "--data", str(path)]) == 2
+    assert f"--data {path}: not a parquet file with a column prompt" in capsys.readouterr().err
+
+
 def test_the_command_prints_the_value_its_spread_and_the_decision(tiny_model, prompts, capsys):
     arguments = ["--model", str(tiny_model), "--data", str(prompts), "--samples", "4", "--max-response-length", "8"]
     assert main(["initial-entropy", *arguments]) == 0

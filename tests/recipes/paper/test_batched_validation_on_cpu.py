@@ -82,6 +82,13 @@ def test_each_data_source_becomes_a_dump_with_all_its_completions(config, tmp_pa
     assert set(read_dump(tmp_path / "out/org_AIME.jsonl")) == {"org/AIME"}
 
 
+def test_data_sources_do_not_share_a_dump(config):
+    sampler = Sampler(config)
+    sampler.val_dataset.dataframe = {"data_source": ["org/AIME", "org_AIME"]}
+    with pytest.raises(ValueError, match="org/AIME, org_AIME would share a file"):
+        sampler._validate()
+
+
 def test_a_killed_evaluation_goes_on_with_the_batches_that_it_lacks(config, tmp_path):
     first = Sampler(config)
     first.killed_at = "question 3"

@@ -142,6 +142,12 @@ def test_a_split_that_the_source_lacks_or_that_is_one_of_several_must_be_chosen(
         prepare(name, FIXTURES / "gsm8k", tmp_path / "out", split)
 
 
+def test_a_single_file_of_training_questions_is_one_of_two_splits(tmp_path):
+    (tmp_path / "mine.jsonl").write_text('{"question": "1+1?", "answer": "#### 2"}\n')
+    with pytest.raises(ValueError, match="--split Train: must be train or test"):
+        prepare("gsm8k", tmp_path / "mine.jsonl", tmp_path / "out", "Train")
+
+
 @pytest.mark.parametrize(
     ("name", "row", "reason"),
     [

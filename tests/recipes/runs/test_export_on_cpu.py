@@ -141,7 +141,7 @@ def test_an_export_is_kept_for_its_checkpoint_and_never_overwritten_by_another(s
     shard = checkpoint / "actor/model_world_size_1_rank_0.pt"
     shard.touch()  # the run has saved this step again
     assert main(command) == 2
-    assert "is not the export of" in capsys.readouterr().err
+    assert "it is of another checkpoint, or of another state of it" in capsys.readouterr().err
 
 
 def test_an_export_within_its_checkpoint_is_kept(save, capsys):
@@ -152,6 +152,8 @@ def test_an_export_within_its_checkpoint_is_kept(save, capsys):
     (checkpoint / "actor/exported.partial/model.safetensors").touch()  # of an export that was interrupted
     assert main(["export", shards, f"{shards}/mine"]) == 0
     assert (checkpoint / "actor/exported/model.safetensors").exists()
+    moved = checkpoint.rename(checkpoint.with_name("moved"))  # which carries its export along
+    assert main(["export", str(moved / "actor")]) == 0
 
 
 def test_a_folder_without_a_checkpoint_or_one_that_lacks_a_shard_is_an_error(save, base, tmp_path, capsys):

@@ -36,6 +36,18 @@ def test_a_retry_with_other_settings_is_welcome_until_there_is_a_checkpoint(tmp_
         hold_settings([*COMMAND, "seed=2"], tmp_path)
 
 
+def test_without_a_checkpoint_what_a_run_of_other_settings_logged_is_kept(tmp_path, capsys):
+    for command in (COMMAND, COMMAND, [*COMMAND, "seed=2"]):
+        hold_settings(command, tmp_path)
+        run_id = run_folder.logger_variables(tmp_path)["WANDB_RUN_ID"]
+        with (tmp_path / "metrics.jsonl").open("a") as file:
+            file.write(f"{run_id}\n")
+    (kept,) = tmp_path.glob("metrics.jsonl.*")
+    first, second = kept.read_text().split()
+    assert first == second != run_id and str(kept) in capsys.readouterr().out
+    assert (tmp_path / "metrics.jsonl").read_text() == f"{run_id}\n"
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -73,8 +85,9 @@ def test_a_run_may_be_extended_by_steps_and_by_nothing_else(tmp_path, save):
     longer = [*COMMAND, "trainer.total_training_steps=9", "trainer.total_epochs=2"]
     with pytest.raises(ValueError, match="to train it for longer --extend"):
         hold_settings(longer, tmp_path)
-    with pytest.raises(ValueError, match=r"\(seed=2, was 1\): give another folder"):
+    with pytest.raises(ValueError, match=r"\(seed=2, was 1; .*\): give another folder"):
         hold_settings([*longer, "seed=2"], tmp_path, extend=True)
+    hold_settings(COMMAND, tmp_path)  # which a refused start leaves as it was
     hold_settings(longer, tmp_path, extend=True)
     hold_settings(longer, tmp_path)
 
