@@ -35,11 +35,10 @@ case $ALGO in
     grpo) estimator=group_norm ;;
     *) echo "ALGO=$ALGO: must be gtpo or grpo" >&2; exit 2 ;;
 esac
+why='only the recipes in verl read it; the variables of this one are at its top, and a KL term is --algo.kl.init_coef'
 for name in SMOKE KL_LOSS_COEF STRICT_INITIAL_ENTROPY EXTEND ENTROPY_FROM FINETUNE TRAIN_BATCH_SIZE ROLLOUT_N \
     MAX_PROMPT_LENGTH MAX_RESPONSE_LENGTH SAVE_FREQ; do
-    case ${!name:-0} in *[!0.]*)
-        echo "$name: unset it: it is of the recipes in verl; the variables here are at the top, a KL term is --algo.kl.init_coef" >&2; exit 2 ;;
-    esac
+    [[ ${!name:-0} != *[!0.]* ]] || { echo "$name: unset it: $why" >&2; exit 2; }
 done
 for name in batch_size n_samples_per_prompt NGPUS_PER_NODE; do
     case ${!name} in *[!0-9]* | 0*) echo "${name^^}=${!name}: must be a whole number above 0" >&2; exit 2 ;; esac
@@ -48,9 +47,10 @@ done
     echo "NGPUS_PER_NODE=$NGPUS_PER_NODE must divide BATCH_SIZE * N_SAMPLES_PER_PROMPT=$((batch_size * n_samples_per_prompt))" >&2
     exit 2
 }
-case $data_dir in *,*) echo "DATA_DIR=$data_dir: OpenRLHF splits it at the comma: rename it" >&2; exit 2 ;; esac
-if [ -e "$data_dir/train.parquet" ]; then
-    python3 -m recipes data --dataset "$dataset" --holds "$data_dir/train.parquet"
+train_file=$(realpath -m "$data_dir/train.parquet")
+case $train_file in *,*) echo "$train_file: OpenRLHF splits it at the comma: set DATA_DIR to a folder without one" >&2; exit 2 ;; esac
+if [ -e "$train_file" ]; then
+    python3 -m recipes data --dataset "$dataset" --holds "$train_file"
 else
     python3 -m recipes data --dataset "$dataset" --out "$data_dir"
 fi
@@ -65,7 +65,7 @@ ALGORITHM=(
 )
 
 DATA=(
-    --data.prompt_dataset "$(realpath "$data_dir/train.parquet")"
+    --data.prompt_dataset "$train_file"
     --data.input_key prompt
     --data.label_key reward_model
     --data.apply_chat_template

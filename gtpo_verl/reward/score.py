@@ -166,16 +166,16 @@ _QUANTITY = re.compile(
 _NOT_UNITS = frozenset(
     "and base billion billionth choose crore cubed dozen factorial half halves hundred lakh million millionth minus "
     "mod not or over percent plus quarter squared third fourth fifth sixth seventh eighth ninth ten tenth eleventh "
-    "twelfth twentieth hundredth thousand thousandth times to trillion arccos arcsin arctan cos exp ln log sin sqrt "
-    "tan alpha beta delta gamma lambda mu omega phi pi psi rho sigma tau theta".split()
+    "twelfth thirteenth fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth twentieth thirtieth "
+    "hundredth thousand thousandth times to trillion trillionth arccos arcsin arctan cos exp ln log sin sqrt tan "
+    "alpha beta delta gamma lambda mu omega phi pi psi rho sigma tau theta".split()
 )
 
 
 def _clean(answer: str) -> str:
     """``answer`` without delimiters, ``\\boxed``, spacing commands, currency, percent signs, units and unprintable
     characters, and with one spelling for LaTeX's synonyms."""
-    text = "".join(char for char in " ".join(answer.split()) if char.isprintable())
-    text = re.sub("\u2212|^\u2013(?=[0-9])", "-", text)
+    text = "".join(char for char in " ".join(answer.split()) if char.isprintable()).replace("\u2212", "-")
     previous = None
     while text != previous:
         previous = text
@@ -185,6 +185,7 @@ def _clean(answer: str) -> str:
             inner = text[len(opening) : len(text) - len(closing)]
             if text == opening + inner + closing and opening not in inner and closing not in inner:
                 text = inner
+    text = re.sub(r"^\u2013(?=[0-9.\\$])", "-", text)
     text = re.sub(r"(?<=[0-9])(?:,?\\[,!]\s*|\{,\})(?=[0-9]{3}(?![0-9]))", ",", text)
     text = _CONTROL_SEQUENCE.sub(lambda match: _PLAIN_SPELLING.get(match.group(), match.group()), text)
     text = " ".join(text.split())

@@ -33,7 +33,7 @@ def read_prompts(data: Path, samples: int) -> list[list[dict[str, str]]]:
         raise ValueError(f"--data {data}: not a parquet file with a column prompt ({error})") from error
     if len(prompts) < samples:
         wrong = f"--samples {samples}: {data} has {len(prompts)} rows; give at most that many"
-        raise ValueError(f"{wrong}, and the recipe the result, algorithm.gtpo.initial_entropy=VALUE")
+        raise ValueError(f"{wrong}, and start the recipe with algorithm.gtpo.initial_entropy=VALUE")
     if not all(isinstance(prompt, list) and all("role" in message for message in prompt) for prompt in prompts):
         raise ValueError(f"--data {data}: the column prompt does not hold chat messages; verl's RLHFDataset wants them")
     return prompts

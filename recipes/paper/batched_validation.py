@@ -59,7 +59,7 @@ class BatchedValidation:
         for index, source in enumerate(self.val_dataset.dataframe["data_source"]):
             sources.setdefault(source, []).append(index)
         dumps = {source: folder / f"{source.replace('/', '_')}.jsonl" for source in sources}
-        if len({*dumps.values()}) < len(dumps):
+        if len(set(dumps.values())) < len(dumps):
             raise ValueError(f"the data sources {', '.join(sources)} would share a file: rename one in data.val_files")
         with tqdm(total=len(self.val_dataset), unit="question", mininterval=0) as progress:
             for source, indices in sources.items():

@@ -61,15 +61,16 @@ def export(checkpoint: Path, out: Path, base: str | None = None) -> str:
     files = shards.glob("*" if backend == "fsdp" else "model/**/*")  # an SFT checkpoint has its exports within
     saved = max(path.stat().st_mtime_ns for path in files if path.is_file())
     inside = out.resolve().is_relative_to(checkpoint.resolve())  # and moves with it
-    made_from = {"checkpoint": "" if inside else str(checkpoint.resolve()), "saved": saved, "base": base}
+    made_from = {
+        "checkpoint": "the folder around it" if inside else str(checkpoint.resolve()),
+        "saved": saved,
+        "base": base,
+    }
     if out.exists():
         if not (out / RECORD).is_file():
             raise ValueError(f"{out} exists and is no export: give another folder")
-        claim(
-            out / RECORD,
-            made_from,
-            "it is of another checkpoint, or of another state of it: remove it, or give another folder",
-        )
+        other = "it was made from another checkpoint, or from this one before it was saved again"
+        claim(out / RECORD, made_from, f"{other}: remove it, or give another folder")
         return what_is(out)
     partial = out.with_name(f"{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

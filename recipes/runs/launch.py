@@ -120,7 +120,7 @@ def closing_table(records: list[dict[str, Any]]) -> str:
     """
     trained = [record for record in records if record["step"] > 0]
     if not trained:
-        return "verl only validated, and trained no step"
+        return "validation only: no training step"
     ends = [trained[:_WINDOW], trained[-_WINDOW:]] if len(trained) > _WINDOW else [trained]
     names = [name for name, key in COLUMNS.items() if all(key in record for end in ends for record in end)]
     lines = [f"| steps | {' | '.join(names)} |", f"|{'---|' * (len(names) + 1)}"]

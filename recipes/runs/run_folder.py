@@ -87,7 +87,8 @@ def quoted(value: str) -> str:
 
 def unquoted(value: str) -> str:
     """What Hydra reads of a value, if that is one text in single quotes; any other as it is."""
-    return str(OverridesParser.create().parse_override(f"key={value}").value()) if value.startswith("'") else value
+    whole = re.fullmatch(r"'([^'\\]|\\.)*'", value, re.DOTALL)
+    return str(OverridesParser.create().parse_override(f"key={value}").value()) if whole else value
 
 
 def settings(command: list[str]) -> dict[str, str]:
@@ -128,31 +129,32 @@ def lock(out: Path) -> TextIO:
 
 def hold_settings(command: list[str], out: Path, extend: bool = False) -> None:
     """Record the run's settings; if there is a checkpoint, they must be those of its run. If there is none, other
-    settings begin another run, and what the earlier one has logged is kept under another name.
+    settings begin another run, and the earlier one's metrics and run id are kept under other names.
 
     Args:
         extend: allow another number of epochs and steps.
 
     Raises:
-        ValueError: the folder has a checkpoint of a run with other settings, or had one that is gone.
+        ValueError: the folder has a checkpoint of a run with other settings, or had one that is gone; or the record is
+            damaged.
     """
     record, new = out / "settings.json", settings(command)
+    remedy = (
+        "give another folder (--out; the recipes: OUT); to train it for longer --extend (the recipes: EXTEND=1); or "
+        f"remove {record} to resume its checkpoint anyway"
+    )
     if not has_checkpoint(command, out):
         if record.exists() and differences(read_record(record), new):
+            suffix = record.stat().st_mtime_ns
             for path in (*out.glob("*metrics.jsonl"), *out.glob("run_id")):
-                kept = path.replace(out / f"{path.name}.{record.stat().st_mtime_ns}")
-                print(f"{path} is of an earlier run with other settings: it is {kept} now", flush=True)
+                path.replace(out / f"{path.name}.{suffix}")
+            print(f"what an earlier run with other settings logged is in {out}/metrics.jsonl.{suffix} now", flush=True)
         record.unlink(missing_ok=True)
     elif extend and record.exists():
-        held = ({key: x for key, x in run.items() if key not in _EXTENDED} for run in (read_record(record), new))
-        if not differences(*held):
-            record.unlink()
-    claim(
-        record,
-        new,
-        "give another folder (--out; the recipes: OUT); to train it for longer --extend (the recipes: EXTEND=1); or "
-        f"remove {record} to resume its checkpoint anyway",
-    )
+        as_long = {key: x for key, x in read_record(record).items() if key in _EXTENDED}
+        claim(record, {key: x for key, x in new.items() if key not in _EXTENDED} | as_long, remedy)
+        record.unlink()
+    claim(record, new, remedy)
 
 
 def has_checkpoint(command: list[str], out: Path) -> bool:

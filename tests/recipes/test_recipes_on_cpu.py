@@ -326,7 +326,7 @@ def test_a_python_without_verl_is_named(tmp_path, name):
         ("run_gtpo_openrlhf", {"ROLLOUT_N": "12"}, "ROLLOUT_N: unset it"),
         ("run_gtpo_openrlhf", {"BATCH_SIZE": "x"}, "BATCH_SIZE=x: must be a whole number above 0"),
         ("run_gtpo_openrlhf", {"NGPUS_PER_NODE": "3"}, "NGPUS_PER_NODE=3 must divide"),
-        ("run_gtpo_openrlhf", {"DATA_DIR": "a,b"}, "DATA_DIR=a,b: OpenRLHF splits it"),
+        ("run_gtpo_openrlhf", {"DATA_DIR": "a,b"}, "OpenRLHF splits it at the comma"),
         ("ablations span_.....", {}, "span_.....: there is no such ablation"),
         ("ablations gama_0.1", {}, "gama_0.1: there is no such ablation"),
         ("evaluate the/model", {"LABEL": "Qwen/GTPO"}, "LABEL=Qwen/GTPO: write METHOD"),

@@ -55,6 +55,7 @@ def test_without_runs_nothing_is_answered(block_9):
         (CLAMPED, [1] * 6, "consistent with the clamp doing it; GTPO adds nothing that these runs can see"),
         ([0.0, *CLAMPED[1:]], [1] * 6, "consistent with the clamp doing it; GTPO adds nothing that these runs can see"),
         (CLAMPED, [0.4, 0.4, 1, 1, 1, 1], "undecided"),  # two stopped terminating cleanly
+        (CLAMPED, [0.4, *[0.8] * 5], "consistent with the clamp doing it; GTPO adds nothing that these runs can see"),
         ([0.9] * 6, [1] * 6, "undecided"),  # none failed, but they are more accurate
         (CLAMPED, [0.4] * 3 + [1] * 3, "undecided"),
         (CLAMPED, [0.4] * 4 + [1] * 2, "consistent with the masks being needed"),

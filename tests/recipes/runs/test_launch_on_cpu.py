@@ -282,7 +282,7 @@ def test_a_short_run_has_one_row_of_the_closing_table_and_step_0_none(steps, row
 
 
 def test_a_run_that_only_validates_has_no_closing_table():
-    assert launch.closing_table([{"step": 0, "val-core/acc": 0.5}]) == "verl only validated, and trained no step"
+    assert launch.closing_table([{"step": 0, "val-core/acc": 0.5}]) == "validation only: no training step"
 
 
 @pytest.fixture

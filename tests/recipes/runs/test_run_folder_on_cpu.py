@@ -85,7 +85,7 @@ def test_a_run_may_be_extended_by_steps_and_by_nothing_else(tmp_path, save):
     longer = [*COMMAND, "trainer.total_training_steps=9", "trainer.total_epochs=2"]
     with pytest.raises(ValueError, match="to train it for longer --extend"):
         hold_settings(longer, tmp_path)
-    with pytest.raises(ValueError, match=r"\(seed=2, was 1; .*\): give another folder"):
+    with pytest.raises(ValueError, match=r"\(seed=2, was 1\): give another folder"):
         hold_settings([*longer, "seed=2"], tmp_path, extend=True)
     hold_settings(COMMAND, tmp_path)  # which a refused start leaves as it was
     hold_settings(longer, tmp_path, extend=True)
@@ -139,6 +139,11 @@ def test_a_checkpoint_that_was_cut_off_is_named_with_the_whole_one_before_it(tmp
 def test_a_quoted_value_is_what_hydra_reads(value):
     word = run_folder.quoted(value)
     assert OverridesParser.create().parse_override(f"key={word}").value() == value == run_folder.unquoted(word)
+
+
+@pytest.mark.parametrize("value", ["'a", "'a','b'", "'a'b'", '"a"', "plain"])
+def test_a_value_that_is_no_whole_text_in_quotes_stays_as_it_is(value):
+    assert run_folder.unquoted(value) == value
 
 
 def test_a_run_begun_anew_beside_a_checkpoint_of_other_settings_is_refused(tmp_path, save):

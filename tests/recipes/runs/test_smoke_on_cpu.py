@@ -92,6 +92,11 @@ def test_a_recipe_that_dies_fails_the_smoke_run(started, capsys, monkeypatch, tm
     assert f"all that verl printed is in {tmp_path / 'out_smoke/train.log'}" in capsys.readouterr().out
 
 
+def test_what_is_no_recipe_in_verl_is_refused(capsys):
+    assert main(["smoke", "recipes/evaluate.sh"]) == 2
+    assert "recipes/evaluate.sh is no recipe of GTPO in verl" in capsys.readouterr().err
+
+
 def test_only_its_own_folder_is_begun_anew(started, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/metrics.jsonl").write_text("a real run")
