@@ -123,9 +123,12 @@ def test_wrong_setting_is_an_error_before_ray_starts(task, tmp_path):
     assert done.returncode == 2 and done.stderr.splitlines()[-1].endswith("did you mean entropy_coeff?")
 
 
-# In place of `python3 -m gtpo_verl openrlhf`: OpenRLHF's own parser and checks, up to the start of Ray.
+# In place of `python3 -m gtpo_verl openrlhf`: OpenRLHF's own parser and checks, up to the start of Ray; of the recipe's
+# look at the data nothing.
 PARSES = """
 import sys
+if sys.argv[2] == "recipes":
+    sys.exit()
 import ray
 from gtpo_verl.openrlhf.command import main
 del sys.argv[1:4]
