@@ -72,10 +72,15 @@ def problems(config: DictConfig) -> list[str]:
     return [*dict.fromkeys(found), *(compat.load_errors if uses_gtpo(config) else [])]
 
 
+_validated: list[tuple[Any, RunConfig]] = []
+"""The config that this process has validated, and what it asks for."""
+
+
 def start(config: DictConfig) -> None:
     """Check a config, and log what is to be known of the run; raises as `validated`."""
     from verl.trainer.ppo.utils import need_reference_policy
 
+    _validated.clear()  # it may have changed since
     run = validated(config)
     if found := departures(config, run):
         table = textwrap.indent(as_table(found), "GTPO: ")
@@ -99,19 +104,21 @@ def start(config: DictConfig) -> None:
 
 
 def validated(config: DictConfig) -> RunConfig:
-    """Return what a config asks for, read and checked.
+    """Return what a config asks for, read and checked once after `start`.
 
     Raises:
         RuntimeError: GTPO cannot run in this process.
         ValueError: settings with which GTPO, its token dump or the watch for collapse cannot run, if the config asks
             for one; naming key, value and remedy of each.
     """
-    if uses_gtpo(config):
-        compat.raise_load_errors()
-    run, found = _read(config)
-    if run is None or found:
-        raise ValueError("; ".join(found))
-    return run
+    if not (_validated and _validated[0][0] is config):
+        if uses_gtpo(config):
+            compat.raise_load_errors()
+        run, found = _read(config)
+        if run is None or found:
+            raise ValueError("; ".join(found))
+        _validated[:] = [(config, run)]
+    return _validated[0][1]
 
 
 def _read(config: DictConfig) -> tuple[RunConfig | None, list[str]]:
