@@ -155,7 +155,7 @@ def difference(runs: pd.DataFrame, first: str, second: str, metric: str) -> str:
     """First minus second with its interval and the p of sign flips, or that it is not there yet."""
     one, other = (_whole(runs, method) for method in (first, second))
     if one is None or other is None:
-        return "is not there yet"
+        return "not run yet"
     differences = _differences(one, other, metric)
     return f"{Comparison(differences)} (p {short(sign_flips(differences))})"
 

@@ -138,4 +138,4 @@ def test_block_9_by_the_exact_tests():
         ("grpo", "clean"): ".031",
     }
     assert differences["grpo", "clean"].startswith("+0.30 [")
-    assert block10.difference(runs, "gtpo_answer", "gtpo", "clean") == "is not there yet"
+    assert block10.difference(runs, "gtpo_answer", "gtpo", "clean") == "not run yet"
