@@ -10,6 +10,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+fail() { echo "$1" >&2; exit 2; }
+
 # ---- user-adjustable ----
 ALGO=${ALGO:-gtpo}                                      # gtpo | grpo
 MODEL_PATH=${MODEL_PATH:-Qwen/Qwen2.5-3B-Instruct}
@@ -33,22 +35,21 @@ OUT=$(realpath -m "${OUT:-outputs/openrlhf_${ALGO}_$(basename "$MODEL_PATH")_${d
 case $ALGO in
     gtpo) estimator=gtpo ;;
     grpo) estimator=group_norm ;;
-    *) echo "ALGO=$ALGO: must be gtpo or grpo" >&2; exit 2 ;;
+    *) fail "ALGO=$ALGO: must be gtpo or grpo" ;;
 esac
 why='only the recipes in verl read it; the variables of this one are at its top, and a KL term is --algo.kl.init_coef'
 for name in SMOKE KL_LOSS_COEF STRICT_INITIAL_ENTROPY EXTEND ENTROPY_FROM FINETUNE TRAIN_BATCH_SIZE ROLLOUT_N \
     MAX_PROMPT_LENGTH MAX_RESPONSE_LENGTH SAVE_FREQ; do
-    [[ ${!name:-0} != *[!0.]* ]] || { echo "$name: unset it: $why" >&2; exit 2; }
+    [[ ${!name:-0} != *[!0.]* ]] || fail "$name: unset it: $why"
 done
 for name in batch_size n_samples_per_prompt NGPUS_PER_NODE; do
-    case ${!name} in *[!0-9]* | 0*) echo "${name^^}=${!name}: must be a whole number above 0" >&2; exit 2 ;; esac
+    case ${!name} in *[!0-9]* | 0*) fail "${name^^}=${!name}: must be a whole number above 0" ;; esac
 done
-((batch_size * n_samples_per_prompt % NGPUS_PER_NODE == 0)) || {
-    echo "NGPUS_PER_NODE=$NGPUS_PER_NODE must divide BATCH_SIZE * N_SAMPLES_PER_PROMPT=$((batch_size * n_samples_per_prompt))" >&2
-    exit 2
-}
+completions=$((batch_size * n_samples_per_prompt))      # of a rollout, and of an update
+((completions % NGPUS_PER_NODE == 0)) ||
+    fail "NGPUS_PER_NODE=$NGPUS_PER_NODE must divide BATCH_SIZE * N_SAMPLES_PER_PROMPT=$completions"
 train_file=$(realpath -m "$data_dir/train.parquet")
-case $train_file in *,*) echo "$train_file: OpenRLHF splits it at the comma: set DATA_DIR to a folder without one" >&2; exit 2 ;; esac
+case $train_file in *,*) fail "$train_file: OpenRLHF splits it at the comma: set DATA_DIR to a folder without one" ;; esac
 if [ -e "$train_file" ]; then
     python3 -m recipes data --dataset "$dataset" --holds "$train_file"
 else
@@ -60,7 +61,7 @@ ALGORITHM=(
     --algo.kl.init_coef 0                               # no KL term, no reference model
     --actor.loss_agg_mode seq-mean-token-mean           # Eq. 11
     --train.max_epochs 1
-    --train.batch_size $((batch_size * n_samples_per_prompt))
+    --train.batch_size "$completions"
     --train.seed "$seed"
 )
 
