@@ -21,13 +21,15 @@ fi
 # A copy, since mutmut passes over decorated functions and runs each test many times over.
 rm -rf "$cache/work"
 mkdir "$cache/work"
-cp -r gtpo_verl tests docs recipes pyproject.toml README.md "$cache/work"
+cp -r gtpo_verl tests docs recipes studies pyproject.toml README.md "$cache/work"
 cd "$cache/work"
 "$cache/venv/bin/python" - "$@" <<'PYTHON'
 import json, re, sys
 from pathlib import Path
 
-modules = {name: str(next(Path("gtpo_verl").rglob(f"{name}.py"))) for name in sys.argv[1:]}
+modules = {name: str(next(Path("gtpo_verl").rglob(f"{name}.py"), "")) for name in sys.argv[1:]}
+if unknown := [name for name, path in modules.items() if not path]:
+    sys.exit(f"gtpo_verl has no {', '.join(f'{name}.py' for name in unknown)}")
 decorated = re.compile(r"^@(torch.no_grad\(\)|cache)(?: .*)?\ndef (\w+)", re.MULTILINE)
 for path in map(Path, modules.values()):
     text = path.read_text()
@@ -38,7 +40,7 @@ paths = [str(path) for name in sys.argv[1:] for path in Path("tests").rglob(f"te
 settings = {
     "source_paths": ["gtpo_verl"],
     "only_mutate": list(modules.values()),
-    "also_copy": ["docs", "recipes", "README.md"],
+    "also_copy": ["docs", "recipes", "studies", "README.md"],
     "pytest_add_cli_args_test_selection": paths,
     "use_git_change_detection": False,
     "timeout_constant": 5,  # of a loop without end

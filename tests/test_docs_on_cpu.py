@@ -13,7 +13,7 @@ from gtpo_verl.verl_plugin.compat import SUPPORTED_VERL
 from recipes import __main__ as clones
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("patches/*/*.md"), *ROOT.glob("tests/*/*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("[!.]*/*.md"), *ROOT.glob("patches/*/*.md"), *ROOT.glob("tests/*/*.md")])
 
 
 def blocks(document):
