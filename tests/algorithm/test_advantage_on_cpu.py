@@ -68,6 +68,18 @@ def test_equation_10_filters_what_exceeds_the_threshold_by_the_initial_entropy(t
     assert torch.equal(compute_gtpo_outcome_advantage(**two_completions, **of_the_settings)[0], advantages)
 
 
+def test_every_tensor_is_made_on_the_device_of_the_batch(two_completions):
+    """As on a GPU: a tensor that is made without a device is on another one."""
+    del two_completions["token_level_rewards"]
+    config, group_advantages = GTPOConfig(initial_entropy=0.3), torch.tensor([0.7, -0.7])
+    expected = compute_gtpo_token_advantages(group_advantages, **two_completions, config=config)
+    with torch.device("meta"):
+        found = compute_gtpo_token_advantages(group_advantages, **two_completions, config=config)
+        metrics = compute_gtpo_metrics(found, config, 0.3, found.keep)
+    assert torch.equal(found.advantages, expected.advantages)
+    assert metrics == compute_gtpo_metrics(expected, config, 0.3, expected.keep)
+
+
 def test_entropy_equal_to_the_threshold_is_kept():
     entropy = torch.tensor([LN2 - 1e-6, LN2, LN2 + 1e-6], dtype=torch.float64)
     assert compute_completion_filter(entropy, LN2).tolist() == [True, True, False]

@@ -66,10 +66,10 @@ def test_spans_differ_in_where_a_run_may_begin():
     assert masks_of(completions, [1.0, -1.0], "aa", "leading") == ["0000000"] * 2
     assert masks_of(completions, [1.0, -1.0], "aa", "first") == ["0110100"] * 2
     assert masks_of(completions, [1.0, -1.0], "aa", "all") == ["0110100"] * 2
-    assert masks_of(completions, [1.0, -1.0], "aa", "none") == ["0000000"] * 2
     completions = [[7, 1, 7, 2, 7, 3, 7], [7, 4, 7, 5, 7, 6, 7]]
     assert masks_of(completions, [1.0, -1.0], "aa", "leading") == ["1000001"] * 2
     assert masks_of(completions, [1.0, -1.0], "aa", "all") == ["1010101"] * 2
+    assert masks_of(completions, [1.0, -1.0], "aa", "none") == ["0000000"] * 2
 
 
 def test_identical_completions_of_opposite_sign_are_masked_whole_over_many_blocks():
