@@ -70,9 +70,10 @@ def _hook_into(path: str, hook: Callable, module: ModuleType) -> None:
 
     hooked.hooked_by_gtpo = True  # type: ignore[attr-defined]
     setattr(owner, name, hooked)
-    home = sys.modules.get(function.__module__)
-    if getattr(home, name, None) is function:
-        setattr(home, name, hooked)
+    # Where it is defined, and where modules that verl loads before plugins (VERL_USE_EXTERNAL_MODULES) imported it.
+    for other in [*sys.modules.values()]:
+        if type(other) is ModuleType and vars(other).get(name) is function:
+            setattr(other, name, hooked)
 
 
 def _when_imported(module: str, change: Callable[[ModuleType], None]) -> None:

@@ -149,7 +149,7 @@ def track(proceed: Callable, tracking: Any, *, config: Any) -> None:
     algorithm, trainer = (x if isinstance(x := config.get(name), Mapping) else {} for name in ("algorithm", "trainer"))
     name = algorithm.get("adv_estimator")
     if name in NAMES and not foreign_function(name):
-        tracking.gtpo_estimates = TrainerState.estimates
+        tracking.gtpo_logged = None, TrainerState.estimates
     tracking.gtpo_watch = trainer.get("collapse_watch") or "none"
 
 
@@ -173,9 +173,9 @@ def _check_update(tracking: Any, state: TrainerState | None, step: Any) -> None:
     """A RuntimeError if a run of GTPO was updated by other advantages, or if one that is to be watched is not."""
     if getattr(tracking, "gtpo_watch", "none") != "none" and not (state and state.watch):
         raise RuntimeError(f"{KEY} does not watch a trainer with a fit of its own, as this one: remove it")
-    if hasattr(tracking, "gtpo_estimates"):
-        before, tracking.gtpo_estimates = tracking.gtpo_estimates, TrainerState.estimates
-        if before == TrainerState.estimates:
+    if hasattr(tracking, "gtpo_logged"):
+        (last, before), tracking.gtpo_logged = tracking.gtpo_logged, (step, TrainerState.estimates)
+        if before == TrainerState.estimates and step != last:  # fully_async logs its last update twice
             raise RuntimeError(
                 f"algorithm.adv_estimator asks for GTPO, but the trainer updated the actor at step {step} with other "
                 "advantages: let its own _compute_advantage call verl's, super()._compute_advantage, or set "

@@ -203,7 +203,8 @@ def test_a_logger_without_a_config_of_verls_logs(config):
 
 def test_what_verls_trainers_log_beside_updates_needs_no_estimate(stage):
     """Validation before training, then two steps of critic warm-up, an update of two batches with several logs
-    (separate_async, fully_async), an update after a resume in another process, and a log of timings at its end."""
+    (separate_async, fully_async), an update after a resume in another process, and a log of timings at its end; then
+    the update again, as fully_async does when its queue has ended between two validations."""
     trainer = Trainer(stage(KNOWN, "trainer.critic_warmup=3"))
     trainer.log("val-core/acc/mean@1", step=0)
     for step in (1, 2):
@@ -219,6 +220,7 @@ def test_what_verls_trainers_log_beside_updates_needs_no_estimate(stage):
     resumed.advantages(4)
     resumed.log(*UPDATE, step=4)
     resumed.log("timing_s/param_sync", step=4)
+    resumed.log(*UPDATE, step=4)
 
 
 def test_advantages_of_a_trainers_own_that_call_verls_are_gtpos(make_stage):

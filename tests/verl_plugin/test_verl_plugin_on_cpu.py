@@ -31,3 +31,23 @@ print("the disk is gone" in said.getvalue() and "no estimator gtpo" in said.getv
 """
     variables = NOT_LOADED | {"VERL_USE_EXTERNAL_MODULES": "gtpo_verl.verl_plugin"}
     assert run_python(code, **variables).stdout.split()[-1] == "True"
+
+
+def test_what_an_external_module_imported_before_the_plugin_is_hooked_too(tmp_path):
+    """verl loads those modules first: a trainer and an agent loop of somebody's own."""
+    (tmp_path / "own.py").write_text("""
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase
+from verl.trainer.ppo.ray_trainer import compute_advantage
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+""")
+    code = """
+import own, sys
+from gtpo_verl.verl_plugin.hooks import HOOKS
+for hook in HOOKS:
+    if hook.module in sys.modules and "." not in hook.path:
+        verls = getattr(sys.modules[hook.module], hook.path).__wrapped__
+        print([name for name, module in [*sys.modules.items()] if vars(module).get(hook.path) is verls])
+print(own.compute_advantage.hooked_by_gtpo)
+"""
+    *left, own = run_python(code, VERL_USE_EXTERNAL_MODULES="own", PYTHONPATH=tmp_path).stdout.splitlines()
+    assert left == ["[]"] * len(left) and len(left) > 4 and own == "True"
