@@ -314,6 +314,9 @@ def departures(config: DictConfig, run: RunConfig) -> list[Departure]:
         papers[_LENGTH_PENALTY] = (False,), "False" + lowered
     if not select(config, "trainer.use_v1"):  # which reads no filter_groups
         del papers[_FILTER_GROUPS]
+    if prompts := config.data.train_batch_size:  # fully_async has 0
+        padded = f"{prompts}: verl pads the batch to a mini-batch, and a mean over sequences counts the padding"
+        papers[f"{_ACTOR}.ppo_mini_batch_size"] = range(prompts + 1), padded
     papers[f"{_ROLLOUT}.dtype"] = _trained_in(config), "the precision of training (verl #8076)"
     if from_update and _several_updates(config):
         own = "old_log_prob (with several updates per rollout, ⟨H⟩ is that of the policy at a completion's update)"

@@ -212,6 +212,7 @@ def test_a_config_without_gtpo_is_not_looked_at(compose_config):
         ("actor_rollout_ref.rollout.quantization=fp8", "#8076"),
         ("actor_rollout_ref.actor.ppo_epochs=2", "one update per rollout"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=4", "one update per rollout"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=256", "counts the padding"),
         ("trainer.v1.trainer_mode=colocate_async", "one update per rollout"),
         (WEIGH, "they multiply λ"),
         (REJECT, "rejected tokens"),
