@@ -62,8 +62,7 @@ for count in TRAIN_BATCH_SIZE PPO_MINI_BATCH_SIZE ROLLOUT_N MAX_PROMPT_LENGTH MA
 done
 
 # SMOKE=1 runs a few steps of the recipe with a small model in a folder of its own, and prints what works here.
-[ "${SMOKE:-0}" = 0 ] || need_verl
-[ "${SMOKE:-0}" = 0 ] || exec python3 -m recipes smoke "recipes/$(basename "$0")" -- "$@"
+[ "${SMOKE:-0}" = 0 ] || { need_verl; exec python3 -m recipes smoke "recipes/$(basename "$0")" -- "$@"; }
 
 # EXTEND=1 lets a run take more steps than it was started for.
 extend=()

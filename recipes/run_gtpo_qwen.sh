@@ -20,6 +20,7 @@ MODEL_PATH=${MODEL_PATH:-Qwen/Qwen2.5-3B-Instruct}
 INFER_BACKEND=${INFER_BACKEND:-vllm}                    # vllm | sglang
 strategy=${STRATEGY:-fsdp2}                             # fsdp2 | megatron
 finetune=${FINETUNE:-lora}                              # lora | full
+is_full=$([ "$finetune" = full ] && echo True || echo False)
 lora_rank=${LORA_RANK:-64}                              # Listing 1
 actor_lr=${ACTOR_LR:-1e-6}
 seed=${SEED:-3407}
@@ -35,13 +36,13 @@ max_response_length=${MAX_RESPONSE_LENGTH:-1500}
 NNODES=${NNODES:-1}
 NGPUS_PER_NODE=${NGPUS_PER_NODE:-$(gpus_for "$train_batch_size" "$((ppo_mini_batch_size * rollout_n))")}
 ppo_max_token_len_per_gpu=${PPO_MAX_TOKEN_LEN_PER_GPU:-11000}     # in one forward pass; at least prompt + response
-offload=${OFFLOAD:-$([ "$finetune" = full ] && echo True || echo False)}    # weights and optimizer to the CPU at rest
+offload=${OFFLOAD:-$is_full}                            # weights and optimizer to the CPU at rest
 actor_tp=${ACTOR_TP:-1}                                 # megatron: tensor-parallel GPUs of the trained model
 actor_pp=${ACTOR_PP:-1}                                 # megatron: pipeline stages of the trained model
 rollout_tp=${ROLLOUT_TP:-1}                             # GPUs that share one copy of the model in vLLM
 rollout_gpu_mem_util=${ROLLOUT_GPU_MEM_UTIL:-0.4}       # Listing 1
 # False keeps vLLM's weights and cache where they are during training: faster steps where the memory is enough.
-free_cache_engine=${FREE_CACHE_ENGINE:-$([ "$finetune" = full ] && echo True || echo False)}    # or on_one_gpu
+free_cache_engine=${FREE_CACHE_ENGINE:-$is_full}        # or on_one_gpu
 if [ "$free_cache_engine" = on_one_gpu ]; then
     free_cache_engine=$([ "$((NNODES * NGPUS_PER_NODE))" = 1 ] && echo True || echo False)
 fi
@@ -92,7 +93,7 @@ case $strategy-$finetune in
             actor_rollout_ref.actor.fsdp_config.param_offload="$offload"
             actor_rollout_ref.actor.fsdp_config.optimizer_offload="$offload"
             # A reference model of its own, which GRPO's KL term needs without LoRA, has work once a step.
-            actor_rollout_ref.ref.fsdp_config.param_offload="$([ "$finetune" = full ] && echo True || echo False)"
+            actor_rollout_ref.ref.fsdp_config.param_offload="$is_full"
             actor_rollout_ref.actor.optim.lr_scheduler_type=cosine
             ++actor_rollout_ref.actor.checkpoint.save_lora_only="$save_lora_only"
             ++actor_rollout_ref.model.override_config.attn_implementation="$attn_implementation"

@@ -13,7 +13,8 @@ from gtpo_verl.verl_plugin.compat import SUPPORTED_VERL
 from recipes import __main__ as clones
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("[!.]*/*.md"), *ROOT.glob("patches/*/*.md"), *ROOT.glob("tests/*/*.md")])
+PAGES = ("*.md", "[!.]*/*.md", "patches/*/*.md", "tests/*/*.md")
+DOCUMENTS = sorted(page for pattern in PAGES for page in ROOT.glob(pattern))
 
 
 def blocks(document):

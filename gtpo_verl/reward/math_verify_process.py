@@ -44,7 +44,7 @@ class MathVerifyProcess:
             return verdict
 
     def _start(self) -> None:
-        # By path, not by module name: importing the package would load torch into every child.
+        # By path, not by module name: the caller's sys.path may not be the child's.
         boot = "import runpy, sys; runpy.run_path(sys.argv[1])['_serve']()"
         self._process = subprocess.Popen(
             [sys.executable, "-c", boot, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0

@@ -75,7 +75,7 @@ class _RewardMetrics:
             metrics["group/zero_std_frac"], none_right = group_shares(groups.values(), "score", "acc")
             metrics |= {} if none_right is None else {"group/none_right_frac": none_right}
         metrics["completion/eos_rate"] = ended.float().mean().item()
-        completions = tokens.tensor_split(offsets[1:-1])[:: 1 + len(lengths) // _REPETITION_OF]
+        completions = tokens.tensor_split(offsets[1:-1])[:: 1 + (len(lengths) - 1) // _REPETITION_OF]
         metrics["completion/repetition/mean"] = fmean(repetition(completion.numpy()) for completion in completions)
         metrics["completion/length/mean"] = lengths.float().mean().item()
         return metrics

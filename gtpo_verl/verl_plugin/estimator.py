@@ -64,7 +64,7 @@ class GTPOEstimator:
         run (RunConfig): what its config asks for.
 
     Attributes:
-        run (GTPORun): with the run's initial entropy; raises as it does.
+        gtpo_run (GTPORun): with the run's initial entropy; raises as it does.
     """
 
     def __init__(self, trainer: Any, run: RunConfig):
@@ -74,9 +74,9 @@ class GTPOEstimator:
         else:
             folder = run.gtpo.dump_dir or folder
             resumed_from = folder if InitialEntropy.path(folder).exists() else None
-        self.asked, self.config = run, run.gtpo
+        self.run, self.config = run, run.gtpo
         norm_by_std = config.algorithm.get("norm_adv_by_std_in_grpo", True)
-        self.run = GTPORun(self.config, folder, resumed_from, norm_by_std, applied=run.applies_gtpo)
+        self.gtpo_run = GTPORun(self.config, folder, resumed_from, norm_by_std, applied=run.applies_gtpo)
         self._max_response_length = config.data.max_response_length
         self._max_model_len = select(config, "actor_rollout_ref.rollout.max_model_len") or math.inf
         self._rejects = select(config, "algorithm.rollout_correction.rollout_rs") is not None
@@ -113,9 +113,9 @@ class GTPOEstimator:
         if self._rejects:
             advantages = advantages * response_mask
         pending.result = result
-        if self.asked.from_update:
+        if self.run.from_update:
             a = result.group_advantages[fields.sessions]
-            pending.inputs = update_pass.UpdateInputs.make(a, self.config, self.run.initial_entropy_value)
+            pending.inputs = update_pass.UpdateInputs.make(a, self.config, self.gtpo_run.initial_entropy_value)
         else:
             pending.metrics = self._metrics(fields, result)
         return advantages
@@ -130,7 +130,7 @@ class GTPOEstimator:
         result, last = pending.result, pending.fields.last_outputs
         entropy = trajectory_entropy[last]
         check_finite("entropy", entropy, result.completions.uids)
-        self.run.measure(entropy, result.completions)
+        self.gtpo_run.measure(entropy, result.completions)
         keep, regularizer = entropy <= pending.inputs.highest_entropy[last], self.config.entropy_coeff * entropy
         pending.result = result._replace(trajectory_entropy=entropy, regularizer=regularizer, keep=keep)
         pending.metrics |= self._metrics(pending.fields, pending.result)
@@ -143,25 +143,25 @@ class GTPOEstimator:
             prompts = [*zip(prompts, fields.pictures, strict=True)]
         completions = Completions(fields.response_mask, index, prompts)
         entropy = None if fields.entropy is None else completions.mean(fields.entropy)
-        if entropy is not None and self.asked.applies_gtpo:
+        if entropy is not None and self.run.applies_gtpo:
             update_pass.check_range("entropy", entropy, self._entropy_range, completions.uids)
         name = self.config.base
         base = None if name == "gtpo" else compute_base_advantages(name, token_level_rewards, completions)
-        return self.run.compute(token_level_rewards.sum(-1), completions, fields.responses, entropy, base)
+        return self.gtpo_run.compute(token_level_rewards.sum(-1), completions, fields.responses, entropy, base)
 
     def _metrics(self, fields: BatchFields, result: GTPOAdvantage) -> dict[str, float]:
         self._check_filter(result)
         last = fields.of_sessions()
         length = last.response_len + torch.tensor([len(ids) for ids in last.prompts])
         truncated = (last.response_len >= self._max_response_length) | (length >= self._max_model_len)
-        return compute_gtpo_metrics(result, self.config, self.run.initial_entropy_value, truncated)
+        return compute_gtpo_metrics(result, self.config, self.gtpo_run.initial_entropy_value, truncated)
 
     def keep_with_checkpoint(self) -> None:
         """Write the record of ⟨H⟩_ini into a checkpoint that verl has saved since the last call: by default the runs of
         a project share one folder of checkpoints, where each start writes its own record."""
         before, self._saved = self._saved, self._last_saved()
-        if self._saved and self._saved != before and self._saved[0].is_dir() and self.run.initial_entropy:
-            self.run.initial_entropy.save(self._saved[0], self.config)
+        if self._saved and self._saved != before and self._saved[0].is_dir() and self.gtpo_run.initial_entropy:
+            self.gtpo_run.initial_entropy.save(self._saved[0], self.config)
 
     def _last_saved(self) -> tuple[Path, int] | None:
         """Return the last checkpoint, and when verl noted it."""
@@ -177,8 +177,6 @@ class GTPOEstimator:
         """A batch of which the completion filter drops every completion teaches nothing."""
         real = result.completions.lengths > 0
         self._emptied = self._emptied + 1 if real.any() and not result.keep[real].any() else 0
-        if 1 != self._emptied < _EMPTIED_LIMIT:
-            return
         said = (
             f"the completion filter dropped every completion of {self._emptied} batches in a row, whose mean entropies "
             f"are above algorithm.gtpo.entropy_threshold={self.config.entropy_threshold:.4g}: nothing is learnt; raise "
@@ -186,7 +184,8 @@ class GTPOEstimator:
         )
         if self._emptied >= _EMPTIED_LIMIT:
             raise ValueError(said)
-        logger.warning("GTPO: %s. After %d such batches the run ends", said, _EMPTIED_LIMIT)
+        if self._emptied == 1:
+            logger.warning("GTPO: %s. After %d such batches the run ends", said, _EMPTIED_LIMIT)
 
     def _warn_of_sessions(self, fields: BatchFields) -> None:
         if self._warned_of_sessions:

@@ -127,7 +127,7 @@ class TrainerState:
         rewards, uids = data.batch["token_level_rewards"], data.non_tensor_batch["uid"]
         try:
             result = pending.result or self.estimator.compute(fields, rewards, uids)
-            self.dump.write(pending.step, data.batch, fields, result, self.estimator.run.initial_entropy_value)
+            self.dump.write(pending.step, data.batch, fields, result, self.estimator.gtpo_run.initial_entropy_value)
         except (OSError, ValueError) as error:
             logger.warning("GTPO's token dump ends at step %d, and the run goes on without it: %s", pending.step, error)
             self.dump = None

@@ -118,7 +118,8 @@ def keep_settings(config: Any, folder: Path) -> None:
         ValueError: the folder holds completions of another model, data or sampling.
     """
     model, reward = config.actor_rollout_ref.model, config.reward.custom_reward_function
-    files = [model.path, model.get("lora_adapter_path"), *config.data.val_files, reward.path]
+    val_files = [x] if isinstance(x := config.data.val_files, str) else x
+    files = [model.path, model.get("lora_adapter_path"), *val_files, reward.path]
     settings = {
         **{str(path): _fingerprint(path) for path in files if path},
         **OmegaConf.to_container(OmegaConf.create({key: OmegaConf.select(config, key) for key in _SETTINGS})),  # type: ignore[dict-item]

@@ -74,7 +74,7 @@ def _majority_at_k(right: int, others: tuple[int, ...], k: int) -> float:
                 longer[1:, j:] += votes[j] * chance[:-1, : rest + 1 - j]
             chance = longer
         won += _binomial(right, p)[j] * float((chance[:, rest] / np.arange(1, len(chance) + 1)).sum())
-    return won / float(_binomial(n, p)[k])
+    return min(won / float(_binomial(n, p)[k]), 1.0)  # rounding
 
 
 @lru_cache(maxsize=100_000)

@@ -45,6 +45,7 @@ COLUMNS = {
 }
 _VERLS_LOG = "verl_metrics.jsonl"  # of verl's file logger, which empties it at each start
 _WINDOW = 5
+_MOST_LINES = 30
 _POLL_S = 0.2
 _STEPS = re.compile(r"Total training steps: (\d+)")
 # verl goes on after these, without the completions that failed, or waits for a worker that is gone.
@@ -130,13 +131,13 @@ def closing_table(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def failure_lines(log: str, most: int = 30) -> str:
+def failure_lines(log: str) -> str:
     """Every error in a log, each once, and the lines before the last one (or before the log's end)."""
     lines = [_COLOUR.sub("", line)[:300] for line in log.splitlines()]
     errors = [i for i, line in enumerate(lines) if _EXCEPTION.search(line)]
     end = errors[-1] + 1 if errors else len(lines)
     named = dict.fromkeys(re.sub(_WORKER, "", lines[i]).strip() for i in errors)
-    return "\n".join([*lines[max(0, end - most) : end], "", *list(named)[:most]])
+    return "\n".join([*lines[max(0, end - _MOST_LINES) : end], "", *list(named)[:_MOST_LINES]])
 
 
 def end_process(process: subprocess.Popen, grace_s: float = 10.0) -> None:

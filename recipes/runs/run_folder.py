@@ -250,7 +250,8 @@ def logger_variables(out: Path) -> dict[str, str]:
 
 
 class Tail:
-    """The complete lines of a file from byte `start` on, since the last look; none while it does not exist."""
+    """The complete lines of a file from byte `start` on, since the last look; none while it does not exist, and not the
+    last one that a killed run has left half written."""
 
     def __init__(self, path: Path, start: int = 0):
         self._path, self._start, self._rest = path, start, ""
@@ -277,7 +278,7 @@ class MetricsFile:
 
     def __init__(self, source: Path, target: Path):
         self.target = target
-        self.records = [_record(line, target) for line in _whole_lines(target)] if target.exists() else []
+        self.records = [_record(line, target) for line in Tail(target).lines()]
         self._tail, self._begun = Tail(source), False
         list(self.poll())
         source.unlink(missing_ok=True)
@@ -304,11 +305,6 @@ class MetricsFile:
                 with self.target.open("a") as file:
                     file.write(json.dumps(record) + "\n")
             yield record
-
-
-def _whole_lines(path: Path) -> list[str]:
-    """All lines but one that a killed run has left half written."""
-    return path.read_text(errors="replace").split("\n")[:-1]
 
 
 def _record(line: str, path: Path) -> dict[str, Any]:

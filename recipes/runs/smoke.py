@@ -29,7 +29,7 @@ _FAILED = "**failed**"
 _SMALL = {"NNODES": "1", "ROLLOUT_TP": "1", "ACTOR_TP": "1", "TEST_FREQ": "-1", "STRICT_INITIAL_ENTROPY": "0"}
 # On a CPU, where the environment does not say otherwise; and at most, since a recipe exports its own.
 _CPU = {"VERL_PLATFORM": "cpu", "INFER_BACKEND": "vllm", "OFFLOAD": "False", "RAY_worker_niceness": "0"}
-_NO_GTPO = ("common.sh", "evaluate.sh", "export.sh", "run_gtpo_openrlhf.sh", "run_sft.sh")
+_NOT_TESTED = ("common.sh", "evaluate.sh", "export.sh", "run_gtpo_cpu.sh", "run_gtpo_openrlhf.sh", "run_sft.sh")
 _MOST_ON_CPU = {
     "TRAIN_BATCH_SIZE": "1",
     "NGPUS_PER_NODE": "1",
@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
     if reason := unusable_gpus():
         raise ValueError(f"{reason}: {DRIVER_REMEDY}")
-    if args.recipe.suffix != ".sh" or not args.recipe.is_file() or args.recipe.name in _NO_GTPO:
-        raise ValueError(f"{args.recipe} is no recipe of GTPO in verl: name one, such as recipes/run_gtpo_qwen.sh")
+    if args.recipe.suffix != ".sh" or not args.recipe.is_file() or args.recipe.name in _NOT_TESTED:
+        raise ValueError(f"{args.recipe} has no smoke test: name a recipe for GPUs, such as recipes/run_gtpo_qwen.sh")
     has_gpu = torch.cuda.is_available()
     out = Path(os.environ.get("OUT") or f"outputs/{args.recipe.stem}").absolute()
     out = out.with_name(f"{out.name}_smoke")
@@ -154,8 +154,7 @@ def checks(
 
 
 def _logged(out: Path, key: str) -> list[float]:
-    path = out / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = run_folder.Tail(out / "metrics.jsonl").lines()
     return [step[key] for step in map(json.loads, lines) if key in step]
 
 

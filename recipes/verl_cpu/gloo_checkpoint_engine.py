@@ -51,12 +51,12 @@ class GlooCheckpointEngine(CheckpointEngine):
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Any]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
         """Rank 0 is the first training worker, -1 the others of them, which send nothing."""
-        ranks = [0] + [-1] * (actor_wg_world_size - 1), list(range(1, rollout_world_size + 1))
-        same = {"world_size": rollout_world_size + 1, "address": metadata[0]}
-        actor, rollout = (
-            {"rank": of_group, **{name: [value] * len(of_group) for name, value in same.items()}} for of_group in ranks
-        )
-        return actor, rollout
+
+        def group(ranks: list[int]) -> dict[str, list[Any]]:
+            size, n = rollout_world_size + 1, len(ranks)
+            return {"rank": ranks, "world_size": [size] * n, "address": [metadata[0]] * n}
+
+        return group([0] + [-1] * (actor_wg_world_size - 1)), group([*range(1, rollout_world_size + 1)])
 
     def init_process_group(  # type: ignore[override]
         self, rank: int, world_size: int, address: tuple[str, int]

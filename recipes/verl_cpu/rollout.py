@@ -65,7 +65,7 @@ def generate(
 ) -> list[tuple[list[int], list[float]]]:
     """Generate one completion per prompt, all in one batch, from torch's current random state.
 
-    The logits of all tokens are kept until then: 4 bytes times rows, longest completion and vocabulary.
+    It holds the logits of all tokens until the batch is done: 4 bytes times rows, longest completion and vocabulary.
 
     Returns:
         for every prompt the generated token ids (the stop token included) and their log-probs.
@@ -123,9 +123,6 @@ class HFServer:
         self._waiting: dict[GenerationConfig, list[tuple[list[int], asyncio.Future]]] = defaultdict(list)
         self._serving: asyncio.Task | None = None
         self._model_lock = asyncio.Lock()  # generating and loading weights exclude each other
-
-    async def ready(self) -> None:
-        """Returns once the model is built; an error of the constructor is raised here."""
 
     async def generate(
         self,
@@ -273,7 +270,7 @@ class HFReplica(RolloutReplica):
             .options(name=_server_name(self.replica_rank), max_concurrency=self.max_concurrency)
             .remote(self.config, self.model_config, self.replica_rank)
         )
-        await server.ready.remote()
+        await server.__ray_ready__.remote()  # once the model is built; raises the constructor's error
         self.servers = [server]
         self._server_handle = server
         self._server_address = _server_name(self.replica_rank)

@@ -129,10 +129,10 @@ def _read_lines(name: str, lines: Iterable[str]) -> Log:
     before, last, starts, unfinished, bar, read = "", -1, 1, False, 0, 0
     printed: list[tuple[int, dict[str, float]]] = []
     for line in lines:
-        unfinished = not line.endswith("\n")
         if "%|" in line and (found := _BAR.match(_COLOUR.sub("", line))):
             bar = int(found[1])
         entry = _entry(line)
+        unfinished = entry is None and not line.endswith("\n")
         if entry is None:
             read += len(line)
             if not steps and len(before) < _CONFIG_TEXT:
@@ -141,7 +141,6 @@ def _read_lines(name: str, lines: Iterable[str]) -> Log:
                 break
             continue
         step, metrics = entry
-        unfinished = False
         if step is None and printed and any(name.startswith("eval") for name in metrics):
             printed[-1][1].update(metrics)  # of the step before
         elif step is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gtpo_verl.monitor import signs as rules
 from gtpo_verl.monitor.frameworks import FRAMEWORKS, PART, limit_of, translate
 from gtpo_verl.monitor.signs import NUMBERS, Sign, Watch, label
+from gtpo_verl.run_files.dumps import HEADER_NAME
 from gtpo_verl.run_files.links import DOCS
 from gtpo_verl.tools.diagnose.logs import Log, read_log
 
@@ -39,7 +40,7 @@ def read_run(
     """Read what the trainer logged, or a folder of rollouts alone, and `rollouts` with the run's `tokenizer`. The
     tokens that `limit` a completion, and the `completions` of a step, are else what the log shows. A ValueError names
     the file of which nothing can be made, and a remedy."""
-    if rollouts is None and path.is_dir() and (any(path.glob("gtpo_dump.json")) or any(path.glob("[0-9]*.jsonl"))):
+    if rollouts is None and path.is_dir() and ((path / HEADER_NAME).exists() or any(path.glob("[0-9]*.jsonl"))):
         log, seen, rollouts = Log(str(path), "verl", {}, {}, []), None, path
     else:
         log, seen = read_log(path), None

@@ -137,6 +137,12 @@ def test_completions_of_other_settings_or_files_are_not_gone_on_with(config, tmp
     assert (tmp_path / "out/settings.json").read_text() == before
 
 
+def test_a_single_file_of_questions_needs_no_list(config, tmp_path):
+    (config.data.val_files,) = config.data.val_files
+    Sampler(config)._validate()
+    assert f'"{tmp_path / "test.parquet"}": ' in (tmp_path / "out/settings.json").read_text()
+
+
 def test_verl_knows_the_trainer_once_the_module_is_loaded():
     trainer = get_trainer_cls("batched_validation")
     assert issubclass(trainer, BatchedValidation) and issubclass(trainer, get_trainer_cls("sync"))

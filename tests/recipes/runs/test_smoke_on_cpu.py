@@ -92,9 +92,10 @@ def test_a_recipe_that_dies_fails_the_smoke_run(started, capsys, monkeypatch, tm
     assert f"all that verl printed is in {tmp_path / 'out_smoke/train.log'}" in capsys.readouterr().out
 
 
-def test_what_is_no_recipe_in_verl_is_refused(capsys):
-    assert main(["smoke", "recipes/evaluate.sh"]) == 2
-    assert "recipes/evaluate.sh is no recipe of GTPO in verl" in capsys.readouterr().err
+@pytest.mark.parametrize("recipe", ["recipes/evaluate.sh", "recipes/run_gtpo_cpu.sh"])
+def test_what_is_no_recipe_for_gpus_is_refused(recipe, capsys):
+    assert main(["smoke", recipe]) == 2
+    assert f"{recipe} has no smoke test: name" in capsys.readouterr().err
 
 
 def test_only_its_own_folder_is_begun_anew(started, tmp_path):
