@@ -75,7 +75,9 @@ def main(
                     loaded.add_arguments(command)
                     parser.bad_input = command.bad_input = getattr(loaded, "BAD_INPUT", parser.bad_input)
                     command.set_defaults(run=loaded.run)
-            args = parser.parse_args(arguments or [chosen])
+            args, unknown = parser.parse_known_args(arguments or [chosen])
+            if unknown:
+                subparsers.choices.get(chosen, parser).error(f"unrecognized arguments: {' '.join(unknown)}")
             return args.run(args)
         finally:
             sys.stdout.flush()  # a reader that has left, such as head, is noticed here and not while Python exits

@@ -6,4 +6,6 @@
 #
 # python3 -m recipes export --help has the options.
 set -euo pipefail
+PYTHONPATH=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH
 exec python3 -m recipes export "$@"

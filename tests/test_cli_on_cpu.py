@@ -46,6 +46,16 @@ def test_a_mistyped_command_is_one_line_with_those_that_exist(word, capsys):
     assert line.startswith("gtpo-verl: ") and "'diagnose'" in line and line.isprintable()
 
 
+def test_an_unknown_option_leads_to_its_commands_help(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["diagnose", "train.log", "--rollout", "x"])
+    said = "gtpo-verl diagnose: unrecognized arguments: --rollout x; see gtpo-verl diagnose --help\n"
+    assert capsys.readouterr().err == said
+    with pytest.raises(SystemExit):
+        cli.main(["--rollout", "diagnose", "train.log"])
+    assert capsys.readouterr().err.endswith("; see gtpo-verl --help\n")
+
+
 def test_the_versions_are_those_that_a_bug_report_wants(capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(["--version"])

@@ -430,13 +430,19 @@ class Watch:
         kind = sign.remedy if self._most["clipped"] or sign.remedy != "explore" else ""  # else the range is wide enough
         return remedy(kind, self._framework, self._most["lr"], self._limit)
 
+    def best(self, name: str) -> float | None:
+        """Return the best mean of a number so far, the lowest where less is better; None where neither is."""
+        more_is_better = NUMBERS[name][1] if name in NUMBERS else True
+        return None if more_is_better is None else self[name].best if more_is_better else self[name].lowest
+
     def sentence(self, sign: Sign) -> str:
         """Return what a sign means, by which numbers, and what to do about it."""
         x, override, outcome = self[sign.number], self.remedy(sign), self.decides()
         said = sign.meaning if sign.calibrated else f"{sign.meaning} (uncalibrated)"
         if self.level(sign) == NOTE and outcome:
             said += f" (a note: {label(outcome)} is {self[outcome].now:.3g}, best {self[outcome].best:.3g})"
-        numbers = f"{x.now:.3g} (first {x.first:.3g}, best {x.best:.3g}), means over {x.window} steps"
+        best = "" if (best_so_far := self.best(sign.number)) is None else f", best {best_so_far:.3g}"
+        numbers = f"{x.now:.3g} (first {x.first:.3g}{best}), means over {x.window} steps"
         said += f" since step {self.showing[sign]}." if sign in BROKEN else f": {label(sign.number)} {numbers}."
         return " ".join(filter(None, (said, self.advice(sign), f"Try: {override}" if override else "")))
 

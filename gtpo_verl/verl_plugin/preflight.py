@@ -257,7 +257,7 @@ def _rollout(config: DictConfig) -> Iterator[str]:
             yield (
                 f"{_ACTOR}.{key}={size} with attn_implementation={attention}: verl's sequence parallelism works "
                 "with flash attention only; with others each rank would see only its slice of a completion: set the "
-                f"size to 1, or {implementation}=flash_attention_2"
+                f"size to 1, or ++{implementation}=flash_attention_2"
             )
 
 
@@ -348,9 +348,12 @@ def _unclipped_updates(config: DictConfig) -> list[Departure]:
 
 
 def _several_updates(config: DictConfig) -> list[Departure]:
-    prompts = config.data.train_batch_size
-    enough = range(prompts, sys.maxsize), f"{prompts}: {_ONE_UPDATE}"
-    papers: _Papers = {f"{_ACTOR}.ppo_epochs": ((1,), _ONE_UPDATE), f"{_ACTOR}.ppo_mini_batch_size": enough}
+    papers: _Papers = {f"{_ACTOR}.ppo_epochs": ((1,), _ONE_UPDATE)}
+    if select(config, "trainer.use_v1") and select(config, "trainer.v1.trainer_mode") == "separate_async":
+        papers["trainer.v1.separate_async.parameter_sync_step"] = (1,), f"1: {_ONE_UPDATE}"  # gives the mini-batch
+    else:
+        prompts = config.data.train_batch_size
+        papers[f"{_ACTOR}.ppo_mini_batch_size"] = range(prompts, sys.maxsize), f"{prompts}: {_ONE_UPDATE}"
     return _differing(config, papers)
 
 

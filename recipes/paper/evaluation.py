@@ -204,11 +204,12 @@ def evaluate(
     """
     name = " ".join(filter(None, [*label, data_set]))
     n = samples or max(len(q.correct) for q in questions)
-    if wrong := [q for q in questions if len(q.correct) != n]:
+    if wrong := sorted((q for q in questions if len(q.correct) != n), key=lambda q: len(q.correct)):
+        lost = "completions are lost. Sample them again; bash recipes/evaluate.sh samples what is missing"
         raise ValueError(
             f"{name}: {len(wrong)} of {len(questions)} questions do not have {n} completions "
-            f"({len(wrong[0].correct)} for {wrong[0].name[-60:]!r}): completions are lost. Sample them again; "
-            "bash recipes/evaluate.sh samples what is missing"
+            f"({(found := len(wrong[0].correct))} for {wrong[0].name[-60:]!r}): "
+            + (lost if found < n else f"give --samples {found}, or leave it out")
         )
     if dropped := [k for k in ks if k > n]:
         print(f"{name}: left out k = {dropped}, a question has {n} completions (val_kwargs.n)", file=sys.stderr)

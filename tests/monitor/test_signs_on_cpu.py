@@ -81,7 +81,8 @@ def test_a_symptom_is_a_note_beside_an_outcome_at_its_best_and_a_fault_where_it_
         assert stops(run(**changed)) == []  # no run is ended by it
     sentence = watch(run(**beyond))[1][0][1].sentence
     (name,) = beyond
-    assert f"{NUMBERS[name][0]} " in sentence and f"(first {HEALTHY[name]:.3g}" in sentence
+    best = "" if NUMBERS[name][1] is None else f", best {HEALTHY[name]:.3g}"
+    assert f"{NUMBERS[name][0]} " in sentence and f"(first {HEALTHY[name]:.3g}{best})" in sentence
     assert "(a note: accuracy is 0.7, best 0.7)" in sentence
 
 

@@ -256,6 +256,16 @@ def test_several_updates_per_rollout_of_fully_async_are_named(compose_config):
     assert not departures(compose_config(KNOWN, *(f"+async_training.{step}=1" for step in steps)))
 
 
+def test_several_updates_per_rollout_of_separate_async_are_named_by_the_key_that_sets_their_number(compose_config):
+    words, key = (KNOWN, "trainer.v1.trainer_mode=separate_async"), "trainer.v1.separate_async.parameter_sync_step"
+    batch = "data.train_batch_size=16", "actor_rollout_ref.actor.ppo_mini_batch_size=8"  # as verl asserts for 2
+    assert [x.setting for x in departures(compose_config(*words, *batch, f"{key}=2"))] == [
+        key,
+        "trainer.v1.trainer_mode",
+    ]
+    assert [x.setting for x in departures(compose_config(*words, f"{key}=1"))] == ["trainer.v1.trainer_mode"]
+
+
 def test_a_mask_of_ones_own_that_cannot_be_imported_is_a_problem(compose_config):
     (problem,) = preflight.problems(compose_config("++algorithm.gtpo.conflict_span=pkg://no_such_module.mask", KNOWN))
     assert "No module named 'no_such_module'" in problem and "PYTHONPATH" in problem

@@ -56,7 +56,8 @@ def _packages(get: Callable) -> Iterator[Finding]:
         **{logger: (logger, logger in loggers) for logger in ("wandb", "swanlab", "tensorboard")},
     }
     missing = [pip for module, (pip, is_wanted) in needed.items() if is_wanted and not module_spec(module)]
-    yield Finding("packages", f"no {', '.join(missing)}", f"pip install {' '.join(missing)}" if missing else "")
+    wanted = " ".join("'vllm<0.29'" if pip == "vllm" else pip for pip in missing)  # later ones refuse tied weights
+    yield Finding("packages", f"no {', '.join(missing)}", f"pip install {wanted}" if missing else "")
     if strategy == "megatron" and (absent := [name for name in _MEGATRON if not module_spec(name)]):
         remedy = f"install verl with Megatron from its uv.lock, as {DOCS}/gpu.md says"
         yield Finding("Megatron", f"no {', '.join(absent)}", remedy)
@@ -158,7 +159,8 @@ def _this_machine(get: Callable, gpus: int) -> Iterator[Finding]:
     machine, key = len(os.sched_getaffinity(0)), "ray_kwargs.ray_init.num_cpus"
     cpus, needed = int(get(key) or machine), _cpus_needed(get, gpus)
     remedy = f"set {key}={needed}, a number that Ray only uses for scheduling"
-    remedy += f", or {_UNITS}=1" if get("trainer.use_v1") and int(get(_UNITS) or 0) > 1 else ""
+    spare = int(get(_UNITS) or 0) - 1 if get("trainer.use_v1") else 0
+    remedy += f", or {_UNITS}=1" if spare > 0 and needed - spare <= cpus else ""
     says = f"Ray has {cpus} (the machine {machine}), verl asks for {needed}"
     yield Finding("CPUs", says, remedy if cpus < needed else "")
 

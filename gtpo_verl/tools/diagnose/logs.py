@@ -118,7 +118,9 @@ def open_text(path: Path) -> Iterator[TextIO]:
 
 def _log(name: str, steps: Steps, config: Mapping[str, int] = {}, notes: Iterable[str] = ()) -> Log:
     if not steps:
-        raise ValueError(f"{name} contains no training metrics: give {FORMS}")
+        of_the_run = Path(name).with_name("metrics.jsonl")  # beside a recipe's train.log
+        remedy = of_the_run if of_the_run.is_file() else FORMS
+        raise ValueError(f"{name} contains no training metrics: give {remedy}")
     names = set[str]().union(*steps.values())
     return Log(name, "ms-swift" if _OF_TOTAL in names else framework_of(names), steps, dict(config), list(notes))
 

@@ -36,7 +36,7 @@ def screen(report: Mapping[str, Any], plotted: Path | None = None) -> str:
     lines += [_cut(f"   step {x['step']}: {x['text']!r}") for x in shown]
     if signs:
         override = f"Try {signs[0]['try']}" if signs[0]["try"] else ""
-        lines += _wrap(f"{signs[0]['advice']} {override}")
+        lines += _wrap(f"{signs[0]['advice']} {override}".lstrip())
     if shares := report["shared_tokens"]:
         lines += ["", *_wrap((_SHARED if "forward" in shares else _MASKED).format(**shares))]
     missing = report["not_logged"]

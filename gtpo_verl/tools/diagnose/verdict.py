@@ -183,8 +183,8 @@ def _not_finite(watch: Watch) -> list[str]:
 
 
 def _number(name: str, watch: Watch, signs: list[Sign]) -> dict[str, Any]:
-    trend, more_is_better = watch[name], NUMBERS[name][1] if name in NUMBERS else True
-    best = {} if more_is_better is None else {"best": trend.best if more_is_better else trend.lowest}
+    trend = watch[name]
+    best = {} if (value := watch.best(name)) is None else {"best": value}
     since = next((watch.showing[sign] for sign in signs if sign.number == name), None)
     return {"start": trend.first, **best, "now": None if trend.broken else trend.now, "since": since}
 

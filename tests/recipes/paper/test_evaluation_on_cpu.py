@@ -219,6 +219,8 @@ def test_a_question_that_lacks_completions_is_an_error(tmp_path, capsys):
     assert main(["evaluate", str(dump), "--k", "1", "--samples", "3"]) == 0
     assert main(["evaluate", str(dump), "--k", "1", "--samples", "4"]) == 2
     assert "2 of 2 questions do not have 4 completions (3 for " in capsys.readouterr().err
+    assert main(["evaluate", str(dump), "--k", "1", "--samples", "2"]) == 2
+    assert "): give --samples 3, or leave it out" in capsys.readouterr().err
 
 
 def test_a_k_beyond_the_completions_is_left_out_with_a_message(capsys):

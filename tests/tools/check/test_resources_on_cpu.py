@@ -68,7 +68,7 @@ def test_all_missing_packages_are_installed_by_one_line(findings):
         "trainer.logger=[console,swanlab]",
         missing=("transfer_queue", "vllm", "math_verify", "peft", "swanlab", "wandb"),
     )
-    assert found["packages"].remedy == "pip install TransferQueue vllm math-verify peft swanlab"
+    assert found["packages"].remedy == "pip install TransferQueue 'vllm<0.29' math-verify peft swanlab"
 
 
 def test_without_flash_attn_verls_default_is_a_problem_and_sdpa_is_none(findings):
@@ -95,13 +95,12 @@ def test_a_driver_that_is_too_old_for_torch_is_a_problem(findings, tmp_path, cap
 
 @pytest.mark.parametrize(("gpus", "units", "needed"), [(1, 8, 13), (2, 8, 16), (2, 2, 10)])
 def test_cpus_are_counted_as_ray_will_count_them(findings, gpus, units, needed):
-    settings = (
-        f"trainer.n_gpus_per_node={gpus}",
-        f"transfer_queue.backend.SimpleStorage.num_data_storage_units={units}",
-    )
+    units_key = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
+    settings = f"trainer.n_gpus_per_node={gpus}", f"{units_key}={units}"
     assert findings(*settings, cpus=needed)["CPUs"].remedy == ""
     finding = findings(*settings, cpus=needed - 1)["CPUs"]
     assert f"set ray_kwargs.ray_init.num_cpus={needed}" in finding.remedy
+    assert f"{units_key}=1" in finding.remedy and units_key not in findings(*settings, cpus=1)["CPUs"].remedy
     assert findings(*settings, f"ray_kwargs.ray_init.num_cpus={needed}", cpus=1)["CPUs"].remedy == ""
 
 
