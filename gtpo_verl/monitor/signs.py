@@ -201,6 +201,11 @@ def differ(watch: "Watch") -> bool | None:
     return (equal.settled and equal.lowest_step < 1) or (spread.settled and not spread.is_zero())
 
 
+def all_equal_without_shares(_: Trend, watch: "Watch") -> bool:
+    """Return whether rewards never differed, by a log that does not count the groups of equal rewards."""
+    return differ(watch) is False and not watch["zero_std_groups"].settled
+
+
 def no_progress(x: Trend, watch: "Watch") -> bool:
     """Return whether a hundred steps or more left the outcome where it was, and a tenth more would have been seen.
 
@@ -269,6 +274,7 @@ SIGNS = (
     Sign("validation", "the validation falls while training rises", validation_falls, 1, FAULT, "", _BOTH, False),
     Sign("terminated", "nearly all completions are cut off", lambda x, _: x.always_below(0.3), **_cut, **_always),
     Sign("zero_std_groups", "no gradient: all groups have equal rewards", lambda _, w: differ(w) is False, **_equal),
+    Sign("reward_std", "no gradient: all groups have equal rewards", all_equal_without_shares, **_equal),
     Sign("positive", "no advantage is positive", lambda x, w: x.is_zero() and differ(w), advice=_NEGATIVE, **_always),
     Sign("grad_norm", "the gradient is 0 although rewards differ", lambda x, w: x.is_zero() and differ(w), **_frozen),
     Sign("grad_norm", "no gradient: its norm is 0", lambda x, w: x.is_zero() and differ(w) is None, **_idle),

@@ -63,7 +63,7 @@ def test_every_number_of_a_framework_is_one_of_ours():
     for framework in FRAMEWORKS.values():
         assert framework.metrics.keys() <= NUMBERS.keys() | helpers
         assert framework.to_log.keys() <= NUMBERS.keys()
-    assert {sign.number for sign in SIGNS} == {*NUMBERS} - {"reward_std"}
+    assert {sign.number for sign in SIGNS} == {*NUMBERS}
 
 
 def test_the_limit_is_the_longest_if_several_steps_have_completions_cut_off_at_it():

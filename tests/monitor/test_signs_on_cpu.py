@@ -167,6 +167,16 @@ def test_what_holds_in_every_step_is_a_fault_since_the_first_after_two_windows(n
     assert meaning not in levels([*constant(STEPS), *constant(STEPS, **numbers)])
 
 
+@pytest.mark.parametrize(
+    ("reward_std", "meaning"),
+    [(0.5, "the gradient is 0 although rewards differ"), (0.0, "no gradient: all groups have equal rewards")],
+)
+def test_the_deviation_of_rewards_alone_says_whether_they_differ(reward_std, meaning):
+    """As in TRL before it logged how many groups have equal rewards. No progress is no surprise then."""
+    names = ["reward", "reward_std", "grad_norm"]
+    assert levels(noisy(1.0, 1.0, 1.0, reward_std=reward_std, grad_norm=0.0), names=names) == {meaning: FAULT}
+
+
 def noisy(*means, steps=60, **numbers):
     """Rewards that go from each mean to the next, without a word of accuracy."""
     noise, known = random.Random(1), {name: value for name, value in HEALTHY.items() if name != "accuracy"}
@@ -219,6 +229,8 @@ def test_a_part_of_the_reward_is_named_if_it_is_lost_or_never_paid():
         "tag, a part of the reward, fell below half of its best": FAULT,
         "never, a part of the reward, never paid anything": NOTE,
     }
+    small = [x | {"part tag": x["part tag"] / 50, "part never": 1.0} for x in records]
+    assert levels(small, framework="TRL", names=["reward"]) == {}
 
 
 def test_the_window_has_ten_steps_and_640_completions():
@@ -306,9 +318,11 @@ def validated(*results):
 
 def test_a_validation_that_falls_while_training_rises_is_a_fault_and_a_lost_one_a_failure():
     assert levels(validated(*[0.3] * 4, *[0.45] * 6)) == {}
-    assert levels(validated(0.3, 0.33, 0.36, 0.39, 0.42, 0.45, 0.45, 0.41, 0.38, 0.36)) == {
-        "the validation falls while training rises": FAULT
-    }
+    records = validated(0.3, 0.33, 0.36, 0.39, 0.42, 0.45, 0.45, 0.41, 0.38, 0.36)
+    for outcome in ("reward", "accuracy"):
+        found = levels(records, names=["validation", outcome])
+        assert found == {"the validation falls while training rises": FAULT}
+    assert levels([x | {"reward": 0.4, "accuracy": 0.4} for x in records]) == {}
     found = levels(validated(0.24, 0.28, 0.32, 0.36, 0.44, 0.36, 0.28, 0.2, 0.05, 0.05))
     assert found["the validation is lost"] == FAILED
     watched, _ = watch(validated(*[0.3] * 4, *[0.45] * 6))
