@@ -146,7 +146,7 @@ def test_warn_only_warns(caplog):
     watched, records = trainer("warn"), run(response_length__mean=63.0)
     assert [*watch(watched, [x for record in records for x in ({"val-core/acc": 0.1}, record)])]  # with validations
     (said,) = caplog.messages
-    assert said.startswith("watch for collapse, step 28: completions near the limit: length, tokens 59.7 (first 30, ")
+    assert said.startswith("watch for collapse, step 28: completions near the limit: length, tokens 59.7 (first 30), ")
     assert said.endswith("Try: data.max_response_length=128")
     assert watched.config.trainer.save_freq == -1
 
