@@ -201,9 +201,9 @@ def differ(watch: "Watch") -> bool | None:
     return (equal.settled and equal.lowest_step < 1) or (spread.settled and not spread.is_zero())
 
 
-def all_equal_without_shares(_: Trend, watch: "Watch") -> bool:
+def all_equal_without_shares(x: Trend, watch: "Watch") -> bool:
     """Return whether rewards never differed, by a log that does not count the groups of equal rewards."""
-    return differ(watch) is False and not watch["zero_std_groups"].settled
+    return x.is_zero() and not watch["zero_std_groups"].settled
 
 
 def no_progress(x: Trend, watch: "Watch") -> bool:

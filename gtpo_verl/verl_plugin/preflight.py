@@ -349,7 +349,7 @@ def _unclipped_updates(config: DictConfig) -> list[Departure]:
 
 def _several_updates(config: DictConfig) -> list[Departure]:
     papers: _Papers = {f"{_ACTOR}.ppo_epochs": ((1,), _ONE_UPDATE)}
-    if select(config, "trainer.use_v1") and select(config, "trainer.v1.trainer_mode") == "separate_async":
+    if _v1_mode(config) == "separate_async":
         papers["trainer.v1.separate_async.parameter_sync_step"] = (1,), f"1: {_ONE_UPDATE}"  # gives the mini-batch
     else:
         prompts = config.data.train_batch_size
@@ -377,9 +377,13 @@ def _trained_in(config: DictConfig) -> tuple[str, ...]:
     return (rollout,)
 
 
+def _v1_mode(config: DictConfig) -> str:
+    return select(config, "trainer.v1.trainer_mode") if select(config, "trainer.use_v1") else "sync"
+
+
 def _is_async(config: DictConfig) -> bool:
     """Whether a V1 trainer goes on with rollouts while it updates; of a mode that is not verl's, its class decides."""
-    mode = select(config, "trainer.v1.trainer_mode") if select(config, "trainer.use_v1") else "sync"
+    mode = _v1_mode(config)
     verls = ("colocate_async", "separate_async")
     if mode in ("sync", *verls) or _missing_packages():
         return mode in verls

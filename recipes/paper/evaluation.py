@@ -204,12 +204,13 @@ def evaluate(
     """
     name = " ".join(filter(None, [*label, data_set]))
     n = samples or max(len(q.correct) for q in questions)
-    if wrong := sorted((q for q in questions if len(q.correct) != n), key=lambda q: len(q.correct)):
+    if wrong := [q for q in questions if len(q.correct) != n]:
+        least = min(wrong, key=lambda q: len(q.correct))
         lost = "completions are lost. Sample them again; bash recipes/evaluate.sh samples what is missing"
+        more = f"give --samples {len(least.correct)}, or leave it out"
         raise ValueError(
             f"{name}: {len(wrong)} of {len(questions)} questions do not have {n} completions "
-            f"({(found := len(wrong[0].correct))} for {wrong[0].name[-60:]!r}): "
-            + (lost if found < n else f"give --samples {found}, or leave it out")
+            f"({len(least.correct)} for {least.name[-60:]!r}): {lost if len(least.correct) < n else more}"
         )
     if dropped := [k for k in ks if k > n]:
         print(f"{name}: left out k = {dropped}, a question has {n} completions (val_kwargs.n)", file=sys.stderr)

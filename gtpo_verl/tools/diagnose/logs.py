@@ -118,9 +118,9 @@ def open_text(path: Path) -> Iterator[TextIO]:
 
 def _log(name: str, steps: Steps, config: Mapping[str, int] = {}, notes: Iterable[str] = ()) -> Log:
     if not steps:
-        of_the_run = Path(name).with_name("metrics.jsonl")  # beside a recipe's train.log
-        remedy = of_the_run if of_the_run.is_file() else FORMS
-        raise ValueError(f"{name} contains no training metrics: give {remedy}")
+        of_the_run = Path(name).parent / "metrics.jsonl"  # beside a recipe's train.log
+        has_steps = of_the_run != Path(name) and of_the_run.is_file() and of_the_run.stat().st_size
+        raise ValueError(f"{name} contains no training metrics: give {of_the_run if has_steps else FORMS}")
     names = set[str]().union(*steps.values())
     return Log(name, "ms-swift" if _OF_TOTAL in names else framework_of(names), steps, dict(config), list(notes))
 

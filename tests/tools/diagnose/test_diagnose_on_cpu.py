@@ -92,8 +92,11 @@ def test_bad_input_is_one_line_with_the_file_and_a_remedy(tmp_path, capsys):
     folder = write_rollouts(tmp_path / "rollouts", [[("12", 1.0, 1), ("13", 0.0, 0)]] * 3)
     words = write_rollouts(tmp_path / "words", [[("A word", 1.0, 1), ("Another", 0.0, 0)]] * 3)
     (tmp_path / "two").mkdir()
-    for name in ("metrics.jsonl", "train.log"):
-        (tmp_path / "two" / name).touch()
+    (tmp_path / "two/train.log").touch()
+    (tmp_path / "two/metrics.jsonl").write_text("{}\n")
+    not_begun = tmp_path / "not_begun/metrics.jsonl"
+    not_begun.parent.mkdir()
+    not_begun.touch()
     cases = [
         ([tmp_path / "absent.jsonl"], "absent.jsonl does not exist: name a log, verl's console log"),
         ([empty], "empty.jsonl contains no training metrics: give verl's console log"),
@@ -101,6 +104,7 @@ def test_bad_input_is_one_line_with_the_file_and_a_remedy(tmp_path, capsys):
             [tmp_path / "two/train.log"],
             f"train.log contains no training metrics: give {tmp_path / 'two/metrics.jsonl'}",
         ),
+        ([not_begun], "metrics.jsonl contains no training metrics: give verl's console log"),
         ([supervised], "sft.jsonl has no reward: it is of supervised training"),
         ([tmp_path / "wandb-summary.json"], "wandb-summary.json is W&B's summary, the last step alone"),
         ([tmp_path / "train.ipynb"], "train.ipynb is a notebook: copy its table into a .csv file"),
