@@ -274,8 +274,8 @@ CONTROL_ARMS = {
 }
 """Of block 10, in their order, and their learning rates."""
 ENDINGS_ARMS, BESIDE_ENDINGS = ("grpo_clamped", CANDIDATES[0]), ("grpo", "gtpo", "corpo_masks")
-ENDINGS_SEEDS = range(13, 25)
-"""Of block 12: what its question compares, and what stands beside it."""
+ENDINGS_SEEDS, ENDINGS_SEEDS_ON_CPUS = range(13, 25), range(15, 23)
+"""Of block 12: what its question compares, what stands beside it, and the seeds, those on CPUs last."""
 GUESSING_ARMS, GUESSING_SEEDS = ("grpo", "gtpo", "grpo_clamped", "gtpo_clamped", "masks"), range(41, 53)
 """Of block 11."""
 BESIDE = ("grpo", "gtpo", CANDIDATES[0], "corpo_masks")
@@ -428,6 +428,9 @@ def blocks() -> dict[str, list[tuple[Cell, int]]]:
         ],
         "12. the endings, on fresh seeds on a GPU": [
             (cell, seed) for seed in ENDINGS_SEEDS for cell in cells([ON_GPU], ENDINGS_ARMS, [REAL_RATES[1]])
+        ],
+        "12-cpu. the same on CPUs": [
+            (cell, seed) for seed in ENDINGS_SEEDS_ON_CPUS for cell in cells([LEGS], ENDINGS_ARMS, [REAL_RATES[1]])
         ],
         "12-beside. the same without the clamp, and without γ": [
             (cell, seed) for seed in ENDINGS_SEEDS for cell in cells([ON_GPU], BESIDE_ENDINGS, [REAL_RATES[1]])
