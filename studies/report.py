@@ -18,7 +18,7 @@ import pandas as pd
 
 from gtpo_verl.algorithm.config import LN2
 from recipes.paper.plots import save
-from studies import block7, block10, block11, figures, learning_rates, verl_runs
+from studies import block7, block10, block11, block12, figures, learning_rates, verl_runs
 from studies.comparisons import (
     LAST,
     LOST,
@@ -253,6 +253,7 @@ def facts() -> dict[str, object]:
             found[f"{place}: {method} wrong"] = f"{(own['accuracy'] < least).sum()} of {len(own)}"
     found["collapsed below"] = str(learning_rates.WRONG)
     found |= _of_real_model() | _of_block_10() | _of_block_11() | _of_part_two()
+    found |= {f"block {name}": block12.answer(name) for name in ("12", "12-cpu")}
     found |= {f"table {name}": table(*of_runs) for name, of_runs in learning_rates.evidence().items()}
     return found | _confirmed()
 
