@@ -3,6 +3,7 @@
 A page is its template with the {{names}} replaced by numbers of this module: no number is typed.
 """
 
+import argparse
 import csv
 import functools
 import re
@@ -427,6 +428,7 @@ def _wrap(block: re.Match[str]) -> str:
 
 def main() -> int:
     """Write everything."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     if not complete(one_prompt()):
         print("no run is complete: bash studies/run.sh", file=sys.stderr)
         return 1

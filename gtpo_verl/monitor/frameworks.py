@@ -113,7 +113,7 @@ FRAMEWORKS = {
             "kl": ("kl",),
         },
         {"lr": "--actor.adam.lr {lr}", "limit": "--rollout.max_new_tokens {limit}"},
-        validation=(r"eval_\w+_pass1",),
+        validation=(r"(eval/)?eval_.+_pass1",),
     ),
 }
 _OF_METRICS = {name: {x.removeprefix("1 - ") for y in f.metrics.values() for x in y} for name, f in FRAMEWORKS.items()}
@@ -133,7 +133,7 @@ def framework_of(metrics: Iterable[str]) -> str:
 
 
 def translate(metrics: Mapping[str, float], framework: str, limit: float | None = None) -> dict[str, float]:
-    """Return our numbers in what a framework logged at one step.
+    """Return our numbers in what a framework logged at one step, with `validation_limit`, 1, if it is an accuracy.
 
     verl's `response_length/clip_ratio` counts completions that were cut off, but in its V1 trainer those as long as the
     longest, of any length (verl #7817): it is read if it is 0, or the longest has `limit` tokens.
@@ -146,8 +146,10 @@ def translate(metrics: Mapping[str, float], framework: str, limit: float | None 
         if metric not in _OF_METRICS[framework] and (part := re.fullmatch(of.parts, metric)):
             found[f"{PART}{part[1]}"] = value
     for pattern in of.validation:
-        if results := [value for metric, value in metrics.items() if re.fullmatch(pattern, metric)]:
-            found["validation"] = sum(results) / len(results)
+        if results := {metric: value for metric, value in metrics.items() if re.fullmatch(pattern, metric)}:
+            found["validation"] = sum(results.values()) / len(results)
+            if all(re.search(r"/acc/|accuracy|_pass1$", metric) for metric in results):
+                found["validation_limit"] = 1.0
             break
     if "terminated" not in found and "cut" in found:
         if found["cut"] == 0:

@@ -223,7 +223,7 @@ def no_progress(x: Trend, watch: "Watch") -> bool:
 def validation_falls(x: Trend, watch: "Watch") -> float:
     """Return what the validation lost, in margins, while the outcome in training rises."""
     rises = any(watch[name].rose() and not watch[name].falls for name in ("accuracy", "reward"))
-    return x.drop / x.margin if rises and x.known else 0.0
+    return x.drop / x.margin if x.drop and rises and x.known else 0.0
 
 
 _LOST = (
@@ -363,8 +363,8 @@ class Watch:
                 self.signs += _of_part(name) if is_part else ()
             trend, lowest = self.trends[name], numbers.get("lowest", value) if name == "reward" else value
             trend.floor = min([trend.floor, *filter(math.isfinite, (value, lowest))])
-            if name in ("reward", "validation") and self._most["highest"]:
-                trend.limit = self._most["highest"]
+            if name in ("reward", "validation") and (highest := numbers.get(f"{name}_limit", self._most["highest"])):
+                trend.limit = highest
             if name == "length" and self._limit:
                 trend.limit = self._limit
             trend.add(step, value)

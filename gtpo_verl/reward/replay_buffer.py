@@ -66,6 +66,8 @@ class _RewardMetrics:
             # A reward function may leave anything in its dict; what is no number is not averaged.
             said = getattr(extra, "data", extra).get("reward_extra_info") or {}
             scores = {key: number for key, value in said.items() if (number := _number(value)) is not None}
+            if scores.keys() == {"acc"}:  # where verl puts a reward that is no dict
+                scores = {"score": scores["acc"]}
             groups[row.rsplit("_", 2)[0]].append(scores)  # {uid}_{session}_{output}
             for key, number in scores.items():
                 # A text that is cut off cannot be strictly well formed, whatever it says so far.

@@ -102,7 +102,8 @@ class InitialEntropy:
         run's config has GTPO's keys."""
         path = cls.path(folder)
         remedy = (
-            f"set {section}.initial_entropy (nats per token) to the value that the run logged at its first step, "
+            f"set {section}.initial_entropy (nats per token) to the value that the run logged at its first step or, "
+            "if that was not GTPO's, to what `gtpo-verl initial-entropy` measures of the model that it started from; "
             f"or {section}.completion_filter to always or never"
         )
         if not path.is_file():

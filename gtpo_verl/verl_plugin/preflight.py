@@ -315,8 +315,8 @@ def departures(config: DictConfig, run: RunConfig) -> list[Departure]:
     if not select(config, "trainer.use_v1"):  # which reads no filter_groups
         del papers[_FILTER_GROUPS]
     if prompts := config.data.train_batch_size:  # fully_async has 0
-        padded = f"{prompts}: verl pads the batch to a mini-batch, and a mean over sequences counts the padding"
-        papers[f"{_ACTOR}.ppo_mini_batch_size"] = range(prompts + 1), padded
+        padded = f"{prompts}: verl pads the batch to whole mini-batches, and a mean over sequences counts the padding"
+        papers[f"{_ACTOR}.ppo_mini_batch_size"] = [x for x in range(1, prompts + 1) if prompts % x == 0], padded
     papers[f"{_ROLLOUT}.dtype"] = _trained_in(config), "the precision of training (verl #8076)"
     if from_update and _several_updates(config):
         own = "old_log_prob (with several updates per rollout, ⟨H⟩ is that of the policy at a completion's update)"
@@ -326,7 +326,7 @@ def departures(config: DictConfig, run: RunConfig) -> list[Departure]:
     found = _differing(config, papers)
     filters = select(config, _FILTER_GROUPS) and select(config, "trainer.use_v1")
     is_async = _is_async(config) or select(config, "async_training") is not None  # a section of verl's fully_async
-    if (filters or is_async) and gtpo.measures_initial_entropy and not from_update:
+    if (filters or is_async) and gtpo.measures_initial_entropy and not (from_update or run.resumed_from):
         biased = "groups with signal only" if filters else "what finished first"
         remedy = f"measure it with `gtpo-verl initial-entropy` and set {_INITIAL_ENTROPY}"
         paper = f"mean of {PAPER_SAMPLES} prompts (Sec. 5.2); this run's first batch holds {biased}: {remedy}"

@@ -101,6 +101,8 @@ class RunConfig(NamedTuple):
         if not applied and select(config, "algorithm.gtpo.dump_dir") is None:
             return cls(False, VerlGTPOConfig())
         gtpo = VerlGTPOConfig.from_config(config.algorithm)
+        if applied and not config.trainer.default_local_dir:
+            raise ValueError("trainer.default_local_dir=null: GTPO keeps its initial entropy there: name a folder")
         return cls(applied, gtpo, _resumed_from(config.trainer))
 
 
@@ -110,8 +112,13 @@ def _resumed_from(trainer: DictConfig) -> str | None:
     if trainer.resume_mode == "resume_path" and trainer.resume_from_path:
         checkpoint = str(trainer.resume_from_path).rstrip("/")
     else:
-        with redirect_stdout(io.StringIO()):  # verl says it again when it loads the checkpoint
-            checkpoint = (trainer.resume_mode == "auto" and find_latest_ckpt_path(trainer.default_local_dir)) or ""
+        folder = trainer.default_local_dir
+        try:
+            with redirect_stdout(io.StringIO()):  # verl says it again when it loads the checkpoint
+                checkpoint = (trainer.resume_mode == "auto" and find_latest_ckpt_path(folder)) or ""
+        except ValueError as error:
+            says = f"holds no number of a step ({error}): write that of a whole checkpoint, or remove it"
+            raise ValueError(f"{folder}/latest_checkpointed_iteration.txt {says}") from error
     if not checkpoint:
         return None
     return checkpoint if InitialEntropy.path(checkpoint).exists() else os.path.dirname(checkpoint) or "."

@@ -8,7 +8,6 @@ printed). If a rollout worker fails, verl can wait for it for ever, or go on wit
 
 import argparse
 import json
-import math
 import os
 import re
 import shutil
@@ -100,14 +99,10 @@ class StallDetector:
         return ""
 
 
-def _number(record: dict[str, Any], key: str) -> float:
-    return math.nan if record[key] is None else record[key]  # verl's logger has null for NaN
-
-
 def progress_line(records: list[dict[str, Any]], total: str) -> str:
     """The last step in one line, with the time that the rest takes at the rate of the last few."""
     record = records[-1]
-    values = [f"{name} {_number(record, key):.3g}" for name, key in COLUMNS.items() if key in record]
+    values = [f"{name} {record[key]:.3g}" for name, key in COLUMNS.items() if key in record]
     rates = [x["timing_s/step"] for x in records[-_WINDOW:] if "timing_s/step" in x]
     if rates and total.isdigit():
         values.append(f"left {timedelta(seconds=round(median(rates) * (int(total) - record['step'])))}")
@@ -126,7 +121,7 @@ def closing_table(records: list[dict[str, Any]]) -> str:
     names = [name for name, key in COLUMNS.items() if all(key in record for end in ends for record in end)]
     lines = [f"| steps | {' | '.join(names)} |", f"|{'---|' * (len(names) + 1)}"]
     for end in ends:
-        means = (sum(_number(record, COLUMNS[name]) for record in end) / len(end) for name in names)
+        means = (sum(record[COLUMNS[name]] for record in end) / len(end) for name in names)
         lines.append(f"| {end[0]['step']} to {end[-1]['step']} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
     return "\n".join(lines)
 

@@ -9,6 +9,7 @@ lock            held while the run is active, even if its launcher was killed
 
 import fcntl
 import json
+import math
 import os
 import re
 import shlex
@@ -288,7 +289,9 @@ class MetricsFile:
         """The steps logged since the last call; one that verl logs in two parts comes again, then whole."""
         for line in self._tail.lines():
             logged = json.loads(line)
-            record = {"step": logged["step"], **logged["data"]}
+            # verl writes null for NaN.
+            data = {key: math.nan if value is None else value for key, value in logged["data"].items()}
+            record = {"step": logged["step"], **data}
             anew = not self._begun
             if anew:
                 # verl validates before it goes on, under the number of the step that it goes on from.

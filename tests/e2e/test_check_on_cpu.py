@@ -104,6 +104,11 @@ def test_main_ppo_with_a_config_folder_of_ones_own(run):
     assert status == 0 and "judged: verl.trainer.main_ppo: no problem" in lines[-1] and files == set()
 
 
+def test_a_sweep_is_not_judged_and_does_not_start(run):
+    status, lines, _ = check(run, "python3", "-m", "verl.trainer.main_ppo", "-m", *GTPO, "data.seed=1,2")
+    assert status == 1 and "it is a sweep of several runs: check one of them, without -m" in lines[-1]
+
+
 def test_a_program_with_another_config_is_judged_by_its_own(run):
     module = "verl.experimental.fully_async_policy.fully_async_main"
     status, lines, _ = check(run, "python3", "-m", module, *GTPO, "rollout.nnodes=1", "rollout.n_gpus_per_node=1")

@@ -336,11 +336,24 @@ def test_a_fall_among_few_validations_does_not_hide_in_the_noise_that_it_makes(r
     assert levels(records)["the validation is lost"] == FAILED
 
 
+@pytest.mark.parametrize("result", [0.0, -1.0])
+def test_a_validation_that_never_leaves_its_floor_does_not_fall(result):
+    assert levels(validated(*[result] * 10)) == {}
+
+
 def test_few_validations_that_stay_where_they_are_do_not_seem_to_fall():
     drawn = random.Random(1)
     runs = [[x | {"validation": drawn.gauss(0.3, 0.06)} for x in VALIDATED[:count]] for count in [4, 5, 6, 8] * 50]
     found = [levels(records, names=["validation", "accuracy", "reward"]) for records in runs]
     assert sum(bool(x) for x in found) <= 6  # of 200
+
+
+def test_an_accuracy_in_validation_is_at_its_ceiling_near_1_whatever_the_rewards():
+    records = [
+        x | {"highest": 20.0} | ({"validation": 0.975} if n % 10 == 0 else {}) for n, x in enumerate([HEALTHY] * 100)
+    ]
+    assert not watch(records)[0]["validation"].rose()
+    assert watch([x | {"validation_limit": 1.0} for x in records])[0]["validation"].rose()
 
 
 def test_a_validation_is_at_its_ceiling_if_the_reward_in_training_goes_no_higher():

@@ -129,6 +129,16 @@ def test_without_a_score_groups_are_not_called_equal(store):
     assert "group/zero_std_frac" not in make().sample(1, "train", 1)[1]
 
 
+def test_a_reward_that_is_no_dict_is_a_score_though_verl_calls_it_acc(store):
+    store.add("a", [1.0, 2.0])
+    for row in store.rows.values():
+        extra = row["extra_fields"]
+        extra["reward_extra_info"] = {"acc": extra["reward_extra_info"]["score"]}
+    _, metrics = make().sample(1, "train", 1)
+    assert metrics["reward/score/mean"] == 1.5 and metrics["group/zero_std_frac"] == 0
+    assert "reward/acc/mean" not in metrics
+
+
 @pytest.mark.parametrize(("rollout_n", "seconds"), [(8, 0.02), (2048, 0.2048), (100_000, 2.0)])
 def test_the_more_completions_the_rarer_a_look_for_them(store, rollout_n, seconds):
     assert make(rollout_n=rollout_n).poll_interval == pytest.approx(seconds)

@@ -242,6 +242,12 @@ def test_what_lowers_rewards_is_named_beside_a_least_reward_of_right_answers(com
     assert all("right answer" not in x.paper for x in departures(compose_config(f"++{key}=true", KNOWN)))
 
 
+def test_a_mini_batch_that_does_not_divide_the_batch_is_named_under_a_clipped_loss_too(compose_config):
+    size = "actor_rollout_ref.actor.ppo_mini_batch_size"
+    assert size in [x.setting for x in departures(compose_config(KNOWN, CLIPPED, f"{size}=3"))]
+    assert size not in [x.setting for x in departures(compose_config(KNOWN, CLIPPED, f"{size}=4"))]
+
+
 @pytest.mark.parametrize("name", ["GTPO", "gpto"])
 def test_a_misspelt_gtpo_does_not_start(compose_config, name):
     with pytest.raises(ValueError, match=f"adv_estimator={name}: unknown: did you mean gtpo\\? there are .*grpo"):
@@ -301,13 +307,15 @@ def test_what_departs_from_the_paper_together_only(compose_config, overrides, se
         ("+async_training.staleness_threshold=0", "what finished first"),
     ],
 )
-def test_an_initial_entropy_measured_on_biased_rows_is_named(compose_config, override, rows):
+def test_an_initial_entropy_measured_on_biased_rows_is_named(compose_config, tmp_path, override, rows):
     def found(*more):
         return [x for x in departures(compose_config(override, *more)) if x.setting == "algorithm.gtpo.initial_entropy"]
 
     (departure,) = found()
     assert rows in departure.paper and "gtpo-verl initial-entropy" in departure.paper
     assert not found(KNOWN) and not found("algorithm.gtpo.completion_filter=never")
+    checkpoint(tmp_path / "checkpoints")
+    assert not found()  # the record has it
 
 
 @pytest.mark.parametrize(("base", "is_async"), [("sync", False), ("colocate_async", True), ("separate_async", True)])
@@ -364,6 +372,22 @@ def test_resuming_without_the_initial_entropy_is_an_error_at_the_start(compose_c
     InitialEntropy(0.2).save(tmp_path / "checkpoints", VerlGTPOConfig())
     for overrides in ((), (FROM_UPDATE,)):  # which may take the rest from the update
         preflight.validated(compose_config(*overrides))
+
+
+def test_without_a_folder_for_its_record_gtpo_does_not_start(compose_config):
+    words = "trainer.default_local_dir=null", "trainer.resume_mode=disable"
+    (problem,) = preflight.problems(compose_config(*words))
+    assert problem.startswith("trainer.default_local_dir=null: ") and problem.endswith("name a folder")
+    assert not preflight.problems(compose_config(*words, "algorithm.adv_estimator=grpo"))
+
+
+def test_a_tracker_without_a_number_is_named(compose_config, tmp_path):
+    checkpoint(tmp_path / "checkpoints")
+    (tracker := tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("")
+    (problem,) = preflight.problems(compose_config())
+    assert problem.startswith(f"{tracker} holds no number of a step") and problem.endswith("or remove it")
+    tracker.unlink()
+    assert not preflight.problems(compose_config())
 
 
 def test_resuming_with_other_settings_is_told(compose_config, tmp_path):

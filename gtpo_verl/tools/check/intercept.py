@@ -14,6 +14,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -46,8 +47,9 @@ def install() -> None:
         _hook(place, lambda *_, place=place: end_unjudged(f"it got to {place.replace(':', '.')}"))
     _hook("hydra._internal.hydra:Hydra.compose_config", _compose)
     _hook("hydra._internal.config_loader_impl:ConfigLoaderImpl._apply_overrides_to_config", _apply_overrides)
-    for path in ("run", "multirun"):
-        _hook(f"hydra._internal.hydra:Hydra.{path}", _run_main)
+    _hook("hydra._internal.hydra:Hydra.run", _run_main)
+    sweep = "it is a sweep of several runs: check one of them, without -m and --multirun"
+    _hook("hydra._internal.hydra:Hydra.multirun", lambda *_: end_unjudged(sweep))
 
 
 def _hook(place: str, wrapper: Callable) -> None:
@@ -118,14 +120,19 @@ def _apply_overrides(function: Callable, instance: Any, args: Sequence, kwargs: 
     """Apply the overrides to the config without them, except what it does not have, has already, or has as a number."""
     from hydra.errors import ConfigCompositionException
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     from gtpo_verl.tools.check import unknown_keys
 
     overrides, config = args
     unknown = []
+    _of_words.update(dict.fromkeys(unknown_keys.of_yaml(config)))
     for override in overrides:
-        if finding := unknown_keys.not_a_number(override, config):
-            _of_words[finding] = None
+        default = None
+        with suppress(OmegaConfBaseException):  # a key that the config does not have
+            default = OmegaConf.select(config, override.key_or_group)
+        if found := [*unknown_keys.not_a_number(override.key_or_group, override.value(), default)]:
+            _of_words.update(dict.fromkeys(found))
             continue
         try:
             function([override], config)

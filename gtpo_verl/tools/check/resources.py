@@ -70,7 +70,9 @@ def _packages(get: Callable) -> Iterator[Finding]:
 
 
 def _files(get: Callable) -> Iterator[Finding]:
-    is_local = not _REMOTE.match(model := str(get(f"{_MODEL}.path"))) and (model[:1] in "/.~" or Path(model).exists())
+    is_local = not _REMOTE.match(model := str(get(f"{_MODEL}.path"))) and (
+        model[:1] in "/.~" or model.count("/") > 1 or Path(model).exists()
+    )
     if is_local and not (_path(model) / "config.json").is_file():
         remedy = "give a folder with its config.json, or a name on the Hub"
         yield Finding(f"{_MODEL}.path={model}", "no model is there", remedy)

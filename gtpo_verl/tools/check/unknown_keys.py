@@ -1,20 +1,21 @@
-"""Keys of a command that its config does not have, and values that are no numbers."""
+"""Keys of a command, or of a YAML file, that verl's config does not have, and values that are no numbers."""
 
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from difflib import SequenceMatcher, get_close_matches
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+import yaml
+from omegaconf import OmegaConf
 
-from gtpo_verl.tools.check import Finding
+from gtpo_verl.tools.check import Finding, module_spec
 from gtpo_verl.verl_plugin.run_config import VerlGTPOConfig, nested
 from gtpo_verl.verl_plugin.training_monitor import KEY
 
 _OLD = [line.split("\t") for line in (files(__package__) / "old_keys.tsv").read_text().splitlines()[1:]]
+_HANDED_ON = re.compile(r"kwargs\.|override_\w*\.")
 _OURS = [KEY, *(f"algorithm.gtpo.{name}" for name in VerlGTPOConfig.__dataclass_fields__)]
 
 
@@ -55,7 +56,7 @@ def place_now(key: str) -> tuple[str, str]:
 def _to_add(key: str, value: str) -> str:
     if ours := get_close_matches(key, _OURS, n=1, cutoff=0.9):
         return f"this plugin adds one: write +{ours[0]}={value}"
-    if re.search(r"kwargs\.|override_\w*\.", key):
+    if _HANDED_ON.search(key):
         return f"it is handed on: write ++{key}={value}"
     if key.endswith(".model_engine"):
         return f"write model_engine={value}, at the top level"
@@ -76,12 +77,24 @@ def _is_alike(part: str, known: str) -> bool:
     return (len(known) > 5 and part.startswith(known)) or SequenceMatcher(None, part, known).ratio() >= 0.85
 
 
-def not_a_number(override: Any, config: DictConfig) -> Finding | None:
-    """Return a finding on a parsed override that has text, such as an empty variable, for a number or a truth value."""
-    key, value, default = override.key_or_group, override.value(), None
-    with suppress(OmegaConfBaseException):  # a key that the config does not have
-        default = OmegaConf.select(config, key)
+def of_yaml(config: Any) -> Iterator[Finding]:
+    """Yield a finding for each key of a config that is much like one of verl's, and for each text for a number. Other
+    keys that verl's own YAML files lack may be a recipe's, or read where they are given."""
+    folder = Path(getattr(module_spec("verl"), "origin", "")).parent / "trainer/config"
+    known = dict[str, Any]()
+    for path in folder.glob("_generated_*.yaml"):
+        known |= nested(yaml.load(path.read_text("utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    sections = {key for key in known if "." not in key}
+    for key, value in nested(OmegaConf.to_container(config)):
+        if key in known:
+            yield from not_a_number(key, value, known[key])
+        elif key.partition(".")[0] in sections and not (isinstance(value, dict) or _HANDED_ON.search(key)):
+            if remedy := _meant(key, known):
+                yield Finding(key, "verl has no such key", remedy)
+
+
+def not_a_number(key: str, value: Any, default: Any) -> Iterator[Finding]:
+    """Yield a finding on text, such as an empty variable, for what is a number or a truth value by default."""
     takes_a_range = key.endswith("_threshold") and value != ""
-    if not isinstance(default, int | float) or takes_a_range or not isinstance(value, str) or "${" in value:
-        return None
-    return Finding(key, f"is {value!r}", "give True or False" if isinstance(default, bool) else "give a number")
+    if isinstance(default, int | float) and isinstance(value, str) and not (takes_a_range or "${" in value):
+        yield Finding(key, f"is {value!r}", "give True or False" if isinstance(default, bool) else "give a number")

@@ -21,7 +21,7 @@ from gtpo_verl.monitor.frameworks import METRICS, framework_of, is_metric
 
 FORMS = (
     "verl's console log or trainer.logger=file; what TRL or ms-swift prints, trainer_state.json or logging.jsonl; "
-    "a CSV of W&B; a TensorBoard folder"
+    "a CSV of W&B, over Step; a TensorBoard folder"
 )
 Steps = dict[int, dict[str, float]]
 Pairs = Iterable[tuple[Any, Any]]

@@ -1,6 +1,7 @@
 """The report on a run: what was read, the signs that show at its end, and the verdict."""
 
 import math
+import re
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -43,7 +44,7 @@ def read_run(
     if rollouts is None and path.is_dir() and ((path / HEADER_NAME).exists() or any(path.glob("[0-9]*.jsonl"))):
         log, seen, rollouts = Log(str(path), "verl", {}, {}, []), None, path
     else:
-        log, seen = read_log(path), None
+        log, seen = _same_validation(read_log(path)), None
         limit = limit or log.config.get("limit") or limit_of(translate(x, log.framework) for x in log.steps.values())
         steps = {step: translate(metrics, log.framework, limit) for step, metrics in log.steps.items()}
         log = log._replace(steps={step: x for step, x in steps.items() if x.keys() & NUMBERS.keys()})
@@ -51,7 +52,9 @@ def read_run(
         if not known:
             raise ValueError(f"{log.name} has no metrics of {log.framework} that diagnose reads: {DOCS}/diagnose.md")
         if known <= {"loss", "grad_norm", "lr", "entropy"}:
-            raise ValueError(f"{log.name} has no reward: it is of supervised training; give that of an RL run")
+            raise ValueError(
+                f"{log.name} has no reward that diagnose reads; if it is of supervised training, give an RL run"
+            )
     if rollouts is not None:
         from gtpo_verl.tools.diagnose.rollout_stats import read_rollouts
 
@@ -69,6 +72,20 @@ def read_run(
     if len(logged) == len(set(logged)):
         raise ValueError(f"{log.name} has one step, and nothing to compare it with: rerun once it has more steps")
     return Run(log, completions or completions_per_step(log), limit, seen)
+
+
+def _same_validation(log: Log) -> Log:
+    """Return a log without results that only some validations have, of a set that was added, say: their mean jumps."""
+    for pattern in FRAMEWORKS[log.framework].validation:
+        found = [names for x in log.steps.values() if (names := {name for name in x if re.fullmatch(pattern, name)})]
+        if not found:
+            continue
+        if (kept := set.intersection(*found)) and (left := set.union(*found) - kept):
+            note = f"left out, since not every validation has it: {', '.join(sorted(left))}"
+            steps = {step: {name: x[name] for name in x.keys() - left} for step, x in log.steps.items()}
+            return log._replace(steps=steps, notes=[*log.notes, note])
+        break
+    return log
 
 
 def completions_per_step(log: Log) -> int | None:

@@ -1,4 +1,5 @@
 import json
+import math
 import signal
 import socket
 import subprocess
@@ -107,6 +108,7 @@ def test_a_metric_that_is_nan_is_shown_as_such(run, capsys):
     """verl's logger writes null for it."""
     assert run("step(1, **{'train/loss': 1.0}); step(2, **{'train/loss': None}); step(3, **{'train/loss': 1.0})") == 0
     assert "step 2/3  loss nan" in (out := capsys.readouterr().out) and "| 1 to 3 | nan |" in out
+    assert math.isnan(run.records()[1]["train/loss"])  # which diagnose reads
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])

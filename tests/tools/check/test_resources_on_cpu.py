@@ -242,5 +242,6 @@ def test_the_columns_of_a_dataset_of_ones_own_are_its_own_matter(tmp_path):
 def test_a_folder_beside_the_run_is_a_model_and_no_name_on_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
-    found = resources.findings(verl_config(*COMPLETE, "actor_rollout_ref.model.path=model"))
-    assert "no model is there" in {finding.says for finding in found}
+    for path in ("model", "outputs/sft/model"):
+        found = resources.findings(verl_config(*COMPLETE, f"actor_rollout_ref.model.path={path}"))
+        assert "no model is there" in {finding.says for finding in found}

@@ -1,5 +1,6 @@
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 from verl_config import verl_config
 
 from gtpo_verl.tools.check import unknown_keys
@@ -72,7 +73,22 @@ OTHERS += [
 )
 def test_text_for_a_number_is_named(word, is_wrong):
     override = OverridesParser.create().parse_override(word)
-    assert bool(unknown_keys.not_a_number(override, verl_config())) is is_wrong
+    default = OmegaConf.select(verl_config(), override.key_or_group)
+    assert bool([*unknown_keys.not_a_number(override.key_or_group, override.value(), default)]) is is_wrong
+
+
+def test_misspelt_keys_and_text_for_numbers_in_a_yaml_file_are_found():
+    config = verl_config()
+    assert [*unknown_keys.of_yaml(config)] == []
+    OmegaConf.set_struct(config, False)
+    sound = {"mine": {"own": 1}, "data": {"my_own": 1}, "ray_kwargs": {"ray_init": {"num_gpus": 1}}}
+    wrong = {"data": {"max_respone_length": 4096, "train_batch_size": "32"}, "trainer": {"save_frequency": 3}}
+    found = unknown_keys.of_yaml(OmegaConf.merge(config, sound, wrong))
+    assert {x.subject: x.remedy for x in found} == {
+        "data.max_respone_length": "did you mean data.max_response_length?",
+        "data.train_batch_size": "give a number",
+        "trainer.save_frequency": "did you mean trainer.save_freq?",
+    }
 
 
 def test_keys_of_another_trainer_have_no_likeness_and_one_line():

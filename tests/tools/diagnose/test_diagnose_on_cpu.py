@@ -105,7 +105,7 @@ def test_bad_input_is_one_line_with_the_file_and_a_remedy(tmp_path, capsys):
             f"train.log contains no training metrics: give {tmp_path / 'two/metrics.jsonl'}",
         ),
         ([not_begun], "metrics.jsonl contains no training metrics: give verl's console log"),
-        ([supervised], "sft.jsonl has no reward: it is of supervised training"),
+        ([supervised], "sft.jsonl has no reward that diagnose reads; if it is of supervised training"),
         ([tmp_path / "wandb-summary.json"], "wandb-summary.json is W&B's summary, the last step alone"),
         ([tmp_path / "train.ipynb"], "train.ipynb is a notebook: copy its table into a .csv file"),
         ([others], "loss.jsonl contains no training metrics"),

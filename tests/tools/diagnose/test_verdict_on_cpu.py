@@ -230,6 +230,14 @@ def test_the_most_repetitive_completions_are_shown(tmp_path):
     assert {shown["text"] for shown in sign["completions"]} == {loop}
 
 
+def test_a_validation_set_that_was_added_later_is_left_out_of_the_mean(tmp_path):
+    rising = validated(*(0.7 + 0.01 * n for n in range(12)))
+    records = [x | ({"val-core/b/acc/mean@1": 0.03} if s > 60 and s % 10 == 0 else {}) for s, x in enumerate(rising, 1)]
+    report = diagnose(run_logs.write_jsonl(tmp_path / "a.jsonl", records))
+    assert report["verdict"] == "healthy" and report["numbers"]["validation"]["now"] > 0.8
+    assert report["notes"] == ["left out, since not every validation has it: val-core/b/acc/mean@1"]
+
+
 def test_a_log_without_an_outcome_gets_no_verdict(tmp_path):
     of_sft = {"loss": 1.0, "entropy": 0.5, "grad_norm": 1.0, "learning_rate": 1e-5}
     with pytest.raises(ValueError, match="supervised training"):
