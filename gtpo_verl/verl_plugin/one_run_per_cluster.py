@@ -40,8 +40,8 @@ def refusal(other: str) -> str:
     return (
         f"another run of verl is training in this Ray cluster ({other}). verl keeps the rollouts of all runs of a "
         "cluster in one TransferQueue, so each run would train on the other's rollouts: wait until it ends, or start "
-        "a separate cluster for this run; a process of the same run attaches by init(), without a config. "
-        f"The plugin gtpo_verl refuses it ({DOCS}/gpu.md)"
+        "a separate cluster for this run; a process of the same run attaches with transfer_queue.init(), without a "
+        f"config. The plugin gtpo_verl refuses it ({DOCS}/gpu.md)"
     )
 
 

@@ -6,6 +6,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gtpo_verl.monitor.frameworks import translate
 from gtpo_verl.monitor.signs import FAILED, FAULT, NOTE, NUMBERS, STEPS, VALIDATIONS, Watch, window
@@ -334,6 +336,19 @@ def test_a_fall_among_few_validations_does_not_hide_in_the_noise_that_it_makes(r
     found = dict(zip(range(0, 100, 20), results, strict=False))
     records = [x | ({"validation": found[n]} if n in found else {}) for n, x in enumerate(VALIDATED)]
     assert levels(records)["the validation is lost"] == FAILED
+
+
+VALUES = st.lists(st.sampled_from([0.0, 1.0, -1.0, 0.3, 20.0, 1e99, math.nan, math.inf]), min_size=1, max_size=3)
+OTHERS = sorted({*NUMBERS, "highest", "lowest", "part tags", "lr"} - {"validation", "reward"})
+LOGGED = st.fixed_dictionaries(dict.fromkeys(("validation", "reward"), VALUES), optional=dict.fromkeys(OTHERS, VALUES))
+
+
+@given(LOGGED)
+def test_the_watch_ends_no_run_by_an_error_of_its_own(logged):
+    """Each number is constant, or changes once or twice."""
+    records = [{name: values[n * len(values) // 24] for name, values in logged.items()} for n in range(24)]
+    watched, _ = watch(records, steps=4, names=[*NUMBERS, "part tags"])
+    assert all(watched.sentence(sign) for sign in watched.showing)
 
 
 @pytest.mark.parametrize("result", [0.0, -1.0])
