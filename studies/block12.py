@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import pandas as pd
+
 from studies.block10 import mcnemar, short, sign_flips
 from studies.comparisons import LOST, Comparison, interval
 from studies.learning_rates import results
@@ -15,11 +17,13 @@ MATTERS = 0.10
 
 def answer(block: str) -> str:
     """What the rule says of the seeds on which both arms have run, with the numbers; or how many there are yet."""
-    runs = results(planned(block)).pivot(index="seed", columns="method", values=["accuracy", "clean"])
-    if len(runs := runs.reindex(columns=ENDINGS_ARMS, level="method").dropna()) < LEAST:
+    metrics = ["accuracy", "clean"]
+    runs = results(planned(block)).pivot(index="seed", columns="method", values=metrics)
+    runs = runs.reindex(columns=pd.MultiIndex.from_product([metrics, ENDINGS_ARMS])).dropna()
+    if len(runs) < LEAST:
         return f"not judged yet ({len(runs)} of {LEAST} pairs)"
     (grpo, gtpo), clean, told = ENDINGS_ARMS, runs["clean"], {}
-    for metric in ("accuracy", "clean"):
+    for metric in metrics:
         differences = (runs[metric][gtpo] - runs[metric][grpo]).tolist()
         told[metric] = f"{Comparison(differences)} (p {short(sign_flips(differences))})"
     lost = clean < LOST

@@ -34,8 +34,8 @@ def test_pairs_are_judged_once_there_are_eight(tmp_path, monkeypatch):
         clean = 40 if cell.method == ENDINGS_ARMS[0] and seed < 18 else 90
         held_out = {"samples": 100, "right": [50], "strict": [clean + seed - 15]}
         run.keep({"steps": {name: [0.5] * 60 for name in COLUMNS}, "held_out": held_out}, cell.log(seed))
-        if number == 14:
-            assert block12.answer("12-cpu") == "not judged yet (7 of 8 pairs)"
+        if number in (0, 1, 14):
+            assert block12.answer("12-cpu") == f"not judged yet ({(number + 1) // 2} of 8 pairs)"
     assert block12.answer("12-cpu") == (
         "*undecided*; GTPO − GRPO is +0.19 [−0.03, +0.40] (p .250) in clean endings and +0.00 [+0.00, +0.00] (p 1.000) "
         "in accuracy, and 0 of 8 runs of GTPO lost their endings, 3 of 8 of GRPO (p .250)"
