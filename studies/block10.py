@@ -156,8 +156,12 @@ def difference(runs: pd.DataFrame, first: str, second: str, metric: str) -> str:
     one, other = (_whole(runs, method) for method in (first, second))
     if one is None or other is None:
         return "not run yet"
-    differences = _differences(one, other, metric)
-    return f"{Comparison(differences)} (p {short(sign_flips(differences))})"
+    return described(Comparison(_differences(one, other, metric)))
+
+
+def described(comparison: Comparison) -> str:
+    """Its mean with the interval, and the p of sign flips."""
+    return f"{comparison} (p {short(sign_flips(comparison.differences))})"
 
 
 def sign_flips(differences: Sequence[float]) -> float:

@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 
-import pandas as pd
-
-from studies.block10 import mcnemar, short, sign_flips
-from studies.comparisons import LOST, Comparison, interval
-from studies.learning_rates import results
+from studies.block10 import described, mcnemar, short, sign_flips
+from studies.comparisons import LOST, interval
+from studies.learning_rates import compare, results
 from studies.plan import ENDINGS_ARMS, planned
 
 LEAST = 8
@@ -17,21 +15,17 @@ MATTERS = 0.10
 
 def answer(block: str) -> str:
     """What the rule says of the seeds on which both arms have run, with the numbers; or how many there are yet."""
-    metrics = ["accuracy", "clean"]
-    runs = results(planned(block)).pivot(index="seed", columns="method", values=metrics)
-    runs = runs.reindex(columns=pd.MultiIndex.from_product([metrics, ENDINGS_ARMS])).dropna()
-    if len(runs) < LEAST:
-        return f"not judged yet ({len(runs)} of {LEAST} pairs)"
-    (grpo, gtpo), clean, told = ENDINGS_ARMS, runs["clean"], {}
-    for metric in metrics:
-        differences = (runs[metric][gtpo] - runs[metric][grpo]).tolist()
-        told[metric] = f"{Comparison(differences)} (p {short(sign_flips(differences))})"
-    lost = clean < LOST
-    failed = [f"{lost[arm].sum()} of {len(lost)}" for arm in (gtpo, grpo)]
+    runs = results(planned(block)).sort_values("seed")
+    pairs = runs.groupby("seed").filter(lambda own: len(own) == len(ENDINGS_ARMS))
+    if (made := pairs["seed"].nunique()) < LEAST:
+        return f"not judged yet ({made} of {LEAST} pairs)"
+    grpo, gtpo = ENDINGS_ARMS
+    accuracy, clean = (compare(pairs, gtpo, grpo, metric) for metric in ("accuracy", "clean"))
+    lost = {arm: (own["clean"] < LOST).tolist() for arm, own in pairs.groupby("method")}
     return (
-        f"*{verdict((clean[gtpo] - clean[grpo]).tolist())}*; GTPO − GRPO is {told['clean']} in clean endings and "
-        f"{told['accuracy']} in accuracy, and {failed[0]} runs of GTPO lost their endings, {failed[1]} of GRPO "
-        f"(p {short(mcnemar(lost[gtpo].tolist(), lost[grpo].tolist()))})"
+        f"*{verdict(clean.differences)}*; GTPO − GRPO is {described(clean)} in clean endings and {described(accuracy)} "
+        f"in accuracy, and {sum(lost[gtpo])} of {made} runs of GTPO lost their endings, {sum(lost[grpo])} of {made} of "
+        f"GRPO (p {short(mcnemar(lost[gtpo], lost[grpo]))})"
     )
 
 

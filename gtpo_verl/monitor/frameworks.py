@@ -145,18 +145,22 @@ def translate(metrics: Mapping[str, float], framework: str, limit: float | None 
     for metric, value in metrics.items():
         if metric not in _OF_METRICS[framework] and (part := re.fullmatch(of.parts, metric)):
             found[f"{PART}{part[1]}"] = value
-    for pattern in of.validation:
-        if results := {metric: value for metric, value in metrics.items() if re.fullmatch(pattern, metric)}:
-            found["validation"] = sum(results.values()) / len(results)
-            if all(re.search(r"/acc/|accuracy|_pass1$", metric) for metric in results):
-                found["validation_limit"] = 1.0
-            break
+    if results := validation_results(metrics, framework):
+        found["validation"] = sum(metrics[metric] for metric in results) / len(results)
+        if all(re.search(r"/acc/|accuracy|_pass1$", metric) for metric in results):
+            found["validation_limit"] = 1.0
     if "terminated" not in found and "cut" in found:
         if found["cut"] == 0:
             found["terminated"] = 1.0
         elif limit is not None and "longest" in found:
             found["terminated"] = 1 - found["cut"] * (found["longest"] >= limit)
     return found
+
+
+def validation_results(metrics: Iterable[str], framework: str) -> list[str]:
+    """Return the metrics whose mean is the validation."""
+    matching = ([x for x in metrics if re.fullmatch(pattern, x)] for pattern in FRAMEWORKS[framework].validation)
+    return next(filter(None, matching), [])
 
 
 def limit_of(steps: Iterable[Mapping[str, float]]) -> float | None:

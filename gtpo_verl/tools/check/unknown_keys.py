@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher, get_close_matches
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -80,10 +81,7 @@ def _is_alike(part: str, known: str) -> bool:
 def of_yaml(config: Any) -> Iterator[Finding]:
     """Yield a finding for each key of a config that is much like one of verl's, and for each text for a number. Other
     keys that verl's own YAML files lack may be a recipe's, or read where they are given."""
-    folder = Path(getattr(module_spec("verl"), "origin", "")).parent / "trainer/config"
-    known = dict[str, Any]()
-    for path in folder.glob("_generated_*.yaml"):
-        known |= nested(yaml.load(path.read_text("utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    known = _verls_defaults()
     sections = {key for key in known if "." not in key}
     for key, value in nested(OmegaConf.to_container(config)):
         if key in known:
@@ -91,6 +89,16 @@ def of_yaml(config: Any) -> Iterator[Finding]:
         elif key.partition(".")[0] in sections and not (isinstance(value, dict) or _HANDED_ON.search(key)):
             if remedy := _meant(key, known):
                 yield Finding(key, "verl has no such key", remedy)
+
+
+@cache
+def _verls_defaults() -> dict[str, Any]:
+    """Return the keys of verl's own configs, one for each engine, with their defaults. Hydra composes twice."""
+    folder = Path(getattr(module_spec("verl"), "origin", "")).parent / "trainer/config"
+    loader, known = getattr(yaml, "CSafeLoader", yaml.SafeLoader), dict[str, Any]()
+    for path in folder.glob("_generated_*.yaml"):
+        known |= nested(yaml.load(path.read_text("utf-8"), loader))
+    return known
 
 
 def not_a_number(key: str, value: Any, default: Any) -> Iterator[Finding]:

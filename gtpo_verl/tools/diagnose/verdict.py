@@ -1,14 +1,13 @@
 """The report on a run: what was read, the signs that show at its end, and the verdict."""
 
 import math
-import re
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gtpo_verl.monitor import signs as rules
-from gtpo_verl.monitor.frameworks import FRAMEWORKS, PART, limit_of, translate
+from gtpo_verl.monitor.frameworks import FRAMEWORKS, PART, limit_of, translate, validation_results
 from gtpo_verl.monitor.signs import NUMBERS, Sign, Watch, label
 from gtpo_verl.run_files.dumps import HEADER_NAME
 from gtpo_verl.run_files.links import DOCS
@@ -76,16 +75,13 @@ def read_run(
 
 def _same_validation(log: Log) -> Log:
     """Return a log without results that only some validations have, of a set that was added, say: their mean jumps."""
-    for pattern in FRAMEWORKS[log.framework].validation:
-        found = [names for x in log.steps.values() if (names := {name for name in x if re.fullmatch(pattern, name)})]
-        if not found:
-            continue
-        if (kept := set.intersection(*found)) and (left := set.union(*found) - kept):
-            note = f"left out, since not every validation has it: {', '.join(sorted(left))}"
-            steps = {step: {name: x[name] for name in x.keys() - left} for step, x in log.steps.items()}
-            return log._replace(steps=steps, notes=[*log.notes, note])
-        break
-    return log
+    found = [{*results} for x in log.steps.values() if (results := validation_results(x, log.framework))]
+    kept = set.intersection(*found) if found else set()
+    if not (kept and (left := set.union(*found) - kept)):
+        return log
+    note = f"left out, since not every validation has it: {', '.join(sorted(left))}"
+    steps = {step: {name: x[name] for name in x.keys() - left} for step, x in log.steps.items()}
+    return log._replace(steps=steps, notes=[*log.notes, note])
 
 
 def completions_per_step(log: Log) -> int | None:
