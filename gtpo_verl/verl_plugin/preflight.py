@@ -69,7 +69,7 @@ def problems(config: DictConfig) -> list[str]:
     """Return why a run with this config, under any estimator, cannot start, or would not do what it says: all reasons,
     with key, value and remedy."""
     found = [*_read(config)[1], *_unknown(config, ADV_ESTIMATOR), *_unknown(config, LOSS_MODE)]
-    return [*dict.fromkeys(found), *(compat.load_errors if uses_gtpo(config) else [])]
+    return [*dict.fromkeys(found)]
 
 
 _validated: list[tuple[Any, RunConfig]] = []
@@ -77,7 +77,7 @@ _validated: list[tuple[Any, RunConfig]] = []
 
 
 def start(config: DictConfig) -> None:
-    """Check a config, and log what is to be known of the run; raises as `validated`."""
+    """Check a config, and log what is to be known of the run; raises what `validated` raises."""
     from verl.trainer.ppo.utils import need_reference_policy
 
     _validated.clear()  # it may have changed since
@@ -115,6 +115,8 @@ def validated(config: DictConfig) -> RunConfig:
         if uses_gtpo(config):
             compat.raise_load_errors()
         run, found = _read(config)
+        if run and run.applies_gtpo and select(config, "trainer.use_v1") and (missing := _missing_packages()):
+            found.append(f"trainer.use_v1=True needs packages that are not installed: pip install {' '.join(missing)}")
         if run is None or found:
             raise ValueError("; ".join(found))
         _validated[:] = [(config, run)]
@@ -130,13 +132,12 @@ def _read(config: DictConfig) -> tuple[RunConfig | None, list[str]]:
     try:
         run = RunConfig.read(config)
     except ValueError as error:
-        return None, [*found, str(error), *_rollout(config)]
+        return None, [*found, str(error), *_group_size(config), *_sequence_splits(config)]
     if run.applies_gtpo or run.gtpo.dump_dir:
-        found += [*_rollout(config), *_entropy(config, run), *_errors_of(_check_dump, config, run)]
+        found += [*_group_size(config), *_sequence_splits(config), *_entropy_pass(config, run)]
+        found += _errors_of(_check_dump, config, run)
     if run.applies_gtpo:
-        found += _loss(config)
-        if select(config, "trainer.use_v1") and (missing := _missing_packages()):
-            found.append(f"trainer.use_v1=True needs packages that are not installed: pip install {' '.join(missing)}")
+        found += _policy_loss(config)
         found += _errors_of(InitialEntropy.known_before, run.gtpo, run.resumed_from)
     return run, found
 
@@ -183,7 +184,7 @@ def _unknown(config: DictConfig, key: str, misspelt_only: bool = False) -> Itera
         yield f"{key}={name}: unknown: {hint}there are {', '.join(known)}"
 
 
-def _loss(config: DictConfig) -> Iterator[str]:
+def _policy_loss(config: DictConfig) -> Iterator[str]:
     yield from _unknown(config, LOSS_MODE, misspelt_only=True)
     name = select(config, LOSS_MODE)
     if (other := foreign_function(name, LOSS_MODE)) and not other.startswith("verl."):
@@ -196,14 +197,14 @@ def _loss(config: DictConfig) -> Iterator[str]:
         yield f"{_TASK_REWARDS}=False: {without}; set it to True, or another {ADV_ESTIMATOR}"
 
 
-def _entropy(config: DictConfig, run: RunConfig) -> Iterator[str]:
+def _entropy_pass(config: DictConfig, run: RunConfig) -> Iterator[str]:
     """Whether the pass of verl that is to give the entropy exists and sees every token that it averages over."""
     bypass, otherwise = bool(select(config, _BYPASS)), f"or set ++{_ENTROPY_FROM}=old_log_prob"
     if not run.applies_gtpo:
         if bypass:
             yield f"{_BYPASS}=True: it skips the pass that the token dump reads; set it to False, or leave out dump_dir"
         return
-    if run.gtpo.entropy_from == "old_log_prob":
+    if not run.from_update:
         if bypass:
             yield (
                 f"{_BYPASS}=True: it skips verl's old-log-prob pass, from which GTPO takes the entropy of the policy; "
@@ -236,11 +237,14 @@ def _entropy(config: DictConfig, run: RunConfig) -> Iterator[str]:
             )
 
 
-def _rollout(config: DictConfig) -> Iterator[str]:
-    """Yield groups of one, and splits of a sequence over ranks that change the numbers or make the update fail."""
+def _group_size(config: DictConfig) -> Iterator[str]:
     if (n := select(config, f"{_ROLLOUT}.n") or 0) < 2:
         remedy = "set it to 2 or more (8 or 12 in the paper)"
         yield f"{_ROLLOUT}.n={n}: GTPO compares the completions of one prompt; {remedy}"
+
+
+def _sequence_splits(config: DictConfig) -> Iterator[str]:
+    """Splits of a sequence over ranks that change the numbers, or with which the update fails."""
     strategy, aggregation = select(config, f"{_ACTOR}.strategy"), select(config, f"{_ACTOR}.loss_agg_mode")
     parallel, found = f"{_ACTOR}.megatron.context_parallel_size", compat.verl_version()
     fails = strategy == "megatron" and aggregation == "seq-mean-token-mean" and found and found < Version("0.9.1")
@@ -304,8 +308,7 @@ def departures(config: DictConfig, run: RunConfig) -> list[Departure]:
     if not run.applies_gtpo:
         clamp: _Papers = {_CLAMP: ((), f"read under {ADV_ESTIMATOR}=gtpo alone: for GRPO with it see {DOCS}/keys.md")}
         return _differing(config, clamp) + _unclipped_updates(config)
-    gtpo = run.gtpo
-    loss_mode, from_update = select(config, LOSS_MODE), gtpo.entropy_from == "update"
+    gtpo, from_update, loss_mode = run.gtpo, run.from_update, select(config, LOSS_MODE)
     note = f"; {loss_mode} {change}" if (change := _LOSSES_THAT_CHANGE_LAMBDA.get(loss_mode)) else ""
     papers = {LOSS_MODE: (NAMES, f"gtpo (Eq. 11: no clipping){note}"), **PAPER_SETTINGS}
     if (least := gtpo.min_correct_reward) is not None:

@@ -1,6 +1,6 @@
 """`gtpo-verl check`: is GTPO hooked into this verl, and would a command of it start here?
 
-It starts a module of verl or of a recipe, in this process, which ends where verl's trainer takes its config
+It starts a module of verl or of verl-recipe, in this process, which ends where verl's trainer takes its config
 (`intercept`). Whatever else is to be checked its user starts, with GTPO_CHECK=1 (`stop_before_start`).
 """
 
@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import redirect_stdout, suppress
 from importlib.machinery import ModuleSpec
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
@@ -27,7 +26,7 @@ _MODULE = "-m verl.trainer.main_ppo"
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at: a problem if there is a remedy, a warning if there is advice."""
+    """A problem, which has a remedy, or a warning, which has advice."""
 
     subject: str
     says: str
@@ -42,12 +41,11 @@ def module_spec(name: str) -> ModuleSpec | None:
     return None
 
 
-def print_all(found: Collection[Finding], verbose: bool = False) -> int:
-    """Print warnings and problems and, if asked for, what is well; returns the number of problems."""
+def print_all(found: Collection[Finding]) -> int:
+    """Print warnings and problems; returns the number of problems."""
     for x in found:
-        kind = "problem" if x.remedy else "warning" if x.advice else ""
-        if kind or verbose:
-            print(": ".join(filter(None, (kind, x.subject, x.says, x.remedy or x.advice))).replace(": \n", ":\n"))
+        kind = "problem" if x.remedy else "warning"
+        print(": ".join(filter(None, (kind, x.subject, x.says, x.remedy or x.advice))).replace(": \n", ":\n"))
     return sum(bool(x.remedy) for x in found)
 
 
@@ -59,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "The module ends before it starts anything, with status 1 if there is a problem. Start a script, or a command\n"
         "with a launcher, yourself: GTPO_CHECK=1 bash my_script.sh. verl then ends it, with status 1."
     )
-    parser.add_argument("-v", "--verbose", action="store_true", help="without a command: also print what is well")
     parser.add_argument("--settings", action="store_true", help="leave this machine out: the run is elsewhere")
     parser.add_argument("command", nargs="*", help="after --: python3 -m MODULE …, or overrides of main_ppo alone")
 
@@ -67,10 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check the installation or, in a process that ends there, a command; returns 1 if not all is well, else 0."""
     if not args.command:
-        return _check_installation(args.verbose)
+        return _check_installation()
     module, arguments = _module_of(args.command)
     if not module:
-        says = "not judged: only python3 -m MODULE of verl or of a recipe is started here; start it yourself as"
+        says = "not judged: only python3 -m MODULE of verl or verl-recipe is started here; start it yourself as"
         print(f"{says} GTPO_CHECK=1 bash my_script.sh; for Docker, Slurm, ssh and Ray {DOCS}/check.md has the form")
         return 1
     within = bool(os.environ.get(VARIABLE))
@@ -79,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     import verl  # noqa: F401
 
     if "gtpo_verl.tools.check.intercept" not in sys.modules:
-        _check_installation(False)
+        _check_installation()
         print("not judged: verl does not load gtpo_check; it was not started")
         return 1
     from gtpo_verl.tools.check import intercept
@@ -98,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _module_of(words: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Return the module of verl or of a recipe that a command starts, and its arguments; empty if there is none."""
+    """Return the module of verl or verl-recipe that a command starts, and its arguments; empty if there is none."""
     if _OVERRIDE.fullmatch(words[0]):
         return "verl.trainer.main_ppo", words
     python, module = Path(words[0]), words.index("-m") + 1 if "-m" in words[:-1] else 0
@@ -111,47 +108,37 @@ def _module_of(words: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def installation() -> Iterator[Finding]:
-    """Yield what of GTPO is registered and hooked in the verl of this process, and what is not."""
+    """Yield what of GTPO is not loaded or hooked in the verl of this process."""
     if missing := [name for name in ("torch", "verl") if not module_spec(name)]:
         remedy = "install verl as its documentation says, then run this again"
         yield Finding("installed", f"no {' and no '.join(missing)}", remedy)
         return
-    import verl
+    from verl.trainer.ppo import core_algos
 
     loaded = {"gtpo": "gtpo_verl.verl_plugin", "gtpo_check": "gtpo_verl.tools.check.stop_before_start"}
     absent = [name for name, module in loaded.items() if module not in sys.modules]
-    from verl.trainer.ppo import core_algos
-
-    from gtpo_verl import verl_plugin
     from gtpo_verl.verl_plugin import compat, hooks
 
-    yield Finding("gtpo_verl", f"{version('gtpo-verl')} at {verl_plugin.__file__}")
-    yield Finding("verl", f"{verl.__version__} at {verl.__file__} (tested: {', '.join(compat.SUPPORTED_VERL)})")
     if only := os.environ.get(variable := "VERL_USE_EXTERNAL_PLUGINS"):
         how_to_load = f"{variable}={only} leaves it out: unset it, or set it to {','.join(loaded)}"
     else:
         how_to_load = "install gtpo_verl again: this installation does not have that entry point"
-    for name in loaded:
-        yield Finding(f"{name} loaded by verl", *(["no", how_to_load] if name in absent else ["yes"]))
-    with suppress(ValueError):  # the plugin is not loaded
-        serves = core_algos.get_adv_estimator_fn("gtpo")
-        yield Finding("advantage estimator gtpo", f"{serves.__module__}.{serves.__qualname__}")
+    for name in absent:
+        yield Finding(f"plugin {name}", "not loaded by verl", how_to_load)
     for subject, module, path, _ in hooks.HOOKS:
-        hooked = "not in this verl"
-        if module_spec(module):
-            hooked = "yes" if hasattr(resolve_name(f"{module}:{path}"), "hooked_by_gtpo") else "no"
-        yield Finding(f"hook on {subject}", hooked, f"{module}.{path} is not hooked" if hooked == "no" else "")
+        if module_spec(module) and not hasattr(resolve_name(f"{module}:{path}"), "hooked_by_gtpo"):
+            yield Finding(f"hook on {subject}", "no", f"{module}.{path} is not hooked")
     if "GTPO" in core_algos.AdvantageEstimator.__members__:
         yield Finding("gtpo", "this verl has GTPO of its own", advice="it serves gtpo, the plugin gtpo_trajectory")
     for problem in compat.load_errors:
         yield Finding("registration", "failed", problem)
 
 
-def _check_installation(verbose: bool) -> int:
+def _check_installation() -> int:
     with redirect_stdout(sys.stderr), warnings.catch_warnings():  # what libraries print is no finding
         warnings.simplefilter("ignore")
         found = list(installation())
-    if print_all(found, verbose):
+    if print_all(found):
         print("GTPO cannot run here, and GTPO_CHECK=1 may stop nothing here: a run with it may START.")
         return 1
     import verl

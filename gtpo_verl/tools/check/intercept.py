@@ -29,7 +29,7 @@ _ENDS_IN = (
     "verl.trainer.ppo.v1.trainer_base:PPOTrainer.__init__",
     "verl.workers.engine.base:EngineRegistry.new",
 )
-_of_words: dict[Finding, None] = {}
+_found_in_command: dict[Finding, None] = {}
 """Found where Hydra composes, in order and once each: it composes twice."""
 status_if_sound = 1
 """With the variable a process ends with 1 in any case, so that a script under `set -e` goes no further."""
@@ -74,14 +74,14 @@ def _judge(function: Callable, instance: Any, args: Sequence, kwargs: dict) -> N
     except Exception:
         traceback.print_exc()
         end_unjudged("the check itself failed, see above")
-    counts = {"in its settings": print_all([*_of_words, *found[0]]), "on this machine": print_all(found[1])}
+    counts = {"in its settings": print_all([*_found_in_command, *found[0]]), "on this machine": print_all(found[1])}
     said = [f"{n} problem{'s' if n > 1 else ''} {place}" for place, n in counts.items() if n]
     end(f"judged: {_program()}: {', '.join(said) or 'no problem'}", 1 if said else status_if_sound)
 
 
 def end_unjudged(why: str) -> NoReturn:
     """Say what was found so far, and why there is no judgement."""
-    print_all(_of_words)
+    print_all(_found_in_command)
     end(f"not judged: {_program()}: {why}", 1)
 
 
@@ -126,25 +126,26 @@ def _apply_overrides(function: Callable, instance: Any, args: Sequence, kwargs: 
 
     overrides, config = args
     unknown = []
-    _of_words.update(dict.fromkeys(unknown_keys.of_yaml(config)))
+    _found_in_command.update(dict.fromkeys(unknown_keys.unknown_in_yaml(config)))
     for override in overrides:
         default = None
         with suppress(OmegaConfBaseException):  # a key that the config does not have
             default = OmegaConf.select(config, override.key_or_group)
         if found := [*unknown_keys.not_a_number(override.key_or_group, override.value(), default)]:
-            _of_words.update(dict.fromkeys(found))
+            _found_in_command.update(dict.fromkeys(found))
             continue
         try:
             function([override], config)
         except ConfigCompositionException as error:
             if "already at" in str(error):
                 key = override.key_or_group
-                _of_words[Finding(key, "verl has this key, and Hydra adds none twice", "leave its + out")] = None
+                twice = Finding(key, "verl has this key, and Hydra adds none twice", "leave its + out")
+                _found_in_command[twice] = None
                 OmegaConf.update(config, key, override.value(), merge=True)
             elif re.match("Could not override|.*does not exist", str(error)):
                 unknown.append(override.input_line)
             else:
                 raise
-    _of_words.update(dict.fromkeys(unknown_keys.unknown(unknown, config)))
+    _found_in_command.update(dict.fromkeys(unknown_keys.unknown(unknown, config)))
     config.hydra.run.dir = config.hydra.sweep.dir = folder = tempfile.mkdtemp(prefix="gtpo-check-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

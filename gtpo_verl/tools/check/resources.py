@@ -55,9 +55,9 @@ def _packages(get: Callable) -> Iterator[Finding]:
         "peft": ("peft", get(f"{_MODEL}.lora_rank") or get(f"{_MODEL}.lora_adapter_path")),
         **{logger: (logger, logger in loggers) for logger in ("wandb", "swanlab", "tensorboard")},
     }
-    missing = [pip for module, (pip, is_wanted) in needed.items() if is_wanted and not module_spec(module)]
-    wanted = " ".join("'vllm<0.29'" if pip == "vllm" else pip for pip in missing)  # later ones refuse tied weights
-    yield Finding("packages", f"no {', '.join(missing)}", f"pip install {wanted}" if missing else "")
+    if missing := [pip for module, (pip, is_wanted) in needed.items() if is_wanted and not module_spec(module)]:
+        wanted = " ".join("'vllm<0.29'" if pip == "vllm" else pip for pip in missing)  # later ones refuse tied weights
+        yield Finding("packages", f"no {', '.join(missing)}", f"pip install {wanted}")
     if strategy == "megatron" and (absent := [name for name in _MEGATRON if not module_spec(name)]):
         remedy = f"install verl with Megatron from its uv.lock, as {DOCS}/gpu.md says"
         yield Finding("Megatron", f"no {', '.join(absent)}", remedy)
@@ -150,9 +150,10 @@ def _this_machine(get: Callable, gpus: int) -> Iterator[Finding]:
     beside = {name: int(get(f"{section}.n_gpus_per_node") or 0) for name, section in pools(get).items()}
     if get("trainer.device", default="cuda") == "cuda":
         found, wanted = torch.cuda.device_count(), gpus + sum(beside.values())
-        remedy = f"set trainer.n_gpus_per_node to at most {found}" if found else "run on a machine with GPUs"
-        says = "".join(f", {number} of them for the {name}" for name, number in beside.items())
-        yield Finding("GPUs", f"{found} here, {wanted} asked for{says}", remedy if found < wanted else "")
+        if found < wanted:
+            remedy = f"set trainer.n_gpus_per_node to at most {found}" if found else "run on a machine with GPUs"
+            says = "".join(f", {number} of them for the {name}" for name, number in beside.items())
+            yield Finding("GPUs", f"{found} here, {wanted} asked for{says}", remedy)
         if reason := unusable_gpus():
             yield Finding("driver", reason, DRIVER_REMEDY)
         if gpus > 1 and Path("/dev/shm").is_dir() and (size := shutil.disk_usage("/dev/shm").total) < GB:
@@ -160,11 +161,11 @@ def _this_machine(get: Callable, gpus: int) -> Iterator[Finding]:
             yield Finding("shared memory", f"{size / GB:.1f} GB", remedy)
     machine, key = len(os.sched_getaffinity(0)), "ray_kwargs.ray_init.num_cpus"
     cpus, needed = int(get(key) or machine), _cpus_needed(get, gpus)
-    remedy = f"set {key}={needed}, a number that Ray only uses for scheduling"
-    spare = int(get(_UNITS) or 0) - 1 if get("trainer.use_v1") else 0
-    remedy += f", or {_UNITS}=1" if spare > 0 and needed - spare <= cpus else ""
-    says = f"Ray has {cpus} (the machine {machine}), verl asks for {needed}"
-    yield Finding("CPUs", says, remedy if cpus < needed else "")
+    if cpus < needed:
+        remedy = f"set {key}={needed}, a number that Ray only uses for scheduling"
+        spare = int(get(_UNITS) or 0) - 1 if get("trainer.use_v1") else 0
+        remedy += f", or {_UNITS}=1" if spare > 0 and needed - spare <= cpus else ""
+        yield Finding("CPUs", f"Ray has {cpus} (the machine {machine}), verl asks for {needed}", remedy)
 
 
 def _cpus_needed(get: Callable, gpus: int) -> int:
@@ -198,9 +199,11 @@ def _cluster(get: Callable, nodes: int, gpus: int) -> Iterator[Finding]:
         return
     members = [node.total_resources() for node in (*status.active_nodes, *status.idle_nodes)]
     large_enough = sum(member.get("GPU", 0) >= gpus for member in members)
-    says = f"{large_enough} of {len(members)} nodes at {address} have {gpus} GPUs, {nodes} asked for"
-    remedy = f"start Ray on every node ({DOCS}/gpu.md), or lower trainer.nnodes; {_TOKEN}"
-    yield Finding("Ray cluster", says, remedy if large_enough < nodes else "")
+    if large_enough < nodes:
+        says = f"{large_enough} of {len(members)} nodes at {address} have {gpus} GPUs, {nodes} asked for"
+        remedy = f"start Ray on every node ({DOCS}/gpu.md), or lower trainer.nnodes; {_TOKEN}"
+        yield Finding("Ray cluster", says, remedy)
     cpus, needed = sum(member.get("CPU", 0) for member in members), _cpus_needed(get, nodes * gpus)
-    remedy = "start Ray with a larger --num-cpus, a number that it only uses for scheduling"
-    yield Finding("CPUs", f"Ray has {cpus:.0f}, verl asks for {needed}", remedy if cpus < needed else "")
+    if cpus < needed:
+        remedy = "start Ray with a larger --num-cpus, a number that it only uses for scheduling"
+        yield Finding("CPUs", f"Ray has {cpus:.0f}, verl asks for {needed}", remedy)

@@ -40,7 +40,7 @@ def judge(config: DictConfig, with_machine: bool) -> tuple[list[Finding], list[F
         warnings.simplefilter("ignore")
         found = [*installation(), *_old_reward_keys(config), *_put_right(config)]
         get = partial(OmegaConf.select, config)
-        found += [*_verls(config), *_gtpos(config), *_of_data(get), *_of_resources(get)]
+        found += [*_verls(config), *_gtpos(config), *_missing_inputs(get), *_gpus(get)]
         return found, list(resources.findings(config)) if with_machine else []
 
 
@@ -56,9 +56,11 @@ def _old_reward_keys(config: DictConfig) -> Iterator[Finding]:
             OmegaConf.update(config, now, value, force_add=True)
 
 
-def _choices(get: Callable) -> Iterator[tuple[str, bool, tuple[str, ...]]]:
+def _choices(config: DictConfig) -> Iterator[tuple[str, bool, tuple[str, ...]]]:
     """Yield a key, whether this run reads it, and the values that verl 0.9 has."""
-    has_critic = get("critic.enable") or (get("critic.enable") is None and get("algorithm.adv_estimator") == "gae")
+    from verl.trainer.ppo.utils import need_critic
+
+    get = partial(OmegaConf.select, config)
     yield "actor_rollout_ref.rollout.name", True, ("vllm", "sglang", "trtllm")
     if get("reward.reward_manager.source") == "register":
         yield "reward.reward_manager.name", True, ("naive", "dapo", "gdpo")
@@ -70,7 +72,7 @@ def _choices(get: Callable) -> Iterator[tuple[str, bool, tuple[str, ...]]]:
     yield f"{_ACTOR}.kl_loss_type", get(f"{_ACTOR}.use_kl_loss"), _KL
     yield "algorithm.kl_penalty", get("algorithm.use_kl_in_reward"), _KL
     yield "algorithm.kl_ctrl.type", get("algorithm.use_kl_in_reward"), ("fixed", "adaptive")
-    for section, is_read in ((_ACTOR, True), ("critic", has_critic)):
+    for section, is_read in ((_ACTOR, True), ("critic", need_critic(config))):
         yield f"{section}.loss_agg_mode", is_read, _MODES
         if str(get(f"{section}.optim._target_")).endswith(".FSDPOptimizerConfig"):
             yield f"{section}.optim.lr_scheduler_type", is_read, ("constant", "cosine")
@@ -79,7 +81,7 @@ def _choices(get: Callable) -> Iterator[tuple[str, bool, tuple[str, ...]]]:
 
 def _put_right(config: DictConfig) -> Iterator[Finding]:
     """Yield a finding on each value that verl does not have, and replace it: what else is wrong shows only then."""
-    for key, is_read, choices in _choices(lambda key: OmegaConf.select(config, key)):
+    for key, is_read, choices in _choices(config):
         value = OmegaConf.select(config, key)
         if value is None:
             continue
@@ -146,7 +148,7 @@ def _gtpos(config: DictConfig) -> Iterator[Finding]:
             yield Finding("GTPO", "differs from the paper's in", advice=f"\n{preflight.as_table(found)}")
 
 
-def _of_data(get: Callable) -> Iterator[Finding]:
+def _missing_inputs(get: Callable) -> Iterator[Finding]:
     """Yield what an asynchronous trainer asserts, and settings that read what is not there."""
     correction, log_probs = "algorithm.rollout_correction", f"{_ROLLOUT}.calculate_log_probs"
     asserted: dict[str, Any] = {}
@@ -168,7 +170,7 @@ def _of_data(get: Callable) -> Iterator[Finding]:
         yield Finding(f"{overlong}=True", f"no {longest}", f"set ++{longest}={get('data.max_response_length')}")
 
 
-def _of_resources(get: Callable) -> Iterator[Finding]:
+def _gpus(get: Callable) -> Iterator[Finding]:
     """Yield settings that do not fit the GPUs that the command asks for."""
     nodes, per_node = (int(get(f"trainer.{key}") or 0) for key in ("nnodes", "n_gpus_per_node"))
     if get("trainer.val_only"):
@@ -182,7 +184,7 @@ def _of_resources(get: Callable) -> Iterator[Finding]:
         says = f"{shared} GPUs to a copy of the model, of {gpus} in all (trainer.nnodes x trainer.n_gpus_per_node)"
         yield Finding(names, says, "lower it, or ask for a multiple of it")
     elif get(f"{_ACTOR}.strategy") in ("fsdp", "fsdp2", "megatron"):
-        yield from _of_batches(get, gpus // shared)
+        yield from _batch_splits(get, gpus // shared)
     kinds = ("tensor_model", "data", "pipeline_model")
     served = math.prod(int(get(f"{_ROLLOUT}.{kind}_parallel_size") or 1) for kind in kinds)
     if get("actor_rollout_ref.hybrid_engine", default=True) and gpus % served:
@@ -202,10 +204,10 @@ def _of_resources(get: Callable) -> Iterator[Finding]:
         if not int(get(f"{pool}.nnodes") or 0) * int(get(f"{pool}.n_gpus_per_node") or 0):
             yield Finding(name, f"{pool}.nnodes={get(f'{pool}.nnodes')}: no GPUs of its own", f"set {pool}.nnodes=1")
     if get("algorithm.filter_groups.enable"):
-        yield from _of_filter_groups(get)
+        yield from _filter_groups(get)
 
 
-def _of_batches(get: Callable, copies: int) -> Iterator[Finding]:
+def _batch_splits(get: Callable, copies: int) -> Iterator[Finding]:
     """Whether batches split over the copies of the model, as verl asserts at the first update; V1 pads whole ones."""
     legacy = not get("trainer.use_v1") and get("async_training") is None
     for key in (f"{_ACTOR}.ppo_mini_batch_size", *(["data.train_batch_size"] if legacy else [])):
@@ -217,7 +219,7 @@ def _of_batches(get: Callable, copies: int) -> Iterator[Finding]:
             yield Finding(f"{key}={size}", says, f"make {key} x {_ROLLOUT}.n a multiple of {copies}")
 
 
-def _of_filter_groups(get: Callable) -> Iterator[Finding]:
+def _filter_groups(get: Callable) -> Iterator[Finding]:
     key = "algorithm.filter_groups.enable"
     if not get("trainer.use_v1"):
         says = "the legacy trainer does not read it: it does nothing"

@@ -78,7 +78,7 @@ def _is_alike(part: str, known: str) -> bool:
     return (len(known) > 5 and part.startswith(known)) or SequenceMatcher(None, part, known).ratio() >= 0.85
 
 
-def of_yaml(config: Any) -> Iterator[Finding]:
+def unknown_in_yaml(config: Any) -> Iterator[Finding]:
     """Yield a finding for each key of a config that is much like one of verl's, and for each text for a number. Other
     keys that verl's own YAML files lack may be a recipe's, or read where they are given."""
     known = _verls_defaults()

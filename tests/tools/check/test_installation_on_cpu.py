@@ -13,16 +13,11 @@ def test_without_verl_or_torch_there_is_a_sentence_and_no_traceback():
     assert "Traceback" not in finished.stderr
 
 
-def test_report_is_one_sentence_with_two_commands_and_says_what_is_registered_where_if_asked_for(capsys, monkeypatch):
+def test_report_is_one_sentence_with_two_commands_unless_gtpo_cannot_run(capsys, monkeypatch):
     assert main(["check"]) == 0
     verdict, *commands = capsys.readouterr().out.splitlines()
     assert verdict.startswith("GTPO is installed and hooked into verl ")
     assert [x.split()[0] for x in commands] == ["GTPO_CHECK=1", "gtpo-verl"]
-    assert main(["check", "-v"]) == 0
-    out = capsys.readouterr().out
-    assert "advantage estimator gtpo: gtpo_verl.verl_plugin.state.estimate_gtpo_advantage" in out
-    assert "gtpo loaded by verl: yes" in out and "gtpo_check loaded by verl: yes" in out
-    assert "hook on legacy trainer: yes" in out and "hook on V1 trainer: yes" in out
     monkeypatch.setattr(compat, "load_errors", {"the sky has fallen": None})
     assert main(["check"]) == 1
     assert "the sky has fallen" in capsys.readouterr().out

@@ -26,7 +26,7 @@ def ends(monkeypatch):
         raise Ended(last_line, status)
 
     monkeypatch.setattr(intercept, "end", end)
-    monkeypatch.setattr(intercept, "_of_words", {})
+    monkeypatch.setattr(intercept, "_found_in_command", {})
     loader = config_loader_impl.ConfigLoaderImpl
     apply = loader._apply_overrides_to_config
     monkeypatch.setattr(
@@ -51,7 +51,7 @@ def judge(config):
 def test_all_keys_that_hydra_refuses_are_found_at_once():
     wrong = ["+trainer.val_before_train=False", "trainer.save_frequency=3", "algorithm.adv_estimater=gtpo"]
     config = compose(*wrong, "data.train_batchsize=4", "data.train_batch_size=8", "+mine.own=1")
-    assert {x.subject: x.remedy for x in intercept._of_words} == {
+    assert {x.subject: x.remedy for x in intercept._found_in_command} == {
         "trainer.val_before_train": "leave its + out",
         "trainer.save_frequency": "did you mean trainer.save_freq?",
         "algorithm.adv_estimater": "did you mean algorithm.adv_estimator?",

@@ -5,6 +5,7 @@ import pytest
 from verl_config import verl_config
 
 from gtpo_verl.tools.check import settings
+from gtpo_verl.verl_plugin import compat
 
 GTPO = ("algorithm.adv_estimator=gtpo", "actor_rollout_ref.rollout.n=8", "actor_rollout_ref.rollout.name=vllm")
 GTPO += ("actor_rollout_ref.actor.use_dynamic_bsz=True", "actor_rollout_ref.rollout.tensor_model_parallel_size=1")
@@ -24,6 +25,13 @@ def problems(found):
 
 def test_a_sound_command_has_no_problem():
     assert problems(judged()) == {}
+
+
+def test_what_is_missing_here_is_said_once_and_not_of_the_settings(monkeypatch):
+    monkeypatch.setattr(compat, "load_errors", {"broken": None})
+    for name in ("transfer_queue", "cachetools"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert problems(judged("trainer.use_v1=True")) == {"registration": "broken"}
 
 
 def test_all_problems_are_said_at_once():
@@ -271,7 +279,7 @@ def test_a_wrong_key_of_gtpo_is_a_problem_beside_the_others():
 def test_a_verl_that_does_not_load_the_plugin_is_a_problem(monkeypatch):
     monkeypatch.delitem(sys.modules, "gtpo_verl.verl_plugin")
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "gtpo_check")
-    assert "set it to gtpo,gtpo_check" in judged()["gtpo loaded by verl"]
+    assert "set it to gtpo,gtpo_check" in judged()["plugin gtpo"]
 
 
 MICRO = f"{ACTOR}.ppo_micro_batch_size_per_gpu=1"

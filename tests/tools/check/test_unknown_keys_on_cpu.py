@@ -79,11 +79,11 @@ def test_text_for_a_number_is_named(word, is_wrong):
 
 def test_misspelt_keys_and_text_for_numbers_in_a_yaml_file_are_found():
     config = verl_config()
-    assert [*unknown_keys.of_yaml(config)] == []
+    assert [*unknown_keys.unknown_in_yaml(config)] == []
     OmegaConf.set_struct(config, False)
     sound = {"mine": {"own": 1}, "data": {"my_own": 1}, "ray_kwargs": {"ray_init": {"num_gpus": 1}}}
     wrong = {"data": {"max_respone_length": 4096, "train_batch_size": "32"}, "trainer": {"save_frequency": 3}}
-    found = unknown_keys.of_yaml(OmegaConf.merge(config, sound, wrong))
+    found = unknown_keys.unknown_in_yaml(OmegaConf.merge(config, sound, wrong))
     assert {x.subject: x.remedy for x in found} == {
         "data.max_respone_length": "did you mean data.max_response_length?",
         "data.train_batch_size": "give a number",
