@@ -48,12 +48,11 @@ read -r model dataset <<<"${MODEL:-$model} ${DATASET:-$dataset}"
 case $model in qwen | llama | cpu) ;; *) echo "MODEL=$model: must be qwen, llama or cpu" >&2; exit 2 ;; esac
 
 export ALGO=gtpo KL_LOSS_COEF=0
-overrides=() section=algorithm.gtpo.
-[ "$model" != cpu ] || section=++algorithm.gtpo.    # whose config lists few of its keys
+overrides=()
 for setting in $settings; do
     case $setting in
         [A-Z]*) export "${setting?}" ;;
-        *) overrides+=("${setting/#gtpo./$section}") ;;
+        *) overrides+=("${setting/#gtpo./++algorithm.gtpo.}") ;;
     esac
 done
 

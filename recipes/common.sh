@@ -1,5 +1,6 @@
 # shellcheck shell=bash disable=SC2034,SC2154
-# What the recipes share; each sources it first, and has its own variables and verl's settings in sight.
+# What run_gtpo_qwen.sh, run_gtpo_cpu.sh, run_sft.sh and evaluate.sh share: each sources it first, and has its own variables
+# and verl's settings in sight.
 
 fail() { echo "$1" >&2; exit 2; }
 
