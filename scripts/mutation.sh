@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Mutation tests of the files that compute GTPO: for each small change to one of them, does a test fail?
+# Mutation tests of the files that compute GTPO or watch a run: for each small change to one of them, does a test fail?
 #
 #   bash scripts/mutation.sh                      all files: 25 minutes of one core
 #   bash scripts/mutation.sh conflict loss        these only
@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-[ $# -gt 0 ] || set -- advantage completions conflict loss config metrics initial_entropy training_monitor signs
+[ $# -gt 0 ] || set -- advantage completions conflict loss config metrics initial_entropy update_pass training_monitor signs
 cache=$PWD/.cache/mutation
 mkdir -p "$cache"
 if [ ! -x "$cache/venv/bin/mutmut" ]; then

@@ -78,8 +78,9 @@ def compute_gtpo_outcome_advantage(
     _check_shapes(token_level_rewards.shape, response_mask=response_mask, entropy=entropy)
     completions = Completions(response_mask, index)
     settings, means = GTPOConfig.from_config(config), completions.mean(entropy)
-    by_std, least = norm_adv_by_std_in_grpo, settings.min_correct_reward
-    advantages = compute_group_advantages(token_level_rewards.sum(-1), completions, by_std, epsilon, least)
+    advantages = compute_group_advantages(
+        token_level_rewards.sum(-1), completions, norm_adv_by_std_in_grpo, epsilon, settings.min_correct_reward
+    )
     result = apply_gtpo(advantages, completions, responses, means, settings, initial_entropy)
     return result.advantages, result.advantages
 
@@ -125,10 +126,8 @@ def apply_gtpo(
     check_finite("advantage", advantages, completions.uids)
     check_finite("entropy", trajectory_entropy, completions.uids)
 
-    keep = torch.ones_like(advantages, dtype=torch.bool)
-    if config.filter_is_active(config.initial_entropy if initial_entropy is None else initial_entropy):
-        only_negative = advantages if config.filter_scope == "negative" else None
-        keep = compute_completion_filter(trajectory_entropy, config.entropy_threshold, only_negative)
+    known = config.initial_entropy if initial_entropy is None else initial_entropy
+    keep = completions_to_keep(trajectory_entropy, advantages, config, known)
     conflicts = find_conflicts(responses, completions, advantages, config)
     weights = compute_conflict_weights(advantages, config.conflict_weight_positive, config.conflict_weight_negative)
 
@@ -183,6 +182,19 @@ def compute_trajectory_entropy(entropy: torch.Tensor, response_mask: torch.Tenso
     Entropy, in nats, and mask are (bs, response_length). 0 for a row without tokens. Carries no gradient.
     """
     return Completions(response_mask, range(len(response_mask))).mean(entropy)
+
+
+def completions_to_keep(
+    trajectory_entropy: torch.Tensor, advantages: torch.Tensor, config: GTPOConfig, initial_entropy: float | None
+) -> torch.Tensor:
+    """Return δ of a run with these settings (Eq. 10), (bs,) bool: all True where its filter is off.
+
+    Raises what `GTPOConfig.filter_is_active` raises.
+    """
+    if not config.filter_is_active(initial_entropy):
+        return torch.ones_like(advantages, dtype=torch.bool)
+    only_negative = advantages if config.filter_scope == "negative" else None
+    return compute_completion_filter(trajectory_entropy, config.entropy_threshold, only_negative)
 
 
 def compute_completion_filter(

@@ -27,7 +27,7 @@ class Conflicts(NamedTuple):
     conflict_len: torch.Tensor  # (bs,) int64, tokens on M
     prefix_len: torch.Tensor | None = None  # (bs,) int64, tokens on the forward mask
     suffix_len: torch.Tensor | None = None  # (bs,) int64, tokens on the backward mask
-    # (bs,) bool, whether the forward mask goes past the beginning that all of their prompt share
+    # (bs,) bool, whether the forward mask runs past the beginning that all completions of the prompt share
     forks: torch.Tensor | None = None
 
     def ends(self, row: int) -> dict[str, int]:

@@ -28,6 +28,7 @@ def compute_gtpo_metrics(
     conflicts, weights = result.conflicts, result.conflict_weights
     lengths, groups = result.completions.lengths, result.completions.groups
     real, tokens = lengths > 0, lengths.sum().clamp(min=1)
+    sizes = groups[real].unique(return_counts=True)[1]
     signal = (weights - 1) * (conflicts.conflict_len / lengths.clamp(min=1)) * a
     added, removed = signal[a > 0].sum(), signal[a < 0].sum()
     moved = added.abs() + removed.abs()
@@ -47,19 +48,16 @@ def compute_gtpo_metrics(
         "entropy/truncated": _mean(entropy[real & truncated]),
         "filter/active": config.filter_is_active(initial_entropy),
         "filter/dropped_frac": _mean(~result.keep[real]),
+        "filter/dropped_group_frac": _mean(~_groups_with_any(result, result.keep)),
         "regularizer/mean": _mean(result.regularizer[real]),
         "regularizer/sign_flip_frac": _mean(((a > 0) & (a < result.regularizer))[real]),
+        "group/size_min": sizes.min() if len(sizes) else None,
+        "group/zero_std_frac": _mean(~_groups_with_any(result, a != 0)),
+        "group/positive_frac": _mean(a[real] > 0),
     }
     for end, length in (("prefix", conflicts.prefix_len), ("suffix", conflicts.suffix_len)):
         if length is not None:
             metrics |= {f"conflict/{end}_len/mean": _mean(length[real]), f"conflict/{end}_len/max": _max(length[real])}
-    if real.any():
-        metrics |= {
-            "filter/dropped_group_frac": _mean(~_groups_with_any(result, result.keep)),
-            "group/size_min": groups[real].unique(return_counts=True)[1].min(),
-            "group/zero_std_frac": _mean(~_groups_with_any(result, a != 0)),
-            "group/positive_frac": _mean(a[real] > 0),
-        }
     return {f"gtpo/{name}": float(value) for name, value in metrics.items() if value is not None}
 
 

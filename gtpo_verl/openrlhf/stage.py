@@ -19,7 +19,8 @@ from gtpo_verl.run_files.gtpo_run import GTPORun
 class GTPOStage:
     """The advantages of one trainer of OpenRLHF, whose experience maker's are GTPO's from now on.
 
-    `metrics` are those of the last rollout; `resumed` says that the run goes on from a checkpoint. Raises as `GTPORun`.
+    `metrics` are those of the last rollout; `resumed` says that the run goes on from a checkpoint. Raises what
+    `GTPORun` raises.
     """
 
     def __init__(self, trainer: Any, resumed: bool):

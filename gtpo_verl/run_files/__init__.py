@@ -1,1 +1,1 @@
-"""The files that a run leaves beside its checkpoints, and how they are written and read."""
+"""What a run has whatever trains it: GTPO in it, the files it leaves, the text of its tokens."""

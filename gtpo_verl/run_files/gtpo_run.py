@@ -14,16 +14,18 @@ logger = logging.getLogger("gtpo_verl")
 
 
 class GTPORun:
-    """GTPO (arXiv:2508.03772) in a run whose checkpoints are in `folder`, or those that it resumes, in `resumed_from`.
+    """GTPO (arXiv:2508.03772) in one run, with checkpoints in `folder`, or in `resumed_from` those that it resumes.
 
-    What it would do to another estimator's run, where it is not `applied`, is not logged. Raises as
-    `InitialEntropy.known_before`.
+    With `applied=False` another estimator trains, and what GTPO would do is computed but not logged. Raises what
+    `InitialEntropy.known_before` raises.
     """
 
-    def __init__(self, config: GTPOConfig, folder: str, resumed_from: str | None, by_std: bool, applied: bool = True):
+    def __init__(
+        self, config: GTPOConfig, folder: str, resumed_from: str | None, norm_by_std: bool, applied: bool = True
+    ):
         self.initial_entropy: InitialEntropy | None = None
         self._config, self._folder, self._resumed = config, folder, resumed_from is not None
-        self._by_std, self._applied = by_std, applied
+        self._norm_by_std, self._applied = norm_by_std, applied
         self._rewards: list[torch.Tensor] = []
         if known := InitialEntropy.known_before(config, resumed_from):
             self._fix_initial_entropy(known)
@@ -41,9 +43,9 @@ class GTPORun:
         trajectory_entropy: torch.Tensor | None,
         base: torch.Tensor | None = None,
     ) -> GTPOAdvantage:
-        """GTPO of (bs,) rewards and ⟨H⟩_i, nats per token, with ids (bs, response_length); λA, where ⟨H⟩_i is None.
+        """Return GTPO's result for (bs,) rewards, (bs, response_length) token ids and (bs,) ⟨H⟩_i in nats per token.
 
-        `base` is as in `compute_group_advantages`.
+        Without ⟨H⟩_i the advantages are λA. `base` is as in `compute_group_advantages`.
         """
         if trajectory_entropy is None:
             trajectory_entropy = torch.zeros(len(rewards))  # with which δ = 1 and γ⟨H⟩ = 0
@@ -51,7 +53,7 @@ class GTPORun:
             self.measure(trajectory_entropy, completions)
         self._compare(rewards[completions.lengths > 0].float())
         least = self._config.min_correct_reward
-        a = compute_group_advantages(rewards, completions, self._by_std, min_correct_reward=least, base=base)
+        a = compute_group_advantages(rewards, completions, self._norm_by_std, min_correct_reward=least, base=base)
         return apply_gtpo(a, completions, responses, trajectory_entropy, self._config, self.initial_entropy_value)
 
     def measure(self, trajectory_entropy: torch.Tensor, completions: Completions) -> None:

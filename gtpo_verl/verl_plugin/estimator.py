@@ -64,7 +64,7 @@ class GTPOEstimator:
         run (RunConfig): what its config asks for.
 
     Attributes:
-        gtpo_run (GTPORun): with the run's initial entropy; raises as it does.
+        gtpo_run (GTPORun): with the run's initial entropy; raises what it raises.
     """
 
     def __init__(self, trainer: Any, run: RunConfig):

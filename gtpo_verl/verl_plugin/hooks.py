@@ -158,7 +158,7 @@ _UPDATED = {"actor/pg_loss", "actor/grad_norm"}
 
 
 def log(proceed: Callable, tracking: Any, *, data: dict[str, Any], step: Any) -> Any:
-    """What the trainer logs, under any estimator; raises as `_check_update`."""
+    """What the trainer logs, under any estimator; raises what `_check_update` raises."""
     result, state = proceed(), current.get()
     if data.keys() & _UPDATED:
         _check_update(tracking, state, step)

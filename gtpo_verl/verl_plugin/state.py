@@ -15,17 +15,17 @@ from gtpo_verl.verl_plugin import compat, preflight, update_pass
 from gtpo_verl.verl_plugin.batch_fields import BatchFields
 from gtpo_verl.verl_plugin.estimator import GTPOEstimator, PendingUpdate
 from gtpo_verl.verl_plugin.run_config import select
-from gtpo_verl.verl_plugin.token_dump import TokenDump, bounded_rows
+from gtpo_verl.verl_plugin.token_dump import BATCH_FIELDS, TokenDump, bounded_rows
 from gtpo_verl.verl_plugin.training_monitor import TrainerWatch
 
 logger = logging.getLogger("gtpo_verl")
 
-_DUMPED = {"old_log_probs", "token_level_rewards", "advantages", "rollout_log_probs", "response_mask"}
-
 
 class TrainerState:
-    """What this plugin keeps of one trainer of verl, whose config may ask for nothing of it; raises as
-    `preflight.validated`."""
+    """The plugin's state for one trainer of verl, whether or not its config asks for GTPO.
+
+    Raises what `preflight.validated` raises.
+    """
 
     estimates: ClassVar[int] = 0
     """How often verl has asked for GTPO's advantages in this process."""
@@ -70,8 +70,8 @@ class TrainerState:
         return self.dump is not None and self.dump.is_due(self._trainer.global_steps)
 
     def begin_step(self) -> bool:
-        """Begin the next step; whether there is something to do for GTPO. A RuntimeError if the last step's update did
-        not pass through the hooks that it needs."""
+        """Begin the next step, and return whether GTPO or its dump has work in it; a RuntimeError if the last step's
+        update did not pass through the hooks that it needs."""
         left, self.pending = self.pending, None
         if left and self.run.applies_gtpo and (left.inputs or left.step < self._trainer.global_steps):
             if left.step >= (select(self._trainer.config, "trainer.critic_warmup") or 0):
@@ -98,7 +98,7 @@ class TrainerState:
         if result and pending.inputs:
             if self._dump_is_due:
                 pending.inputs.dumped[[fields.last_outputs[row] for row in bounded_rows(result)]] = True
-                pending.dumped = data.select([*_DUMPED & set(data.batch.keys())])
+                pending.dumped = data.select([*BATCH_FIELDS & set(data.batch.keys())])
             for name, column in pending.inputs.to_batch().items():
                 data.batch[name] = column
         elif self._dump_is_due:

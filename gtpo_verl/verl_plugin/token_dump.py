@@ -1,7 +1,7 @@
 """The token dump that `gtpo-verl view` reads: token ids, entropy, advantage and λ of each token of a step.
 
-The documentation's page on the view has the format. The words are the run's, whose tokenizer is at hand, so that a dump
-is read without it.
+The documentation's page on the view has the format. Each token's text is dumped too, since the run has its tokenizer at
+hand: the view then needs none.
 
 Under another estimator than `gtpo` the λ, the entropies and the filter are what GTPO (arXiv:2508.03772) would have
 done; the advantages are the estimator's own.
@@ -28,6 +28,8 @@ from gtpo_verl.verl_plugin.run_config import RunConfig, VerlGTPOConfig
 _STEP_TOKENS = 1 << 19
 _FOLDER_BYTES = 4 << 30
 _LOG_PROBS = {"trainer_logprobs": "old_log_probs", "inference_logprobs": "rollout_log_probs"}
+BATCH_FIELDS = {"token_level_rewards", "advantages", "response_mask", *_LOG_PROBS.values()}
+"""What the dump reads of verl's batch, where it is."""
 
 logger = logging.getLogger("gtpo_verl")
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gtpo_verl.algorithm.advantage import completions_to_keep
 from gtpo_verl.algorithm.config import GTPOConfig
 
 ENTROPIES = "gtpo_entropies"
@@ -58,12 +59,12 @@ class UpdateInputs(NamedTuple):
 
     @classmethod
     def make(cls, group_advantages: torch.Tensor, config: GTPOConfig, initial_entropy: float | None) -> "UpdateInputs":
-        """Of A_i, (bs,), and ⟨H⟩_ini in nats per token; raises as `GTPOConfig.filter_is_active`."""
+        """Of A_i, (bs,), and ⟨H⟩_ini in nats per token. Raises what `GTPOConfig.filter_is_active` raises."""
         advantages = group_advantages.double()
-        coeff, highest = torch.full_like(advantages, config.entropy_coeff), torch.full_like(advantages, torch.inf)
-        if config.filter_is_active(initial_entropy):
-            # Entropies are float32, in which ln 2 lies higher.
-            highest[(advantages < 0) | (config.filter_scope == "all")] = float(torch.tensor(config.entropy_threshold))
+        coeff, infinite = torch.full_like(advantages, config.entropy_coeff), torch.full_like(advantages, torch.inf)
+        can_be_filtered = ~completions_to_keep(infinite, advantages, config, initial_entropy)
+        threshold = float(torch.tensor(config.entropy_threshold))  # entropies are float32, in which ln 2 lies higher
+        highest = infinite.masked_fill(can_be_filtered, threshold)
         return cls(torch.arange(len(advantages)), advantages, coeff, highest, torch.zeros_like(advantages).bool())
 
     def to_batch(self) -> dict[str, torch.Tensor]:
@@ -73,9 +74,11 @@ class UpdateInputs(NamedTuple):
     @classmethod
     def from_batch(cls, data: Any) -> "UpdateInputs | None":
         """From the fields of a batch of verl, or of a part of it; None if it has none."""
-        if "gtpo_row" not in data.keys():
+        fields = [f"gtpo_{name}" for name in cls._fields]
+        if fields[0] not in data.keys():
             return None
-        return cls(*(_padded(data[f"gtpo_{name}"]).squeeze(-1) for name in cls._fields))
+        padded = data.select(*fields).to_padded_tensor()
+        return cls(*(padded[field].squeeze(-1) for field in fields))
 
 
 @torch.no_grad()
@@ -125,16 +128,12 @@ def apply_in_actor(
     if config.entropy_coeff == 0:
         model_output["entropy"] = model_output["entropy"].detach()  # which frees its graph before the backward pass
     entropy = no_padding_2_padding(model_output["entropy"].detach(), data)
-    response_mask, advantages = (_padded(data[name]) for name in ("response_mask", "advantages"))
-    advantages, means = apply_entropy(advantages, response_mask, entropy, inputs)
+    padded = data.select("response_mask", "advantages").to_padded_tensor()
+    advantages, means = apply_entropy(padded["advantages"], padded["response_mask"], entropy, inputs)
     bounds = entropy_range(getattr(config.model_config, "tokenizer", None))
     check_range("entropy", means, bounds, inputs.row.tolist(), "row of the batch")
     tokens = [row.tolist() if dumped else None for row, dumped in zip(entropy, inputs.dumped.tolist(), strict=True)]
     return advantages, [*map(RowEntropy, inputs.row.tolist(), means.tolist(), tokens)]
-
-
-def _padded(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_padded_tensor(0) if tensor.is_nested else tensor
 
 
 def gather(entropies: list[RowEntropy], shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor]:

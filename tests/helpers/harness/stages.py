@@ -127,7 +127,8 @@ class V1Stage(Stage):
         batch = KVBatchMeta(partition_id="train", keys=keys, tags=[{}] * len(keys))
         self.trainer._compute_advantage(batch, metrics={})
         own = set.intersection(*(set(fields) for fields in queue.rows.values())) - {"uid", "multi_modal_inputs"}
-        self.batch = {name: padded([queue.rows[key][name] for key in keys]) for name in own}
+        columns = {name: padded([queue.rows[key][name] for key in keys]) for name in own}
+        self.batch = TensorDict(columns, batch_size=len(keys))
         return self.in_own_order(self.batch["advantages"])
 
 
