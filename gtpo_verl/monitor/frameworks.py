@@ -119,11 +119,13 @@ FRAMEWORKS = {
 _OF_METRICS = {name: {x.removeprefix("1 - ") for y in f.metrics.values() for x in y} for name, f in FRAMEWORKS.items()}
 METRICS = frozenset().union(*_OF_METRICS.values())
 """What some framework calls a number of a run."""
+PREFIXES = ("rewards/", "reward/", "val-core/", "val-aux/", "val/", "eval_", "eval/")
+"""What the names of parts of the reward and of validations begin with."""
 
 
 def is_metric(name: str) -> bool:
     """Return whether some framework logs a number of a run under this name."""
-    return name in METRICS or name.startswith(("rewards/", "reward/", "val-core/", "val-aux/", "val/", "eval"))
+    return name in METRICS or name.startswith(PREFIXES)
 
 
 def framework_of(metrics: Iterable[str]) -> str:

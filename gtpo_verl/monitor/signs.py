@@ -48,7 +48,7 @@ NOTE, FAULT, FAILED = range(3)
 
 class Trend:
     """Mean of a number, perhaps a share of completions, over the last `window` steps: `now`, in the `first` window, and
-    the `best` and `lowest` so far.
+    the `best` and `lowest` so far; of single steps the `highest_value` and `lowest_value`.
 
     `floor` and `limit` are the least and the most that it can be. It is `known` from two windows on, and `settled` if
     these are ten values. `deviation` is that of a step, from the differences between consecutive ones, `noise` that of
@@ -65,8 +65,8 @@ class Trend:
         self._bad: deque[bool] = deque(maxlen=window)
         self._squares, self._largest, self._sums = 0.0, 0.0, [0.0]
         self.first = self.now = math.nan
-        self.best = self.highest_step = -math.inf
-        self.lowest = self.lowest_step = self.deviation = self.noise = self.margin = math.inf
+        self.best = self.highest_value = -math.inf
+        self.lowest = self.lowest_value = self.deviation = self.noise = self.margin = math.inf
         self.broken = self.drop = 0.0
         self.known = self.settled = self.falls = False
         self.count = self._zeros = self._first_zeros = 0
@@ -133,7 +133,7 @@ class Trend:
         self.steps.append(step)
         self.values.append(value)
         self._sums.append(self._sums[-1] + value)
-        self.highest_step, self.lowest_step = max(self.highest_step, value), min(self.lowest_step, value)
+        self.highest_value, self.lowest_value = max(self.highest_value, value), min(self.lowest_value, value)
         if self.count >= self.window:
             self.now = sum(self.values[-self.window :]) / self.window
             self.best, self.lowest = max(self.best, self.now), min(self.lowest, self.now)
@@ -198,7 +198,7 @@ def differ(watch: "Watch") -> bool | None:
     equal, spread = watch["zero_std_groups"], watch["reward_std"]
     if not (equal.settled or spread.settled):
         return None
-    return (equal.settled and equal.lowest_step < 1) or (spread.settled and not spread.is_zero())
+    return (equal.settled and equal.lowest_value < 1) or (spread.settled and not spread.is_zero())
 
 
 def all_equal_without_shares(x: Trend, watch: "Watch") -> bool:
@@ -216,7 +216,7 @@ def no_progress(x: Trend, watch: "Watch") -> bool:
     trained = differ(watch) is not False and not watch["grad_norm"].is_zero()
     first, last, error = x.thirds()
     moved = abs(last - first) > error or last - x.first > math.hypot(2 * x.noise, error / math.sqrt(2))
-    nowhere = x.first >= 0.95 * x.limit or x.highest_step - x.first < 2 * x.deviation
+    nowhere = x.first >= 0.95 * x.limit or x.highest_value - x.first < 2 * x.deviation
     return trained and not moved and not nowhere and not x.drop and error < 0.1 * (first - x.floor)
 
 
@@ -256,6 +256,9 @@ _cut: dict[str, Any] = {"remedy": "limit", "advice": _CUT}
 _look: dict[str, Any] = {"remedy": "look", "advice": _LOOK}
 _explore: dict[str, Any] = {"remedy": "explore", "advice": _EXPLORE}
 _noise: dict[str, Any] = {"remedy": "lr", "calibrated": False}
+_both: dict[str, Any] = {"advice": _BOTH, "calibrated": False}
+_seldom: dict[str, Any] = {"remedy": "look", "calibrated": False}
+_hard: dict[str, Any] = {"remedy": "filter", "calibrated": False}
 BROKEN = tuple(
     Sign(name, f"{NUMBERS[name][0]} is not finite", lambda x, _: x.broken, 0, FAILED, advice=_NAN, calibrated=False)
     for name in ("loss", "grad_norm", "kl", "entropy", "reward")
@@ -271,7 +274,7 @@ SIGNS = (
     Sign("validation", "the validation is lost", **_lost),
     Sign("accuracy", "accuracy is lost", **_lost),
     Sign("reward", "the reward is lost", **_lost),
-    Sign("validation", "the validation falls while training rises", validation_falls, 1, FAULT, "", _BOTH, False),
+    Sign("validation", "the validation falls while training rises", validation_falls, 1, FAULT, **_both),
     Sign("terminated", "nearly all completions are cut off", lambda x, _: x.always_below(0.3), **_cut, **_always),
     Sign("zero_std_groups", "no gradient: all groups have equal rewards", lambda _, w: differ(w) is False, **_equal),
     Sign("reward_std", "no gradient: all groups have equal rewards", all_equal_without_shares, **_equal),
@@ -288,10 +291,10 @@ SIGNS = (
     Sign("terminated", "more completions are cut off", lambda x, _: x.drop if x.best > 0.5 else 0, 0.1, **_cut),
     Sign("terminated", "most completions are cut off", lambda x, _: 1 - x.best, from_start=True, **_cut),
     Sign("exact_format", "fewer completions have the exact format", lambda x, _: x.drop, 0.1, advice=_CLEAN),
-    Sign("aborted", "completions are aborted", lambda x, _: x.now, 0.1, None, "look", "", False),
-    Sign("repetition", "completions repeat themselves", lambda x, _: x.now - x.lowest, 0.2, None, "look", "", False),
+    Sign("aborted", "completions are aborted", lambda x, _: x.now, 0.1, **_seldom),
+    Sign("repetition", "completions repeat themselves", lambda x, _: x.now - x.lowest, 0.2, **_seldom),
     Sign("zero_std_groups", "nearly all groups have equal rewards", lambda x, _: x.now, 0.95, remedy="filter"),
-    Sign("no_correct_groups", "most groups have no correct answer", lambda x, _: x.now, 0.5, None, "filter", "", False),
+    Sign("no_correct_groups", "most groups have no correct answer", lambda x, _: x.now, **_hard),
     Sign("entropy", "the policy drifts towards noise", lambda x, _: x.now / max(x.first, math.log(2) / 2), 2, **_noise),
     Sign("entropy", "entropy fell to almost nothing", lambda x, w: w["reward"].could_rise() * fell(x), 10, **_explore),
     Sign("length", "completions near the limit", lambda x, _: (x.first < 0.7 * x.limit) * x.now / x.limit, 0.9, **_cut),
@@ -301,13 +304,13 @@ SIGNS = (
 )
 
 
-def _of_part(name: str) -> tuple[Sign, Sign]:
+def _signs_of_part(name: str) -> tuple[Sign, Sign]:
     """Return the signs of a part of the reward: that it lost what is no small part of it, and that it never paid."""
     part, look = f"{name.removeprefix(PART)}, a part of the reward,", "Look at what it is to match, and at completions."
-    lost = f"{part} fell below half of its best"
+    lost, never_paid = f"{part} fell below half of its best", f"{part} never paid anything"
     return (
         Sign(name, lost, lambda x, w: share_lost(x) if x.drop > w["reward"].margin else 0.0),
-        Sign(name, f"{part} never paid anything", lambda x, _: x.is_zero(), 0.5, NOTE, "look", look, False, True),
+        Sign(name, never_paid, lambda x, _: x.is_zero(), 0.5, NOTE, advice=look, from_start=True, **_seldom),
     )
 
 
@@ -360,7 +363,7 @@ class Watch:
                 continue
             if name not in self.trends:
                 self.trends[name] = Trend(size, name in SHARES)
-                self.signs += _of_part(name) if is_part else ()
+                self.signs += _signs_of_part(name) if is_part else ()
             trend, lowest = self.trends[name], numbers.get("lowest", value) if name == "reward" else value
             trend.floor = min([trend.floor, *filter(math.isfinite, (value, lowest))])
             if name in ("reward", "validation") and (highest := numbers.get(f"{name}_limit", self._most["highest"])):

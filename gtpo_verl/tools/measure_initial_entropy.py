@@ -145,7 +145,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.data.is_file():
         raise ValueError(f"--data {args.data}: no such file: give the parquet file of the run's training questions")
     sampling = (args.samples, args.max_response_length, args.batch_size, args.seed)
-    measured = measure_initial_entropy(args.model, args.data, *sampling, template_kwargs(args.overrides))
+    template = template_kwargs(args.overrides) if args.overrides else {}  # which needs verl's config
+    measured = measure_initial_entropy(args.model, args.data, *sampling, template)
     print(f"initial_entropy={measured.value:.6f}")
     print(f"standard deviation over the completions: {measured.std:.6f} nats per token")
     print(measured.decision(GTPOConfig()))

@@ -33,9 +33,11 @@ _SCORES = ("acc", "format", "strict")
 
 
 class Source(NamedTuple):
-    """Where completions come from: a file per step in `paths`, of which `size_limit` bytes make a page, and what reads
-    one, with each completion's `prompt` and `token_strings`. `header` has the settings, as in `gtpo_dump.json`; of text
-    `rollouts` says what it is, and `advantage` whose A is."""
+    """Completions on disk, a file per step in `paths`, of which `size_limit` bytes make a page.
+
+    `read` returns the completions of a file, each with `prompt` and `token_strings`. `header` has the settings, as in
+    `gtpo_dump.json`; for text it also says what the files are (`rollouts`) and whose A is shown (`advantage`).
+    """
 
     header: dict[str, Any]
     paths: list[Path]

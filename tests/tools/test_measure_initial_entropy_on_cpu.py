@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -135,7 +136,10 @@ def test_a_file_without_prompts_is_named(tiny_model, tmp_path, capsys, content):
     assert f"--data {path}: not a parquet file with a column prompt" in capsys.readouterr().err
 
 
-def test_the_command_prints_the_value_its_spread_and_the_decision(tiny_model, prompts, capsys):
+def test_the_command_prints_the_value_its_spread_and_the_decision_without_hydra_too(
+    tiny_model, prompts, monkeypatch, capsys
+):
+    monkeypatch.setitem(sys.modules, "hydra", None)  # OpenRLHF and TRL bring none
     arguments = ["--model", str(tiny_model), "--data", str(prompts), "--samples", "4", "--max-response-length", "8"]
     assert main(["initial-entropy", *arguments]) == 0
     value, spread, decision = capsys.readouterr().out.splitlines()

@@ -17,7 +17,7 @@ from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from gtpo_verl.monitor.frameworks import METRICS, framework_of, is_metric
+from gtpo_verl.monitor.frameworks import METRICS, PREFIXES, framework_of, is_metric
 
 FORMS = (
     "verl's console log or trainer.logger=file; what TRL or ms-swift prints, trainer_state.json or logging.jsonl; "
@@ -39,7 +39,7 @@ _CONFIG = {  # as verl prints it at its start, or in the command above it
     "prompts": r"train_batch_size'?\s*[:=]\s*(\d{1,9})",
     "n": r"(?:'rollout':.{,4000}?'n':|rollout\.n=)\s*(\d{1,9})",
 }
-_QUOTED = re.compile(rf"""["'](?:rewards?/|val-|eval[_/]|(?:{"|".join(map(re.escape, METRICS))})["'])""")
+_QUOTED = re.compile(rf"""["'](?:{"|".join(PREFIXES)}|(?:{"|".join(map(re.escape, METRICS))})["'])""")
 _UNDERSCORED = {name.replace("/", "_"): name for name in sorted(METRICS)}
 _CONFIG_TEXT, _LINE, _PRINTED, _FILE, _NO_METRIC = 1 << 18, 1 << 22, 1 << 16, 1 << 26, 1 << 28
 """Characters, at most: of a config, of a line, of a printed dict, of a JSON file, before any metric."""

@@ -53,7 +53,8 @@ class Rollouts:
 
 
 def read_rollouts(path: Path, tokenizer: str | None, limit: float | None, last: float = math.inf) -> Rollouts:
-    """Read completions up to the `last` step, evenly thinned out if they are large; raises as `find_source`."""
+    """Read completions up to the `last` step, evenly thinned out if they are large; raises what
+    `find_source` raises."""
     source = find_source(path, tokenizer)
     if not (paths := [file for file in source.paths if step_of(file) <= last]):
         raise ValueError(f"{path} has no step up to {last}, the log's last: give rollouts of the same run")

@@ -100,8 +100,8 @@ def completions_per_step(log: Log) -> int | None:
 
 
 def window_of(run: Run, name: str) -> int:
-    """Return the steps over which an outcome is averaged: those of 640 completions or, where two such windows are not
-    known to fit, as many as make the noise of a mean small beside a loss, or beside what changed in the run."""
+    """Return the steps over which an outcome is averaged: those of 640 completions or, where two such windows do not
+    fit or nobody knows, as many as make the noise of a mean small compared with a loss or with the run's own change."""
     if name == "validation":
         return rules.VALIDATIONS
     steps = [run.log.steps[step] for step in sorted(run.log.steps)]

@@ -343,6 +343,11 @@ def test_lines_of_json_have_the_steps_that_they_name(tmp_path):
     assert [*read_log(tmp_path / "a.jsonl").steps] == [10, 20, 30]
 
 
+def test_a_line_of_json_may_have_a_validation_and_nothing_else(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"step": 5, "data": {"val/test_score/gsm8k": 0.5}}\n')
+    assert read_log(tmp_path / "a.jsonl").steps == {5: {"val/test_score/gsm8k": 0.5}}
+
+
 def test_names_that_a_logger_wrote_with_underscores_are_verls(tmp_path):
     (tmp_path / "a.csv").write_text("_step,critic_score_mean,val-core_openai_gsm8k_acc_mean@1\n1,0.5,0.25\n")
     expected = {"critic/score/mean": 0.5, "val-core/openai_gsm8k/acc/mean@1": 0.25}
