@@ -85,17 +85,21 @@ def main(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except (ImportError, OSError, RuntimeError, ValueError) as error:
-        said = " ".join(str(error).split()) or type(error).__name__
-        if isinstance(error, ModuleNotFoundError) and error.name:
-            extra = _EXTRAS.get(error.name.split(".")[0]) if chosen in _READERS else None
-            remedy = f"pip install '.[{extra}]' in a clone of gtpo-verl, or " if extra else ""
-            said = f"no package {error.name} here: {remedy}activate the environment that trains"
-        # What a file holds must not steer the terminal.
-        said = "".join(x if x.isprintable() else ascii(x)[1:-1] for x in said)
-        print(f"{prog} {chosen}: {said}", file=sys.stderr)
+        print(f"{prog} {chosen}: {_in_one_line(error, chosen)}", file=sys.stderr)
         return parser.bad_input
     except KeyboardInterrupt:
         return 130
+
+
+def _in_one_line(error: Exception, command: str) -> str:
+    """What an error says, or what to install if a package is missing."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        extra = _EXTRAS.get(error.name.split(".")[0]) if command in _READERS else None
+        remedy = f"pip install '.[{extra}]' in a clone of gtpo-verl, or " if extra else ""
+        said = f"no package {error.name} here: {remedy}activate the environment that trains"
+    # What a file holds must not steer the terminal.
+    return "".join(x if x.isprintable() else ascii(x)[1:-1] for x in said)
 
 
 def versions() -> str:

@@ -92,7 +92,7 @@ def _number(value: Any) -> float | None:
 
 def RewardMetricsReplayBuffer(*, trainer_mode: str, **kwargs: Any) -> ReplayBuffer:
     """verl's buffer of its `trainer.v1.trainer_mode`, with the metrics above; the async one drops stale groups or waits
-    for them. Raises as verl if groups cannot be filtered."""
+    for them. Raises what verl raises if groups cannot be filtered."""
     verls = ReplayBuffer if trainer_mode == "sync" else ReplayBufferAsync
     return type("RewardMetricsReplayBuffer", (_RewardMetrics, verls), {})(trainer_mode=trainer_mode, **kwargs)
 
