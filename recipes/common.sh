@@ -7,8 +7,8 @@ fail() { echo "$1" >&2; exit 2; }
 # Before 3.13 Python reads the path of an editable install in the locale's encoding.
 [ "$(locale charmap 2>/dev/null)" = UTF-8 ] || export LC_ALL=C.UTF-8
 
-case $PWD${OUT:-}${MODEL_PATH:-}${DATA_DIR:-} in
-    *'${'*) fail "a folder's name has \${, which Hydra takes for the start of an interpolation: rename it" ;;
+case $PWD${OUT:-}${TASK:-}${MODEL_PATH:-}${DATA_DIR:-} in
+    *'${'* | *$'\n'*) fail "a folder's name has \${ or a line break, which Hydra does not take for a part of it: rename it" ;;
 esac
 
 # $1 as a value in an override: in quotes if it has a character that means something to Hydra.
@@ -61,6 +61,9 @@ for count in TRAIN_BATCH_SIZE PPO_MINI_BATCH_SIZE ROLLOUT_N MAX_PROMPT_LENGTH MA
     PPO_MAX_TOKEN_LEN_PER_GPU STEPS NNODES NGPUS_PER_NODE SAMPLES BATCH; do
     case ${!count:-1} in *[!0-9]* | 0*) fail "$count=${!count}: must be a whole number above 0" ;; esac
 done
+
+case ${SEED:-0} in *[!0-9]*) fail "SEED=$SEED: must be a whole number, 0 or above" ;; esac
+case ${SAVE_FREQ:-1} in -1) ;; *[!0-9]* | 0*) fail "SAVE_FREQ=$SAVE_FREQ: must be a number of steps, or -1 for none" ;; esac
 
 # SMOKE=1 runs a few steps of the recipe with a small model in a folder of its own, and prints what works here.
 [ "${SMOKE:-0}" = 0 ] || { need_verl; exec python3 -m recipes smoke "recipes/$(basename "$0")" -- "$@"; }

@@ -36,6 +36,8 @@ def atomic_write(path: Path, content: str | bytes) -> None:
     try:
         partial.write_bytes(data)
         partial.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         partial.unlink(missing_ok=True)
 

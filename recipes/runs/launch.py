@@ -148,6 +148,20 @@ def end_process(process: subprocess.Popen, grace_s: float = 10.0) -> None:
             member.kill()
 
 
+def exit_once() -> None:
+    """Exit at the first signal: another, as `timeout` and a second Ctrl-C send it, must not cut `end_process` short."""
+
+    def leave(number: int, _: Any) -> None:
+        for other in numbers:
+            signal.signal(other, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # as under nohup
+    for number in numbers:
+        signal.signal(number, leave)
+
+
 def disk_note(out: Path) -> str:
     """How little disk is free, which verl's error does not say; empty if there is enough."""
     free = shutil.disk_usage(out).free
@@ -241,7 +255,8 @@ def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO, st
             print("Ray was too slow to start, as happens on a busy machine: trying again", flush=True)
             return train(command, out, stall_s, lock, starts - 1)
         print(f"\n--- from {log}\n{failure_lines(said)}\n---", file=sys.stderr)
-        reason, notes = reason or f"verl ended with status {status}", disk_note(out)
+        ended = f"verl ended with status {status}" if status > 0 else f"verl was ended by signal {-status}"
+        reason, notes = reason or ended, disk_note(out)
         notes += run_folder.unreadable_note(command, out, said)
         print(f"the run failed: {reason}; its log is {log}{notes}", file=sys.stderr)
         return status if status > 0 else 1
@@ -317,7 +332,5 @@ def run(args: argparse.Namespace) -> int:
         refuse_stale_ray(args.command)
         run_folder.hold_settings(args.command, args.out, args.extend)
         run_folder.write_command(args.command, args.out, ["--stall", str(args.stall)] if args.stall else [])
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-                signal.signal(number, lambda number, _: sys.exit(128 + number))
+        exit_once()
         return train(args.command, args.out, args.stall, lock)

@@ -235,8 +235,8 @@ def logger_variables(out: Path) -> dict[str, str]:
     Variables that are set already keep their values.
     """
     record = out / "run_id"
-    if not record.exists():
-        record.write_text(uuid.uuid4().hex[:21] + "\n")  # SwanLab takes exactly 21 characters
+    if not record.exists() or not record.stat().st_size:  # of a start on a full disk
+        atomic_write(record, uuid.uuid4().hex[:21] + "\n")  # SwanLab takes exactly 21 characters
     run_id = record.read_text().strip()
     variables = {
         "TENSORBOARD_DIR": str(out.absolute() / "tensorboard"),

@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from gtpo_verl.tools.check.resources import DRIVER_REMEDY, unusable_gpus
 from recipes.runs import run_folder
-from recipes.runs.launch import end_process
+from recipes.runs.launch import end_process, exit_once
 
 SMALL_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 _LIMIT_S = 1800
@@ -63,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     out = Path(os.environ.get("OUT") or f"outputs/{args.recipe.stem}").absolute()
     out = out.with_name(f"{out.name}_smoke")
     shutil.rmtree(out, ignore_errors=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what it started ends with it
+    exit_once()  # so that what it started ends with it
     environment = environment_of(out, has_gpu)
     results: dict[str, str] = {}
     for name, passes in checks(args.recipe, args.overrides, out, environment).items():

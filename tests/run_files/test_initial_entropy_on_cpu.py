@@ -117,7 +117,8 @@ def test_a_full_disk_leaves_the_old_record_and_the_run_goes_on(tmp_path, monkeyp
 
     monkeypatch.setattr(Path, "write_bytes", write_bytes)
     assert InitialEntropy(0.2).save(tmp_path, GTPOConfig()) is None
-    assert "is not recorded ([Errno 28] No space left on device); to resume the run, set algorithm" in caplog.text
+    assert "is not recorded ([Errno 28] No space left on device: " in caplog.text
+    assert "); to resume the run, set algorithm" in caplog.text
     assert InitialEntropy(0.2).save(tmp_path, OpenRLHFGTPOConfig()) is None
     assert "to resume the run, set algo.gtpo.initial_entropy=0.2" in caplog.text
     assert InitialEntropy.load(tmp_path) == old

@@ -133,6 +133,17 @@ def test_a_launcher_that_is_killed_loses_no_step_and_its_trainer_holds_the_folde
         assert process.returncode == 128 + number and not trainer.is_running()
 
 
+def test_a_second_signal_does_not_leave_the_trainer_alive(run):
+    ignores = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: open('told', 'w'))\n"
+    process = run.start(f"{ignores}os.chdir(os.path.dirname(file.name))\nstep(1)\nwhile True: time.sleep(1)")
+    wait_until(lambda: (run.out / "metrics.jsonl").exists())
+    trainer = psutil.Process(int((run.out / "lock").read_text()))
+    process.send_signal(signal.SIGTERM)
+    wait_until(lambda: (run.out / "told").exists())
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(900) == 128 + signal.SIGTERM and not trainer.is_running()
+
+
 @pytest.mark.parametrize("line", ["[1]", '{"step": "one"}', "\0", "[" * 100_000])
 def test_a_log_that_is_none_is_named_and_kept(run, capsys, line):
     run("step(1)")

@@ -36,6 +36,12 @@ def test_a_retry_with_other_settings_is_welcome_until_there_is_a_checkpoint(tmp_
         hold_settings([*COMMAND, "seed=2"], tmp_path)
 
 
+def test_an_empty_id_of_a_start_on_a_full_disk_is_none(tmp_path):
+    (tmp_path / "run_id").touch()
+    first, second = (run_folder.logger_variables(tmp_path)["WANDB_RUN_ID"] for _ in range(2))
+    assert first == second and len(first) == 21
+
+
 def test_without_a_checkpoint_what_a_run_of_other_settings_logged_is_kept(tmp_path, capsys):
     for command in (COMMAND, COMMAND, [*COMMAND, "seed=2"]):
         hold_settings(command, tmp_path)
