@@ -144,9 +144,25 @@ def unusable_gpus() -> str:
     return ""
 
 
+def _scratch(get: Callable) -> Iterator[Finding]:
+    """Yield folders outside the run's own in which Ray and verl's data set write, and cannot."""
+    from huggingface_hub.constants import HF_HOME
+
+    folders = {"RAY_TMPDIR": os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"}
+    if not get("data.custom_cls.path"):
+        folders["HF_DATASETS_CACHE"] = os.environ.get("HF_DATASETS_CACHE") or f"{HF_HOME}/datasets"
+    for variable, folder in folders.items():
+        if not os.access(existing := nearest_existing(Path(folder)), os.W_OK):
+            yield Finding(variable, f"{existing} cannot be written to", f"export {variable}=ANOTHER_FOLDER")
+    token = Path(os.path.expanduser("~/.ray/auth_token"))
+    if os.environ.get("RAY_AUTH_MODE") != "disabled" and not os.access(nearest_existing(token), os.W_OK):
+        yield Finding(str(token), "Ray may need it, and cannot write it", advice="export RAY_AUTH_MODE=disabled")
+
+
 def _this_machine(get: Callable, gpus: int) -> Iterator[Finding]:
     import torch
 
+    yield from _scratch(get)
     beside = {name: int(get(f"{section}.n_gpus_per_node") or 0) for name, section in pools(get).items()}
     if get("trainer.device", default="cuda") == "cuda":
         found, wanted = torch.cuda.device_count(), gpus + sum(beside.values())

@@ -112,6 +112,8 @@ def _verls(config: DictConfig) -> Iterator[Finding]:
         remedy = f"write model_engine={group}, which brings its own, and no strategy"
         yield Finding(f"{_ACTOR}.strategy={actor.strategy}", f"the settings are of {engine}", remedy)
         return
+    if config.algorithm.adv_estimator == "remax" and config.trainer.get("use_v1"):
+        yield Finding("algorithm.adv_estimator=remax", "verl's V1 trainer has no baselines", "set trainer.use_v1=False")
     if OmegaConf.is_missing(rollout, "name"):
         yield Finding(f"{_ROLLOUT}.name", "not given", f"set {_ROLLOUT}.name=vllm, or to sglang")
     verls = config.copy()
@@ -174,7 +176,10 @@ def _gpus(get: Callable) -> Iterator[Finding]:
     """Yield settings that do not fit the GPUs that the command asks for."""
     nodes, per_node = (int(get(f"trainer.{key}") or 0) for key in ("nnodes", "n_gpus_per_node"))
     if get("trainer.val_only"):
-        return
+        if get("trainer.val_before_train"):
+            return
+        says = "verl reads it in the validation before training alone, and trains"
+        yield Finding("trainer.val_only=True", says, "set trainer.val_before_train=True, or leave it out")
     if not (gpus := nodes * per_node):
         subject = f"trainer.nnodes={nodes} trainer.n_gpus_per_node={per_node}"
         yield Finding(subject, "no GPU to train on", "ask for at least 1 of both")

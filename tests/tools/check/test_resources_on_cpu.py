@@ -200,6 +200,23 @@ def test_a_folder_that_cannot_be_written_to_is_a_problem(monkeypatch):
     assert "cannot be written to" in said_of(folder)[folder].says
 
 
+def test_folders_in_which_ray_and_datasets_cannot_write_are_named_with_the_variable_that_moves_them(
+    findings, monkeypatch, tmp_path
+):
+    for variable in ("RAY_TMPDIR", "HF_DATASETS_CACHE"):
+        monkeypatch.setenv(variable, f"{tmp_path}/locked/{variable}")
+    (tmp_path / "locked").mkdir()
+    access = os.access
+    monkeypatch.setattr(resources.os, "access", lambda path, mode: "locked" not in str(path) and access(path, mode))
+    assert findings().keys() == {"RAY_TMPDIR", "HF_DATASETS_CACHE"}
+    monkeypatch.setenv("HOME", f"{tmp_path}/locked")
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    token = f"{tmp_path}/locked/.ray/auth_token"
+    assert "RAY_AUTH_MODE=disabled" in findings("data.custom_cls.path=pkg://mine")[token].advice
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    assert findings("data.custom_cls.path=pkg://mine").keys() == {"RAY_TMPDIR"}
+
+
 @pytest.mark.parametrize("engine", ["torchtitan", "veomni"])
 def test_an_engine_that_is_not_installed_is_a_missing_package(findings, engine):
     found = findings(f"actor_rollout_ref.actor.strategy={engine}", missing=[engine, "flash_attn"])

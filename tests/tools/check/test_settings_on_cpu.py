@@ -293,12 +293,20 @@ STAGES = f"{ACTOR}.megatron.pipeline_model_parallel_size=4"
         f"{TOKENS} {ACTOR}.ulysses_sequence_parallel_size=2 trainer.n_gpus_per_node=2",
         f"{TOKENS} {ACTOR}.use_dynamic_bsz=False {MICRO} {ROLLOUT}.log_prob_micro_batch_size_per_gpu=1",
         f"{ROLLOUT}.tensor_model_parallel_size=4 actor_rollout_ref.hybrid_engine=False trainer.n_gpus_per_node=2",
-        "trainer.val_only=True trainer.n_gpus_per_node=0",
+        "trainer.val_only=True trainer.val_before_train=True trainer.n_gpus_per_node=0",
+        "algorithm.adv_estimator=remax trainer.use_v1=False",
     ],
-    ids=["tokens of two GPUs", "no limit of tokens", "a rollout of its own", "no training"],
+    ids=["tokens of two GPUs", "no limit of tokens", "a rollout of its own", "no training", "remax"],
 )
 def test_what_fits_has_no_problem(words):
     assert problems(judged(*words.split())) == {}
+
+
+@pytest.mark.parametrize("word", ["trainer.val_only=True", "algorithm.adv_estimator=remax"])
+def test_what_verl_does_not_do_where_it_is_asked_for_is_a_problem(word):
+    words = [word, "trainer.val_before_train=False", "trainer.use_v1=True"]
+    (remedy,) = re.findall(r"set ([\w.]+=\w+)", judged(*words)[word])
+    assert word not in judged(*words, remedy)
 
 
 @pytest.mark.parametrize(
