@@ -6,6 +6,7 @@ settings, but for the filter. `ended` and what needs the model's probabilities a
 """
 
 import math
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -51,6 +52,8 @@ def find_source(path: Path, tokenizer: str | None = None) -> Source:
     ValueError if there is none, more than one dump, one of another version, or no tokenizer."""
     if not path.exists():
         raise ValueError(f"{path} does not exist: name a folder with rollouts or a token dump, or a file of it")
+    if path.is_dir():
+        os.listdir(path)  # an error if it cannot be read, which rglob takes for an empty one
     headers = [path.parent / HEADER_NAME] if path.is_file() else sorted(path.rglob(HEADER_NAME))
     headers = [header for header in headers if header.is_file()]
     if headers:

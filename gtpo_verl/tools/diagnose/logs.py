@@ -12,7 +12,7 @@ import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -71,7 +71,7 @@ def read_log(path: Path) -> Log:
         if path.is_dir() or "tfevents" in path.name:
             return _log(name, _by_step(name, _read_events(path)))
         with open_text(path) as file:
-            lines = iter(lambda: file.readline(_LINE), "")
+            lines = _lines(file)
             first = next(filter(str.strip, islice(lines, _PRINTED)), "")
             if first.strip() == "{" or path.suffix in (".json", ".ipynb"):
                 return _log(name, _by_step(name, _read_history(name, first + file.read(_FILE))))
@@ -88,10 +88,16 @@ def shown(path: Path) -> str:
     return os.fsencode(path).decode(errors="replace")
 
 
+def _lines(file: TextIO) -> Iterator[str]:
+    """Yield the lines; a compressed log of a run that goes on, or was killed, lacks its end."""
+    with suppress(EOFError):
+        yield from iter(lambda: file.readline(_LINE), "")
+
+
 def _find_log(folder: Path) -> Path:
     """Return the one log of a folder: of checkpoints the newest, which has the whole history."""
     patterns = ("metrics.jsonl", "trainer_state.json", "checkpoint-*/trainer_state.json", "logging.jsonl", "output.log")
-    for pattern in (*patterns, "*.jsonl", "*.jsonl.gz", "*.log", "*.csv", "**/*tfevents*"):
+    for pattern in (*patterns, "*.jsonl", "*.jsonl.gz", "*.log", "*.log.gz", "*.csv", "**/*tfevents*"):
         found = sorted(folder.glob(pattern), key=lambda x: (int(re.sub(r"\D", "", x.parent.name)[:9] or 0), x.name))
         if len(found) == 1 or (found and pattern.startswith("checkpoint")):
             return found[-1]
@@ -106,6 +112,8 @@ def _find_log(folder: Path) -> Path:
 @contextmanager
 def open_text(path: Path) -> Iterator[TextIO]:
     """Open a text file that may be compressed or, as PowerShell writes them, in UTF-16; `-` is the standard input."""
+    if str(path) == "-" and sys.stdin is None:
+        raise ValueError("the standard input is closed")
     opened: Any = sys.stdin.buffer if str(path) == "-" else path.open("rb")
     with opened as raw:
         start = raw.peek(2)[:2]

@@ -343,6 +343,14 @@ def test_lines_of_json_have_the_steps_that_they_name(tmp_path):
     assert [*read_log(tmp_path / "a.jsonl").steps] == [10, 20, 30]
 
 
+def test_a_compressed_log_that_lacks_its_end_is_read_as_far_as_it_goes(tmp_path):
+    lines = "".join(f"step:{step} - critic/score/mean:{step / 7919}\n" for step in range(1, 2000))
+    whole = gzip.compress(lines.encode())
+    (tmp_path / "train.log.gz").write_bytes(whole[: len(whole) // 2])
+    steps = read_log(tmp_path).steps
+    assert [*steps] == [*range(1, max(steps) + 1)] and 500 < len(steps) < 1999
+
+
 def test_a_line_of_json_may_have_a_validation_and_nothing_else(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"step": 5, "data": {"val/test_score/gsm8k": 0.5}}\n')
     assert read_log(tmp_path / "a.jsonl").steps == {5: {"val/test_score/gsm8k": 0.5}}
