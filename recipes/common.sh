@@ -7,9 +7,12 @@ fail() { echo "$1" >&2; exit 2; }
 # Before 3.13 Python reads the path of an editable install in the locale's encoding.
 [ "$(locale charmap 2>/dev/null)" = UTF-8 ] || export LC_ALL=C.UTF-8
 
-case $PWD${OUT:-}${TASK:-}${MODEL_PATH:-}${DATA_DIR:-} in
-    *'${'* | *$'\n'*) fail "a folder's name has \${ or a line break, which Hydra does not take for a part of it: rename it" ;;
-esac
+check_names() {
+    case $1 in
+        *'${'* | *$'\n'*) fail "a folder's name has \${ or a line break, which Hydra does not take for a part of it: rename it" ;;
+    esac
+}
+check_names "$PWD${OUT:-}${MODEL_PATH:-}${DATA_DIR:-}"
 
 # $1 as a value in an override: in quotes if it has a character that means something to Hydra.
 hydra() {
