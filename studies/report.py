@@ -426,9 +426,9 @@ def _wrap(block: re.Match[str]) -> str:
     )
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Write everything."""
-    argparse.ArgumentParser(description=__doc__).parse_args()
+    argparse.ArgumentParser(description=__doc__).parse_args(argv)
     if not complete(one_prompt()):
         print("no run is complete: bash studies/run.sh", file=sys.stderr)
         return 1

@@ -319,7 +319,7 @@ def test_the_page_and_the_tables_are_what_the_logs_give(tmp_path, monkeypatch):
     for name in ("TABLES_PAGE", "RUNS"):
         monkeypatch.setattr(report, name, tmp_path / getattr(report, name).name)
     monkeypatch.setattr(report, "PAGES", {name: tmp_path / page.name for name, page in report.PAGES.items()})
-    assert report.main() == 0
+    assert report.main([]) == 0
     assert {path.name: path.read_text() for path in tmp_path.glob("*.[mc]*")} == expected
     assert all(
         (tmp_path / name).stat().st_size > 10_000
