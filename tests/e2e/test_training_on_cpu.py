@@ -167,8 +167,8 @@ def test_verls_experimental_trainers_train(train, module, overrides):
 
 
 # How long things took, how many rollouts wait just then, and how old verl takes cached ones to be; the cache, progress
-# bars, what fully_async's rollouter says each minute, gRPC now and then, and how a worker of Ray aborts that it finds at
-# work as the run ends.
+# bars, what fully_async's rollouter says each minute, gRPC now and then, and how a worker of Ray aborts that it finds
+# at work as the run ends.
 VARIES = re.compile(r"timing|perf/|off_policy|_time(_s)?$|idle_ratio|utilization|mq_size")
 NOISE = re.compile(r"Skip\(\)|it/s\]|s/it\]|MonitorLoop|'(count|monitor|static)/|RAW: |SIGABRT|\(unknown\)")
 # The process that computes rewards loads this, and says once whether verl has loaded the plugin.
