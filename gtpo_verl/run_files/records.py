@@ -36,7 +36,7 @@ def atomic_write(path: Path, content: str | bytes) -> None:
     try:
         partial.write_bytes(data)
         partial.replace(path)
-    except OSError as error:
+    except OSError as error:  # which names the partial file
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         partial.unlink(missing_ok=True)

@@ -156,8 +156,8 @@ def exit_once() -> None:
             signal.signal(other, signal.SIG_IGN)
         sys.exit(128 + number)
 
-    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-    numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # as under nohup
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [number for number in ends if signal.getsignal(number) is not signal.SIG_IGN]  # as under nohup
     for number in numbers:
         signal.signal(number, leave)
 

@@ -86,8 +86,13 @@ def _files(get: Callable) -> Iterator[Finding]:
         if not (file := str(get(key) or "pkg://")).startswith("pkg://") and not _path(file).is_file():
             yield Finding(f"{key}={file}", "no such file", "give its path, absolute or from this folder")
     for key in _FOLDERS:
-        if (folder := get(key)) and not os.access(existing := nearest_existing(_path(folder)), os.W_OK):
-            yield Finding(f"{key}={folder}", f"{existing} cannot be written to", "give another folder")
+        if folder := get(key):
+            yield from _write_protected(f"{key}={folder}", folder, "give another folder")
+
+
+def _write_protected(subject: str, folder: str, remedy: str) -> Iterator[Finding]:
+    if not os.access(existing := nearest_existing(_path(folder)), os.W_OK):
+        yield Finding(subject, f"{existing} cannot be written to", remedy)
 
 
 def _path(file: str) -> Path:
@@ -152,8 +157,7 @@ def _scratch(get: Callable) -> Iterator[Finding]:
     if not get("data.custom_cls.path"):
         folders["HF_DATASETS_CACHE"] = os.environ.get("HF_DATASETS_CACHE") or f"{HF_HOME}/datasets"
     for variable, folder in folders.items():
-        if not os.access(existing := nearest_existing(Path(folder)), os.W_OK):
-            yield Finding(variable, f"{existing} cannot be written to", f"export {variable}=ANOTHER_FOLDER")
+        yield from _write_protected(variable, folder, f"export {variable}=ANOTHER_FOLDER")
     token = Path(os.path.expanduser("~/.ray/auth_token"))
     if os.environ.get("RAY_AUTH_MODE") != "disabled" and not os.access(nearest_existing(token), os.W_OK):
         yield Finding(str(token), "Ray may need it, and cannot write it", advice="export RAY_AUTH_MODE=disabled")

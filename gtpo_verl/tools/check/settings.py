@@ -112,8 +112,6 @@ def _verls(config: DictConfig) -> Iterator[Finding]:
         remedy = f"write model_engine={group}, which brings its own, and no strategy"
         yield Finding(f"{_ACTOR}.strategy={actor.strategy}", f"the settings are of {engine}", remedy)
         return
-    if config.algorithm.adv_estimator == "remax" and config.trainer.get("use_v1"):
-        yield Finding("algorithm.adv_estimator=remax", "verl's V1 trainer has no baselines", "set trainer.use_v1=False")
     if OmegaConf.is_missing(rollout, "name"):
         yield Finding(f"{_ROLLOUT}.name", "not given", f"set {_ROLLOUT}.name=vllm, or to sglang")
     verls = config.copy()
@@ -170,16 +168,18 @@ def _missing_inputs(get: Callable) -> Iterator[Finding]:
     overlong, longest = "reward.reward_kwargs.overlong_buffer_cfg.enable", "reward.reward_kwargs.max_resp_len"
     if get("reward.reward_manager.name") == "dapo" and get(overlong) and get(longest) is None:
         yield Finding(f"{overlong}=True", f"no {longest}", f"set ++{longest}={get('data.max_response_length')}")
+    if get("algorithm.adv_estimator") == "remax" and get("trainer.use_v1"):
+        yield Finding("algorithm.adv_estimator=remax", "verl's V1 trainer has no baselines", "set trainer.use_v1=False")
+    if get("trainer.val_only") and not get("trainer.val_before_train"):
+        says = "verl reads it in the validation before training alone, and trains"
+        yield Finding("trainer.val_only=True", says, "set trainer.val_before_train=True, or leave it out")
 
 
 def _gpus(get: Callable) -> Iterator[Finding]:
     """Yield settings that do not fit the GPUs that the command asks for."""
     nodes, per_node = (int(get(f"trainer.{key}") or 0) for key in ("nnodes", "n_gpus_per_node"))
-    if get("trainer.val_only"):
-        if get("trainer.val_before_train"):
-            return
-        says = "verl reads it in the validation before training alone, and trains"
-        yield Finding("trainer.val_only=True", says, "set trainer.val_before_train=True, or leave it out")
+    if get("trainer.val_only") and get("trainer.val_before_train"):
+        return
     if not (gpus := nodes * per_node):
         subject = f"trainer.nnodes={nodes} trainer.n_gpus_per_node={per_node}"
         yield Finding(subject, "no GPU to train on", "ask for at least 1 of both")
