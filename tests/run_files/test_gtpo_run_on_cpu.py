@@ -11,7 +11,7 @@ from gtpo_verl.run_files.gtpo_run import GTPORun
 def warnings_of(rollouts, folder, caplog, applied=True, **config):
     """Of a run with these rewards in each rollout; the last row is padding."""
     caplog.set_level(logging.WARNING, "gtpo_verl")
-    run = GTPORun(GTPOConfig(completion_filter="never", **config), folder, None, True, applied=applied)
+    run = GTPORun(GTPOConfig(completion_filter="never", **config), folder, None, norm_by_std=True, applied=applied)
     for rewards in rollouts:
         mask = torch.ones(len(rewards) + 1, 2)
         mask[-1] = 0

@@ -6,7 +6,7 @@ from omegaconf import open_dict
 from verl_config import validate
 
 from gtpo_verl.run_files.initial_entropy import InitialEntropy
-from gtpo_verl.verl_plugin import preflight
+from gtpo_verl.verl_plugin import compat, preflight
 from gtpo_verl.verl_plugin.run_config import RunConfig, VerlGTPOConfig
 
 KNOWN = "algorithm.gtpo.initial_entropy=0.2"
@@ -88,9 +88,11 @@ def test_a_key_of_gtpos_under_another_name_is_an_error_of_gtpos_runs_alone(compo
 def test_packages_that_a_plain_verl_lacks_are_named_before_ray_starts(compose_config, monkeypatch):
     for name in ("transfer_queue", "cachetools"):
         monkeypatch.setitem(sys.modules, name, None)
-    validate(compose_config("trainer.use_v1=false"))
+    legacy = compose_config("trainer.use_v1=false")
+    validate(legacy)
+    assert preflight.problems(legacy) == []
     needs = "trainer.use_v1=True needs packages that are not installed: pip install TransferQueue cachetools"
-    with pytest.raises(ValueError, match=needs):
+    with pytest.raises(ValueError, match=f"^{needs}$"):
         validate(compose_config("trainer.use_v1=true"))
 
 
@@ -472,6 +474,15 @@ def test_a_run_says_that_it_has_no_reference_policy_if_it_has_none(compose_confi
     caplog.clear()
     validate(compose_config(KNOWN, "actor_rollout_ref.actor.use_kl_loss=true"))
     assert "without a reference policy" not in caplog.text
+
+
+def test_why_gtpo_cannot_run_is_no_problem_of_grpo(compose_config, monkeypatch):
+    monkeypatch.setattr(compat, "load_errors", {"broken": None})
+    with pytest.raises(RuntimeError, match="broken"):
+        validate(compose_config())
+    grpo = compose_config("algorithm.adv_estimator=grpo", CLIPPED)
+    validate(grpo)
+    assert preflight.problems(grpo) == []
 
 
 def test_steps_between_dumps_are_whole(compose_config, tmp_path):

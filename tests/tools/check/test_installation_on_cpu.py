@@ -1,8 +1,12 @@
+from pkgutil import resolve_name
+
 from own_process import NOT_LOADED, run_python
 from verl.trainer.ppo import core_algos
 
 from gtpo_verl.cli import main
-from gtpo_verl.verl_plugin import compat
+from gtpo_verl.tools.check import installation
+from gtpo_verl.verl_plugin import compat, hooks
+from gtpo_verl.verl_plugin.state import estimate_gtpo_advantage
 
 
 def test_without_verl_or_torch_there_is_a_sentence_and_no_traceback():
@@ -18,6 +22,10 @@ def test_report_is_one_sentence_with_two_commands_unless_gtpo_cannot_run(capsys,
     verdict, *commands = capsys.readouterr().out.splitlines()
     assert verdict.startswith("GTPO is installed and hooked into verl ")
     assert [x.split()[0] for x in commands] == ["GTPO_CHECK=1", "gtpo-verl"]
+    assert [*installation()] == []
+    assert core_algos.get_adv_estimator_fn("gtpo") is estimate_gtpo_advantage
+    places = {subject: f"{module}:{path}" for subject, module, path, _ in hooks.HOOKS}
+    assert all(resolve_name(places[subject]).hooked_by_gtpo for subject in ("legacy trainer", "V1 trainer"))
     monkeypatch.setattr(compat, "load_errors", {"the sky has fallen": None})
     assert main(["check"]) == 1
     assert "the sky has fallen" in capsys.readouterr().out
