@@ -138,9 +138,11 @@ numbers() {
 # With the plugin installed too, verl's own serves gtpo, and the plugin says so.
 plugin_defers() {
     cd "$work"
-    PYTHONPATH=$work/$tree-patched python -m gtpo_verl check -v | tee "both-$tree"
-    grep "advantage estimator gtpo: verl.trainer.ppo.core_algos.compute_gtpo_outcome_advantage" "both-$tree"
+    export PYTHONPATH=$work/$tree-patched
+    python -m gtpo_verl check | tee "both-$tree"
     grep "this verl has GTPO of its own" "both-$tree"
+    python -c "from verl.trainer.ppo import core_algos
+assert core_algos.get_adv_estimator_fn('gtpo') is core_algos.compute_gtpo_outcome_advantage"
 }
 
 train() { # train NAME MODULE [override…]
