@@ -7,15 +7,15 @@
 # The settings under which TRL #6407 reports an entropy above 2 nats, as far as it names them: 512 questions, 512 tokens,
 # four clipped updates per rollout, a constant learning rate of 2e-6 after ten updates, 2,000 updates; the optimizer's others
 # are TRL's defaults. docs/reproduce.md says when to stop and what to plot. recipes/run_gtpo_qwen.sh with another model; its
-# variables hold.
+# variables hold, but for FINETUNE and BETAS.
 set -euo pipefail
 
 export MODEL_PATH=${MODEL_PATH:-Qwen/Qwen3-0.6B}
-export FINETUNE=full OFFLOAD=${OFFLOAD:-False}
+export FINETUNE=full BETAS=default OFFLOAD=${OFFLOAD:-False}
 export TRAIN_BATCH_SIZE=${TRAIN_BATCH_SIZE:-16}
 export MAX_PROMPT_LENGTH=${MAX_PROMPT_LENGTH:-512} MAX_RESPONSE_LENGTH=${MAX_RESPONSE_LENGTH:-512}
 export ACTOR_LR=${ACTOR_LR:-2e-6}
-export SAVE_FREQ=${SAVE_FREQ:-100}
+export TOTAL_EPOCHS=${TOTAL_EPOCHS:-16} SAVE_FREQ=${SAVE_FREQ:-100}
 export OUT=${OUT:-outputs/qwen3_${ALGO:-gtpo}_seed${SEED:-3407}}
 
 exec bash "$(dirname "${BASH_SOURCE[0]}")/run_gtpo_qwen.sh" \
@@ -31,6 +31,5 @@ exec bash "$(dirname "${BASH_SOURCE[0]}")/run_gtpo_qwen.sh" \
     actor_rollout_ref.actor.optim.weight_decay=0 \
     actor_rollout_ref.actor.optim.clip_grad=1.0 \
     trainer.total_training_steps=500 \
-    trainer.total_epochs=16 \
     +trainer.collapse_watch=warn \
     "$@"

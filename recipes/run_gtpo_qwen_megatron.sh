@@ -3,8 +3,8 @@
 #
 #   bash recipes/run_gtpo_qwen_megatron.sh [override…]
 #
-# recipes/run_gtpo_qwen.sh with another model and engine; its variables hold. Needs Megatron, which docs/gpu.md says how to
-# install. Not the paper's scale: an update takes 64 prompts.
+# recipes/run_gtpo_qwen.sh with another model and engine; its variables hold, but for FINETUNE and STRATEGY. Needs Megatron,
+# which docs/gpu.md says how to install. Not the paper's scale: an update takes 64 prompts.
 set -euo pipefail
 
 export MODEL_PATH=${MODEL_PATH:-Qwen/Qwen2.5-14B-Instruct}

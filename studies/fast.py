@@ -99,7 +99,7 @@ class Learner:
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
     ):
-        """`weights`, (1, …) each, are copied; `control` is one of `CONTROLS`; products are computed in `dtype`."""
+        """`weights`, (1, …) each, are copied; `control` is of `CONTROLS` or `OUTCOMES`; products are in `dtype`."""
         self.shape, self.config, self.control, self.dtype = shape, config, control, dtype
         self.actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
         self.settings = VerlGTPOConfig.from_config(config.algorithm)

@@ -93,13 +93,13 @@ def rates_borne(runs: pd.DataFrame, task: str, method: str) -> list[float]:
     return means.index[enough & (means["clean"] >= CLEAN)].tolist()
 
 
-def block_table(runs: pd.DataFrame, metrics: Sequence[str] = tuple(METRICS)) -> tuple[list[str], list[list[str]]]:
+def block_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     """Header and a row per cell: the means of its seeds."""
     rows = []
     for (task, method, lr), own in runs.groupby(["task", "method", "lr"], sort=False):
-        shown = [f"{own[name].mean():.{1 if name == 'length' else 2}f}".replace("-", "−") for name in metrics]
+        shown = [f"{own[name].mean():.{1 if name == 'length' else 2}f}".replace("-", "−") for name in METRICS]
         rows.append([task, TITLES[method], rate(lr), str(len(own)), *shown])
-    return ["task", "method", "learning rate", "runs", *(METRICS[name] for name in metrics)], rows
+    return ["task", "method", "learning rate", "runs", *METRICS.values()], rows
 
 
 def method_table(runs: pd.DataFrame) -> tuple[list[str], list[list[str]]]:

@@ -21,8 +21,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 
 SEEDS = 3
-"""Of every cell. Raise it, and `bash studies/run.sh` runs what is missing."""
-STEPS = 400
+"""Of every cell of part one, whose runs are made: today's loop logs other curves."""
 
 GTPO = ("algorithm.adv_estimator=gtpo", "actor_rollout_ref.actor.policy_loss.loss_mode=gtpo")
 GRPO = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla")
@@ -223,7 +222,7 @@ TABLES: dict[str, list[Cell]] = {
         ("grpo", "gtpo", "grpo_G12", "gtpo_G12", "grpo_betas", "gtpo_betas", "span_all", "threshold_0.2"),
     ),
 }
-"""Tables of docs/study.md. A cell may stand in several; its runs are made once."""
+"""Tables of studies/ONE_PROMPT.md. A cell may stand in several; its runs are made once."""
 
 
 def one_prompt() -> list[tuple[Cell, int]]:

@@ -125,7 +125,7 @@ def cell_table(cells: Sequence[Cell], metrics: Sequence[str] = tuple(METRICS)) -
     )
 
 
-def method_table(cells: Sequence[Cell], metrics: Sequence[str], against: str = "grpo") -> str:
+def method_table(cells: Sequence[Cell], metrics: Sequence[str]) -> str:
     """A row per method over all tasks: runs that stopped terminating, interquartile means, and paired differences."""
     runs = runs_of(cells)
     rows = []
@@ -136,9 +136,9 @@ def method_table(cells: Sequence[Cell], metrics: Sequence[str], against: str = "
         row = [TITLES[method], f"{sum(map(lost, own))} of {len(own)}"]
         for metric in metrics:
             row.append(f"{iqm(np.array([run.summary[metric] for run in own])):.2f}")
-            row.append("" if method == against else str(compare(runs, method, against, metric)))
+            row.append("" if method == "grpo" else str(compare(runs, method, "grpo", metric)))
         rows.append(row)
-    columns = [name for metric in metrics for name in (METRICS[metric], f"minus {TITLES[against]}")]
+    columns = [name for metric in metrics for name in (METRICS[metric], f"minus {TITLES['grpo']}")]
     return markdown(["", "stopped terminating", *columns], rows)
 
 
@@ -203,7 +203,7 @@ def agreement_table() -> str:
 
 
 def facts() -> dict[str, object]:
-    """Every number and table that studies/page.template names."""
+    """Every number and table that the templates of `PAGES` name."""
     found: dict[str, object] = {"ln2": f"{LN2:.3f}"}
     all_cells = list(dict.fromkeys(cell for cells in TABLES.values() for cell in cells))
     everything = runs_of(all_cells)
@@ -430,7 +430,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write everything."""
     argparse.ArgumentParser(description=__doc__).parse_args(argv)
     if not complete(one_prompt()):
-        print("no run is complete: bash studies/run.sh", file=sys.stderr)
+        print("no run of part one: studies/results/one-prompt.zip is missing", file=sys.stderr)
         return 1
     numbers = facts()
     OUT.mkdir(parents=True, exist_ok=True)

@@ -251,7 +251,8 @@ def main() -> int:
     if args.block and (why := unfit(args.block)):
         parser.error(why)
     if args.processes > 1:
-        command = [sys.executable, "-m", "studies.run", "--block", args.block, "--outputs", str(args.outputs)]
+        command = [sys.executable, "-m", "studies.run", "--outputs", str(args.outputs)]
+        command += ["--block", args.block] if args.block else []
         workers = [subprocess.Popen(command, cwd=ROOT) for _ in range(args.processes)]
         return max(worker.wait() for worker in workers)
     while run_next(args.block, args.outputs):

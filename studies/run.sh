@@ -2,7 +2,7 @@
 # The study of GTPO (arXiv:2508.03772) against GRPO, on one core; see docs/study.md and studies/DESIGN.md.
 #
 #   bash studies/run.sh               what is missing of the plan; start it once for each core, the processes share it
-#   bash studies/run.sh --list        the runs, and which are done
+#   bash studies/run.sh --list        the blocks, and how many runs are done; with --block its runs
 #   bash studies/run.sh --archive     the logs of each block that is done into its archive, studies/results/*.zip
 #   GLIBC_TUNABLES=glibc.malloc.hugetlb=1 bash studies/run.sh    a process of the real model in 8 to 12 GB, not 14 to 16
 #   .venv/bin/python -m studies.report    tables and figures from the logs in studies/results

@@ -85,7 +85,7 @@ def _with_both_signs(ids: Ids, index: Sequence[int], advantages: Sequence[float]
             yield rows
 
 
-def weigh(forward: Mask, positive: float = 2.0, negative: float = 0.0) -> Callable:
+def weigh(forward: Mask, positive: float = 2.0) -> Callable:
     """The control that multiplies λ on M = `forward` OR GTPO's backward mask."""
 
     def control(advantages: torch.Tensor, batch, generator: torch.Generator) -> torch.Tensor:
@@ -94,7 +94,7 @@ def weigh(forward: Mask, positive: float = 2.0, negative: float = 0.0) -> Callab
         mask = compute_conflict_mask(batch.responses, batch.response_mask, signs, index, masks="backward")
         for row, own in enumerate(found):
             mask[row, batch.response_mask[row].bool()] |= torch.tensor(own, dtype=torch.bool)
-        weights = compute_conflict_weights(signs, positive, negative).unsqueeze(-1)
+        weights = compute_conflict_weights(signs, positive, 0.0).unsqueeze(-1)
         return torch.where(mask, advantages * weights, advantages)
 
     return control

@@ -13,7 +13,8 @@ def compute_gtpo_metrics(
 ) -> dict[str, float]:
     """Return what GTPO (arXiv:2508.03772) did to a batch, as a flat dict of floats for any logger of verl.
 
-    A fraction `*_frac` is of all tokens (conflict, λ), of all completions (filter, sign flip) or of all groups.
+    A fraction `*_frac` is of all tokens (`conflict/token_frac`, λ), of all groups (`*group_frac`, `zero_std_frac`), or
+    of all completions (the others).
     `signal_residual` tests App. 8.2: (weight added to positive completions − weight taken from negative ones) over
     their sum, each weight being |A_i| · |λ − 1| · the conflict share of the completion; 0 = total signal preserved.
     `regularizer/mean` is the mean of γ⟨H⟩_i. Entropies are in nats per token; a mean over no completions is left out.

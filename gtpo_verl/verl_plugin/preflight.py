@@ -66,8 +66,8 @@ class Departure(NamedTuple):
 
 
 def problems(config: DictConfig) -> list[str]:
-    """Return why a run with this config, under any estimator, cannot start, or would not do what it says: all reasons,
-    with key, value and remedy."""
+    """Return why a run with this config, under any estimator, cannot start, or would not do what it says: all
+    reasons in its settings, with key, value and remedy."""
     found = [*_read(config)[1], *_unknown(config, ADV_ESTIMATOR), *_unknown(config, LOSS_MODE)]
     return [*dict.fromkeys(found)]
 

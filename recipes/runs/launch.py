@@ -146,6 +146,7 @@ def end_process(process: subprocess.Popen, grace_s: float = 10.0) -> None:
     for member in alive:
         if member.is_running():
             member.kill()
+    psutil.wait_procs(alive, timeout=grace_s)
 
 
 def exit_once() -> None:

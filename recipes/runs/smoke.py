@@ -134,7 +134,7 @@ def checks(
         return max(differences) < _MOST_PROBS_DIFF if differences else "not measured, as under bypass_mode"
 
     def evaluate() -> bool:
-        name = environment.get("DATASET", "gsm8k")  # of which evaluate.sh makes what an SFT recipe's folder lacks
+        name = environment.get("DATASET", "gsm8k")
         (out / name).symlink_to(Path(environment["DATA_DIR"]).absolute())  # DATASETS has no name with a space
         variables = {"DATA_ROOT": str(out), "DATASETS": name, "SAMPLES": "2", "LABEL": "smoke/smoke/smoke"}
         words = ("bash", "recipes/evaluate.sh", str(checkpoint), "data.val_max_samples=4")

@@ -39,7 +39,6 @@ KNOWN = "algorithm.gtpo.initial_entropy=0.3"
 # Group p: sessions of 3, 1 and 1 outputs; group q: of 1 and 2.
 SESSION_KEYS = ["p_0_0", "p_0_1", "p_0_2", "p_1_0", "p_2_0", "q_0_0", "q_1_0", "q_1_1"]
 LAST = [2, 3, 4, 5, 7]
-SESSION_OF_ROW = [0, 0, 0, 1, 2, 3, 4, 4]
 
 
 @pytest.fixture
