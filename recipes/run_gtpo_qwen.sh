@@ -116,6 +116,8 @@ case $strategy-$finetune in
             actor_rollout_ref.ref.megatron.pipeline_model_parallel_size="$actor_pp"
             actor_rollout_ref.ref.megatron.param_offload=True
             actor_rollout_ref.actor.optim.lr_decay_style=cosine
+            # Or a resumed run begins its schedule anew (verl #7953).
+            actor_rollout_ref.actor.optim.use_checkpoint_opt_param_scheduler=True
             # verl 0.9.1 does not hand optim.betas to Megatron's optimizer.
             +actor_rollout_ref.actor.optim.override_optimizer_config.adam_beta1="$adam_beta1"
             +actor_rollout_ref.actor.optim.override_optimizer_config.adam_beta2="$adam_beta2"
@@ -131,6 +133,8 @@ ROLLOUT=(
     actor_rollout_ref.rollout.n="$rollout_n"
     actor_rollout_ref.rollout.tensor_model_parallel_size="$rollout_tp"
     actor_rollout_ref.rollout.gpu_memory_utilization="$rollout_gpu_mem_util"
+    # vLLM keeps room for one sequence of this length: the model's whole context by default, which is 16 GB for Llama.
+    actor_rollout_ref.rollout.max_model_len=$((max_prompt_length + max_response_length))
     actor_rollout_ref.rollout.free_cache_engine="$free_cache_engine"
 )
 ((train_batch_size > 8)) || ROLLOUT+=(+workers=few)

@@ -201,10 +201,12 @@ def _gpus(get: Callable) -> Iterator[Finding]:
     bypasses = get("algorithm.rollout_correction.bypass_mode")
     keys = [_TOKENS] if bypasses else [f"{_ROLLOUT}.log_prob_max_token_len_per_gpu", _TOKENS]
     budgets = {get(key): key for key in keys}  # one key a value: by default the first has the second's
+    says = f"a sequence has up to {longest} tokens (data.max_prompt_length + data.max_response_length)"
     for tokens, key in budgets.items() if get(f"{_ACTOR}.use_dynamic_bsz") else ():
         if tokens and tokens * split < longest:
-            says = f"a sequence has up to {longest} tokens (data.max_prompt_length + data.max_response_length)"
             yield Finding(f"{key}={tokens}", says, f"set {key}={math.ceil(longest / split)} or more")
+    if isinstance(limit := get(key := f"{_ROLLOUT}.max_model_len"), int) and limit < longest:
+        yield Finding(f"{key}={limit}", says, advice="the rollout cuts longer ones")
     for name, pool in resources.pools(get).items():
         if not int(get(f"{pool}.nnodes") or 0) * int(get(f"{pool}.n_gpus_per_node") or 0):
             yield Finding(name, f"{pool}.nnodes={get(f'{pool}.nnodes')}: no GPUs of its own", f"set {pool}.nnodes=1")

@@ -254,6 +254,13 @@ def test_what_does_not_fit_the_gpus_is_a_problem_with_a_way_out(wrong, subject, 
     assert subject not in judged(*wrong, way_out)
 
 
+def test_a_context_that_is_shorter_than_a_sequence_is_warned_of():
+    key = f"{ROLLOUT}.max_model_len"
+    assert judged(f"{key}=1023")[f"{key}=1023"] == "the rollout cuts longer ones"
+    for value in (1024, "null", "long"):
+        assert f"{key}={value}" not in judged(f"{key}={value}")
+
+
 @pytest.mark.parametrize(("wrong", "nodes", "gpus"), [("n_gpus_per_node=0", 1, 0), ("nnodes=null", 0, 8)])
 def test_a_run_without_a_gpu_is_a_problem_beside_the_others(wrong, nodes, gpus):
     found = judged(f"trainer.{wrong}", f"{LOSS_MODE}=gtop")
