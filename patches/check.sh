@@ -4,7 +4,7 @@
 #   bash patches/check.sh                           on verl 0.9.1 as PyPI has it, and on 0.9.1 with #7237's move
 #   bash patches/check.sh --quick                   the same without runs of verl's trainer
 #   VERL_MAIN=/path/to/verl bash patches/check.sh   and on what that clone has checked out, with upstream's own checks,
-#                                                   and 0.9.1 with two more of its trainers
+#                                                   and 0.9.1 with OTB and two more trainers
 #
 # Nothing is left behind but .venv and .cache.
 set -euo pipefail
@@ -157,15 +157,22 @@ train() { # train NAME MODULE [override…]
         trainer.total_training_steps=1 actor_rollout_ref.actor.policy_loss.loss_mode=vanilla \
         "${verls_keys[@]}" "${@:3}"
     # the three metrics of verl's own GTPO, and none of the plugin's
-    python - "$out/metrics.jsonl" <<'PYTHON'
+    python - "$1" "$out/metrics.jsonl" <<'PYTHON'
 import json, sys
-(record,) = map(json.loads, open(sys.argv[1]))
+(record,) = map(json.loads, open(sys.argv[2]))
 found = {key: value for key, value in record.items() if key.startswith("gtpo/")}
-assert set(found) == {"gtpo/conflict/token_frac", "gtpo/entropy/mean", "gtpo/filter/dropped_frac"}, found
-assert found["gtpo/conflict/token_frac"] > 0, found
+if sys.argv[1] == "otb":
+    assert not found and record["critic/advantages/max"] > 0 > record["critic/advantages/min"], record
+else:
+    assert set(found) == {"gtpo/conflict/token_frac", "gtpo/entropy/mean", "gtpo/filter/dropped_frac"}, found
+    assert found["gtpo/conflict/token_frac"] > 0, found
 PYTHON
 }
 train_v1() { train v1 trainer.main_ppo trainer.use_v1=True; }
+train_otb() {   # an estimator of verl's that needs a declared field
+    train otb trainer.main_ppo trainer.use_v1=True algorithm.adv_estimator=optimal_token_baseline \
+        actor_rollout_ref.actor.calculate_sum_pi_squared=True
+}
 train_legacy() { train legacy trainer.main_ppo trainer.use_v1=False; }
 train_one_step_off() {
     train one_step_off experimental.one_step_off_policy.main_ppo trainer.use_v1=False \
@@ -183,7 +190,7 @@ check() { # check TREE FUNCTION DESCRIPTION
     [ $result = ok ]
 }
 export -f prepare apply lint upstream_checks example recipe tests numbers plugin_defers train
-export -f train_v1 train_legacy train_one_step_off
+export -f train_v1 train_otb train_legacy train_one_step_off
 
 check_tree() {
     check "$1" apply "git am" || return
@@ -202,7 +209,8 @@ check_moved() {
     check moved tests "upstream's tests and ours"
     check moved numbers "same bits as the plugin, both trainers"
 }
-check_other_trainers() { # `numbers` calls their functions; on main the legacy one is deprecated
+check_others() { # `numbers` calls the trainers' functions; on main the legacy one is deprecated
+    check 0.9.1 train_otb "OTB trains in the V1 trainer"
     check 0.9.1 train_legacy "the same with the legacy trainer"
     check 0.9.1 train_one_step_off "the same with one_step_off, an experimental trainer"
 }
@@ -212,7 +220,7 @@ set +e
 if [ -z "${VERL_MAIN:-}" ]; then
     check_tree 0.9.1 &
 else
-    (check_tree 0.9.1 && { [ -n "$quick" ] || check_other_trainers; }) &
+    (check_tree 0.9.1 && { [ -n "$quick" ] || check_others; }) &
     check_tree main &
 fi
 check_moved &
