@@ -3,10 +3,11 @@
 #
 #   bash recipes/run_gtpo_openrlhf.sh [option…]
 #   DATASET=math N_SAMPLES_PER_PROMPT=12 bash recipes/run_gtpo_openrlhf.sh
-#   ALGO=grpo bash recipes/run_gtpo_openrlhf.sh           the GRPO twin, everything else equal
+#   ALGO=grpo bash recipes/run_gtpo_openrlhf.sh           the GRPO twin: all settings equal, not the order of prompts
 #
 # Tried on a CPU (docs/other-trainers.md). Needs OpenRLHF 0.11.2 with vLLM, and `pip install '.[data]'`. A run
-# that is started again goes on from its last checkpoint.
+# that is started again goes on from its last checkpoint; the model in OUT/model is written at the end. OpenRLHF shuffles
+# the prompts anew at each start, whatever SEED is.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -25,10 +26,11 @@ n_samples_per_prompt=${N_SAMPLES_PER_PROMPT:-8}         # completions per prompt
 max_len=${MAX_LEN:-5500}                                # prompt and completion
 max_new_tokens=${MAX_NEW_TOKENS:-1500}
 
-NGPUS_PER_NODE=${NGPUS_PER_NODE:-2}                     # divides batch_size * n_samples_per_prompt
+NGPUS_PER_NODE=${NGPUS_PER_NODE:-}                      # 1 | 2 by default; divides batch_size * n_samples_per_prompt
 gpu_memory_utilization=${GPU_MEMORY_UTILIZATION:-0.4}   # of vLLM
 attn_implementation=${ATTN_IMPLEMENTATION:-flash_attention_2}
 save_steps=${SAVE_STEPS:-500}
+keep=${KEEP:-2}                                         # checkpoints, of 14 bytes per parameter each
 OUT=$(realpath -m "${OUT:-outputs/openrlhf_${ALGO}_$(basename "$MODEL_PATH")_${dataset}_G${n_samples_per_prompt}_batch${batch_size}_lr${actor_lr}_seed$seed}")
 # ---- end user-adjustable ----
 
@@ -42,9 +44,15 @@ for name in SMOKE KL_LOSS_COEF STRICT_INITIAL_ENTROPY EXTEND ENTROPY_FROM FINETU
     MAX_PROMPT_LENGTH MAX_RESPONSE_LENGTH SAVE_FREQ; do
     [[ ${!name:-0} != *[!0.]* ]] || fail "$name: unset it: $why"
 done
+if [ -z "${RAY_ADDRESS:-}" ]; then
+    read -r gpus _ < <(python3 -c 'import torch; print(torch.cuda.device_count())')
+    NGPUS_PER_NODE=${NGPUS_PER_NODE:-$((gpus > 1 ? 2 : 1))}
+fi
 for name in batch_size n_samples_per_prompt NGPUS_PER_NODE; do
-    case ${!name} in *[!0-9]* | 0*) fail "${name^^}=${!name}: must be a whole number above 0" ;; esac
+    case ${!name} in *[!0-9]* | 0* | "") fail "${name^^}=${!name}: must be a whole number above 0" ;; esac
 done
+((NGPUS_PER_NODE <= ${gpus:-NGPUS_PER_NODE})) ||
+    fail "NGPUS_PER_NODE=$NGPUS_PER_NODE: this machine has $gpus GPUs, and OpenRLHF would wait for more without end"
 completions=$((batch_size * n_samples_per_prompt))      # of a rollout, and of an update
 ((completions % NGPUS_PER_NODE == 0)) ||
     fail "NGPUS_PER_NODE=$NGPUS_PER_NODE must divide BATCH_SIZE * N_SAMPLES_PER_PROMPT=$completions"
@@ -78,7 +86,11 @@ ACTOR=(
     --actor.model_name_or_path "$MODEL_PATH"
     --actor.num_nodes 1
     --actor.num_gpus_per_node "$NGPUS_PER_NODE"
-    --actor.adam.lr "$actor_lr"
+    --actor.adam.lr "$actor_lr"                         # this and the next four: Listing 1
+    --actor.adam.weight_decay 0.1
+    --actor.max_norm 0.1
+    --actor.lr_warmup_ratio 0.005
+    --actor.lr_scheduler cosine
     --actor.gradient_checkpointing_enable
     --ds.zero_stage 3
     --ds.attn_implementation "$attn_implementation"
@@ -102,8 +114,10 @@ TRAINER=(
     --ckpt.output_dir "$OUT/model"
     --ckpt.path "$OUT/checkpoints"
     --ckpt.save_steps "$save_steps"
-    --ckpt.load_enable
+    --ckpt.max_num "$keep"
     --logger.tensorboard_dir "$OUT/tensorboard"
 )
+# DeepSpeed writes this file last: where it is missing, the first checkpoint was cut off, and OpenRLHF would fail at it.
+[ ! -e "$OUT/checkpoints/_actor/latest" ] || TRAINER+=(--ckpt.load_enable)
 
 python3 -m gtpo_verl openrlhf "${ALGORITHM[@]}" "${DATA[@]}" "${ACTOR[@]}" "${ROLLOUT[@]}" "${TRAINER[@]}" "$@"

@@ -124,9 +124,11 @@ def test_wrong_setting_is_an_error_before_ray_starts(task, tmp_path):
 
 
 # In place of `python3 -m gtpo_verl openrlhf`: OpenRLHF's own parser and checks, up to the start of Ray; of the recipe's
-# look at the data nothing.
+# look at the data nothing, and two GPUs.
 PARSES = """
 import sys
+if sys.argv[1] == "-c":
+    sys.exit(print(2))
 if sys.argv[2] == "recipes":
     sys.exit()
 import ray

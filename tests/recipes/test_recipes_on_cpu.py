@@ -269,6 +269,14 @@ def test_the_gpus_of_a_ray_cluster_are_those_that_are_given(call):
     assert overrides(call("run_gtpo_qwen", **OF_A_CLUSTER, NGPUS_PER_NODE="2")[-1])["trainer.n_gpus_per_node"] == "2"
 
 
+def test_openrlhf_goes_on_from_a_whole_checkpoint_only(call, tmp_path):
+    latest = tmp_path / "out/checkpoints/_actor/latest"
+    (latest.parent / "global_step500").mkdir(parents=True)
+    assert "--ckpt.load_enable" not in call("run_gtpo_openrlhf")[-1]
+    latest.touch()
+    assert "--ckpt.load_enable" in call("run_gtpo_openrlhf")[-1]
+
+
 def test_folders_may_have_any_name(call, tmp_path):
     folder = tmp_path / 'josé\'s [1] {x}, a=b#("*")'
     for name in ("data", "model"):
@@ -329,7 +337,10 @@ def test_a_python_without_verl_is_named(tmp_path, name):
         ("run_gtpo_openrlhf", {"KL_LOSS_COEF": "1e-6"}, "KL_LOSS_COEF: unset it"),
         ("run_gtpo_openrlhf", {"ROLLOUT_N": "12"}, "ROLLOUT_N: unset it"),
         ("run_gtpo_openrlhf", {"BATCH_SIZE": "x"}, "BATCH_SIZE=x: must be a whole number above 0"),
-        ("run_gtpo_openrlhf", {"NGPUS_PER_NODE": "3"}, "NGPUS_PER_NODE=3 must divide"),
+        ("run_gtpo_openrlhf", {"NGPUS_PER_NODE": "3", "FAKE_MACHINE": "4"}, "NGPUS_PER_NODE=3 must divide"),
+        ("run_gtpo_openrlhf", {"NGPUS_PER_NODE": "4"}, "NGPUS_PER_NODE=4: this machine has 2 GPUs"),
+        ("run_gtpo_openrlhf", {"FAKE_MACHINE": "0"}, "NGPUS_PER_NODE=1: this machine has 0 GPUs"),
+        ("run_gtpo_openrlhf", OF_A_CLUSTER, "NGPUS_PER_NODE=: must be a whole number"),
         ("run_gtpo_openrlhf", {"DATA_DIR": "a,b"}, "OpenRLHF splits it at the comma"),
         ("ablations span_.....", {}, "span_.....: there is no such ablation"),
         ("ablations gama_0.1", {}, "gama_0.1: there is no such ablation"),
