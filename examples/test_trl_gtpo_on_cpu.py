@@ -10,6 +10,7 @@ import pytest
 import torch
 from datasets import Dataset
 from reference import advantages as slow_advantages
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
@@ -158,8 +159,16 @@ def test_a_completion_at_the_mean_of_its_group_has_no_sign(model, tmp_path):
     assert [any(row["advantages"]) for row in rows[:8]] == [True, True, False, *[True] * 5]
 
 
-@pytest.mark.parametrize("other", [{"loss_type": "dapo"}, {"importance_sampling_level": "sequence"}])
-def test_a_loss_that_is_not_the_papers_is_told(model, tmp_path, other):
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"loss_type": "dapo"},
+        {"importance_sampling_level": "sequence"},
+        {"entropy_coef": 0.01},
+        {"beta": 0.04, "num_iterations": 2, "steps_per_generation": 4},
+    ],
+)
+def test_a_setting_that_is_not_the_papers_is_told(model, tmp_path, other):
     config = GRPOConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", **({"loss_type": "grpo"} | other))
     with pytest.warns(UserWarning, match=f"not the paper's GTPO: {re.escape(str(other))}"):
         GTPOTrainer(model, small_digits, config, PROMPTS)
@@ -205,6 +214,18 @@ def test_command_of_the_documentation_trains(model, tmp_path, number):
     log = subprocess.run(run, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert log.count("gtpo/conflict/token_frac") == 2
     assert (tmp_path / "model.safetensors").exists() or list(tmp_path.glob("checkpoint-*"))
+
+
+def test_the_example_loads_and_resumes_as_it_is_told(model, tmp_path):
+    command = [sys.executable, "examples/trl_gtpo.py", "--model_name_or_path", model, "--output_dir", tmp_path]
+    command += "--dtype bfloat16 --bf16 false --max_completion_length 5 --use_cpu --report_to none --save_steps 1".split()
+    subprocess.run([*command, "--max_steps", "1"], cwd=ROOT, check=True)
+    weights = tmp_path / "checkpoint-1/model.safetensors"
+    written = weights.stat().st_mtime_ns
+    resume = ["--max_steps", "2", "--resume_from_checkpoint", tmp_path / "checkpoint-1"]
+    subprocess.run([*command, *resume], cwd=ROOT, check=True)
+    assert (tmp_path / "checkpoint-2").exists() and weights.stat().st_mtime_ns == written  # not trained from the start
+    assert {weight.dtype for weight in load_file(weights).values()} == {torch.bfloat16}
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import warnings
 
 import torch
 from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer, ModelConfig, TrlParser, get_peft_config
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from gtpo_verl import GTPOConfig, compute_gtpo_token_advantages
 from gtpo_verl.algorithm.advantage import compute_group_advantages
@@ -24,8 +24,11 @@ class GTPOTrainer(GRPOTrainer):
         self.gtpo.filter_is_active(self.gtpo.initial_entropy)  # raises if that is not known
         super().__init__(*args, **kwargs)
         papers = {"loss_type": "grpo", "importance_sampling_level": "token"}  # Eq. 11; a ratio per sequence averages λ
+        papers |= {"beta": 0.0, "num_iterations": 1, "steps_per_generation": self.args.gradient_accumulation_steps}
+        papers |= {"entropy_coef": 0.0, "use_adaptive_entropy": False, "top_entropy_quantile": 1.0}  # γ is entropy_coeff
         if other := {name: own for name in papers if (own := getattr(self.args, name)) != papers[name]}:
-            warnings.warn(f"not the paper's GTPO: {other}; the paper has {papers}", stacklevel=2)
+            paper = {name: papers[name] for name in other}
+            warnings.warn(f"not the paper's GTPO: {other}; the paper has {paper}", stacklevel=2)
 
     def _calculate_rewards(self, *args, **kwargs):
         self._rewards = super()._calculate_rewards(*args, **kwargs)  # of all processes, a column per function
@@ -73,5 +76,9 @@ if __name__ == "__main__":
     parser = TrlParser((GRPOConfig, ModelConfig, GTPOConfig))
     parser.set_defaults(loss_type="grpo", completion_filter="always")  # Eq. 11: a mean over tokens, then completions
     args, model, gtpo = parser.parse_args_and_config()
+    loaded = {"revision": model.model_revision, "dtype": model.dtype, "attn_implementation": model.attn_implementation}
+    args.model_init_kwargs = loaded | (args.model_init_kwargs or {})
+    layers = {"quantization_config": get_quantization_config(model), "peft_config": get_peft_config(model)}
     sums = Dataset.from_list([{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)])
-    GTPOTrainer(model.model_name_or_path, right_sum, args, sums, peft_config=get_peft_config(model), gtpo=gtpo).train()
+    trainer = GTPOTrainer(model.model_name_or_path, right_sum, args, sums, gtpo=gtpo, **layers)
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
