@@ -218,7 +218,8 @@ def test_command_of_the_documentation_trains(model, tmp_path, number):
 
 def test_the_example_loads_and_resumes_as_it_is_told(model, tmp_path):
     command = [sys.executable, "examples/trl_gtpo.py", "--model_name_or_path", model, "--output_dir", tmp_path]
-    command += "--dtype bfloat16 --bf16 false --max_completion_length 5 --use_cpu --report_to none --save_steps 1".split()
+    command += "--dtype bfloat16 --bf16 false --max_completion_length 5 --save_steps 1".split()
+    command += "--use_cpu --report_to none".split()
     subprocess.run([*command, "--max_steps", "1"], cwd=ROOT, check=True)
     weights = tmp_path / "checkpoint-1/model.safetensors"
     written = weights.stat().st_mtime_ns

@@ -25,7 +25,8 @@ class GTPOTrainer(GRPOTrainer):
         super().__init__(*args, **kwargs)
         papers = {"loss_type": "grpo", "importance_sampling_level": "token"}  # Eq. 11; a ratio per sequence averages λ
         papers |= {"beta": 0.0, "num_iterations": 1, "steps_per_generation": self.args.gradient_accumulation_steps}
-        papers |= {"entropy_coef": 0.0, "use_adaptive_entropy": False, "top_entropy_quantile": 1.0}  # γ is entropy_coeff
+        # TRL's entropy_coef raises the entropy that γ, entropy_coeff, lowers.
+        papers |= {"entropy_coef": 0.0, "use_adaptive_entropy": False, "top_entropy_quantile": 1.0}
         if other := {name: own for name in papers if (own := getattr(self.args, name)) != papers[name]}:
             paper = {name: papers[name] for name in other}
             warnings.warn(f"not the paper's GTPO: {other}; the paper has {paper}", stacklevel=2)

@@ -161,4 +161,4 @@ COMMAND=(
 make_data
 check_command
 measure_initial_entropy
-python3 -m recipes run --out "$OUT" "${extend[@]}" -- "${COMMAND[@]}" "${INITIAL_ENTROPY[@]}"
+exec python3 -m recipes run --out "$OUT" "${extend[@]}" -- "${COMMAND[@]}" "${INITIAL_ENTROPY[@]}"

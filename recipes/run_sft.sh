@@ -80,4 +80,4 @@ COMMAND=(
     "${DATA[@]}" "${MODEL[@]}" "${ENGINE[@]}" "${TRAINER[@]}" "$@"
 )
 make_data --sft
-python3 -m recipes run --out "$OUT" "${extend[@]}" -- "${COMMAND[@]}"
+exec python3 -m recipes run --out "$OUT" "${extend[@]}" -- "${COMMAND[@]}"

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,6 +62,12 @@ _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _SAID_BY_GTPO = re.compile(r"GTPO[: ].*")
 
 
+def say(line: str) -> None:
+    """Print a line of progress; a terminal that is gone, or a full disk behind it, does not end the training."""
+    with suppress(OSError):
+        print(line, flush=True)
+
+
 class StallDetector:
     """Says whether a run should be ended, and why.
 
@@ -90,7 +97,7 @@ class StallDetector:
             # A grace period for the traceback.
             self._last, self._limit = time.monotonic(), _GRACE_S
         else:
-            print(f"verl says {found[0]!r}: it may hang, or go on with fewer completions", flush=True)
+            say(f"verl says {found[0]!r}: it may hang, or go on with fewer completions")
 
     def failure(self, exited: bool) -> str:
         """Empty while all is well."""
@@ -237,13 +244,14 @@ def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO, st
     log = out / "train.log"
     said_before = log.stat().st_size if log.exists() else 0
     tail = run_folder.Tail(log, said_before)
-    metrics = run_folder.MetricsFile(out / _VERLS_LOG, out / "metrics.jsonl")
+    goes_back = run_folder.overrides(command).get("trainer.resume_mode") == "resume_path"
+    metrics = run_folder.MetricsFile(out / _VERLS_LOG, out / "metrics.jsonl", goes_back)
     total = run_folder.overrides(command).get("trainer.total_training_steps", "?")
     process = start_trainer(command, out, log, keep_open=[lock.fileno()])
-    lock.truncate(0)
-    print(process.pid, file=lock, flush=True)
-    print(f"training; everything verl prints is in {log}", flush=True)
     try:
+        lock.truncate(0)
+        print(process.pid, file=lock, flush=True)
+        say(f"training; everything verl prints is in {log}")
         steps, reason = follow(process, tail, metrics, StallDetector(stall_s), total)
     finally:
         end_process(process)
@@ -279,7 +287,7 @@ def follow(
     while True:
         exited = process.poll() is not None
         for _ in metrics.poll():
-            print(progress_line(metrics.records, total), flush=True)
+            say(progress_line(metrics.records, total))
             steps += 1
             watch.on_step()
         finished = bool(steps) and str(metrics.records[-1]["step"]) == total
@@ -287,7 +295,7 @@ def follow(
             if found := _STEPS.search(line):
                 total = found[1]
             if said := _SAID_BY_GTPO.search(line):
-                print(said[0], flush=True)
+                say(said[0])
             if not finished:  # what workers say while they are shut down is no failure
                 watch.on_log_line(line)
         if (reason := watch.failure(exited)) or exited:

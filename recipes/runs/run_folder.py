@@ -271,24 +271,31 @@ class Tail:
 class MetricsFile:
     """`metrics.jsonl`: verl's file log as it grows, flattened; steps that a resumed run repeats are replaced.
 
+    The log of a run that begins anew, or goes back, stays as `metrics.jsonl.N`.
+
     Args:
         source (Path): what verl's file logger writes anew at each start. What a launcher that was killed has not read
             of an earlier one comes first.
         target (Path): one object per step, all keys at the top level.
+        goes_back (bool): whether the run was told from where to go on.
     """
 
-    def __init__(self, source: Path, target: Path):
-        self.target = target
+    def __init__(self, source: Path, target: Path, goes_back: bool = False):
+        self.target, self._goes_back, self._is_new = target, goes_back, False
         self.records = [_record(line, target) for line in Tail(target).lines()]
         self._tail, self._begun = Tail(source), False
         list(self.poll())
         source.unlink(missing_ok=True)
-        self._tail, self._begun = Tail(source), False
+        self._tail, self._begun, self._is_new = Tail(source), False, True
 
     def poll(self) -> Iterator[dict[str, Any]]:
         """The steps logged since the last call; one that verl logs in two parts comes again, then whole."""
         for line in self._tail.lines():
-            logged = json.loads(line)
+            try:
+                logged = json.loads(line)
+            except ValueError:  # a full disk cuts a line off, and the next one is joined to it
+                print(f"{self.target}: left out a line of verl's log that was cut off", file=sys.stderr)
+                continue
             # verl writes null for NaN.
             data = {key: math.nan if value is None else value for key, value in logged["data"].items()}
             record = {"step": logged["step"], **data}
@@ -297,7 +304,11 @@ class MetricsFile:
                 # verl validates before it goes on, under the number of the step that it goes on from.
                 validation = all(key == "step" or key.startswith("val") for key in record)
                 last = record["step"] + validation
-                self.records = [earlier for earlier in self.records if earlier["step"] < last]
+                kept = [earlier for earlier in self.records if earlier["step"] < last]
+                if self._is_new and len(kept) < len(self.records) and (self._goes_back or not kept):
+                    before = shutil.copy(self.target, f"{self.target}.{time.time_ns()}")
+                    print(f"what was logged before is in {before} now", flush=True)
+                self.records = kept
             if self.records and self.records[-1]["step"] == record["step"]:
                 record, anew = self.records.pop() | record, True
             self.records.append(record)

@@ -42,8 +42,9 @@ def run(tmp_path, monkeypatch):
     def trained(*args, **kwargs):
         return main(arguments(*args, **kwargs))
 
-    trained.start = lambda script: subprocess.Popen(
+    trained.start = lambda script, **streams: subprocess.Popen(
         [sys.executable, "-m", "recipes", *arguments(script)],
+        **streams,
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # which the tests' own nohup ignores
     )
     trained.out = tmp_path / "out"
@@ -131,6 +132,30 @@ def test_a_launcher_that_is_killed_loses_no_step_and_its_trainer_holds_the_folde
         assert [record["step"] for record in run.records()] == [1, 2, 3]
     else:
         assert process.returncode == 128 + number and not trainer.is_running()
+
+
+def test_a_terminal_that_is_gone_does_not_end_the_training(run):
+    with open("/dev/full", "w") as full:
+        run.start("step(1); step(2); step(3); open(file.name + '.whole', 'w')", stdout=full).wait(900)
+    assert [record["step"] for record in run.records()] == [1, 2, 3]
+    assert (run.out / "verl_metrics.jsonl.whole").exists()
+
+
+def test_a_line_that_a_full_disk_cut_off_is_left_out(run, capsys):
+    assert run("""step(1); file.write('{"step": 2, "da'); step(2); step(3)""") == 0
+    assert [record["step"] for record in run.records()] == [1, 3]
+    assert "left out a line of verl's log that was cut off" in capsys.readouterr().err
+    assert run("step(4)") == 0
+
+
+@pytest.mark.parametrize("first, mode", [(1, "disable"), (3, "resume_path")])
+def test_a_run_that_goes_back_keeps_what_was_logged(run, capsys, first, mode):
+    run("step(1); step(2); step(3); step(4)")
+    before = (run.out / "metrics.jsonl").read_text()
+    run(f"step({first})", overrides=["trainer.total_training_steps=3", f"trainer.resume_mode={mode}"])
+    assert [record["step"] for record in run.records()] == [*range(1, first + 1)]
+    (kept,) = run.out.glob("metrics.jsonl.*")
+    assert kept.read_text() == before and str(kept) in capsys.readouterr().out
 
 
 def test_a_second_signal_does_not_leave_the_trainer_alive(run):
