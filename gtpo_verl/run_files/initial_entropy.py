@@ -94,7 +94,13 @@ class InitialEntropy:
             return cls(config.initial_entropy)
         if resumed_from is None or not (config.measures_initial_entropy or cls.path(resumed_from).exists()):
             return None
-        return cls.load(resumed_from, config.section)
+        try:
+            return cls.load(resumed_from, config.section)
+        except ValueError as error:
+            if config.measures_initial_entropy:
+                raise
+            logger.warning("GTPO: %s", error)
+            return None
 
     @classmethod
     def load(cls, folder: str | Path, section: str = GTPOConfig.section) -> "InitialEntropy":

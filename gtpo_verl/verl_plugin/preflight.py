@@ -126,8 +126,9 @@ def validated(config: DictConfig) -> RunConfig:
 def _read(config: DictConfig) -> tuple[RunConfig | None, list[str]]:
     """Return what a config asks for, None if it cannot be read, and all problems with it."""
     found = [*_errors_of(training_monitor.read_mode, config), *_misspelt(config)]
-    # Other names may be registered later, in another process.
-    if sorted(str(select(config, ADV_ESTIMATOR)).lower()) == sorted("gtpo"):
+    # Other names, such as TGPO, may be registered later, in another process.
+    chosen = str(select(config, ADV_ESTIMATOR)).lower()
+    if chosen[:1] == "g" and sorted(chosen) == sorted("gtpo"):
         found += _unknown(config, ADV_ESTIMATOR)
     try:
         run = RunConfig.read(config)
@@ -159,18 +160,18 @@ def _misspelt(config: DictConfig) -> Iterator[str]:
     Where the run does not ask for GTPO, a section of such a name may be another team's, unless it asks for a dump.
     """
     serves = uses_gtpo(config)
-    ours = {*VerlGTPOConfig.__dataclass_fields__} if serves else {"dump_dir"}
+    ours, modes = {*VerlGTPOConfig.__dataclass_fields__} if serves else {"dump_dir"}, training_monitor.CHOICES
     for key, value in nested(OmegaConf.to_container(config) if OmegaConf.is_config(config) else {}):
         section, _, name = key.rpartition(".")
-        # grpo, gspo and gdpo have no t.
+        # grpo, gspo and gdpo have no t, tpo no g.
         lower = name.lower()
-        near = lower.startswith("gtpo") or ("t" in lower and get_close_matches(lower, ["gtpo"], cutoff=0.7))
+        near = lower[:1] == "g" and "t" in lower and (lower[:4] == "gtpo" or get_close_matches(lower, ["gtpo"], 1, 0.7))
         has_ours = isinstance(value, dict) and value.keys() & ours
         if near and has_ours and key != "algorithm.gtpo" and (serves or name != "gtpo"):
             yield f"unused key {key}; did you mean algorithm.gtpo?"
         elif serves and section == "algorithm" and name in ours:
             yield f"unused key {key}={value}; did you mean algorithm.gtpo.{name}?"
-        elif get_close_matches(name, ["collapse_watch"], cutoff=0.8) and key != training_monitor.KEY:
+        elif get_close_matches(name, ["collapse_watch"], 1, 0.8) and key != training_monitor.KEY and value in modes:
             yield f"unused key {key}={value}; did you mean {training_monitor.KEY}?"
 
 
@@ -274,9 +275,11 @@ def _check_dump(config: DictConfig, run: RunConfig) -> None:
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise ValueError(f"{setting}: {existing} is not a folder that can be written to: give another one")
     if any(folder.glob(STEP_FILES)):
-        owner = read_record(header).get("checkpoints") if header.is_file() else None
+        record = read_record(header) if header.is_file() else {}
+        owner, by = record.get("checkpoints"), record.get("adv_estimator")
         moved = run.resumed_from and not (owner and Path(owner).exists())  # a run's folder, with its dump
-        if owner != config.trainer.default_local_dir and not moved:
+        own = owner == config.trainer.default_local_dir and by in (None, select(config, ADV_ESTIMATOR))
+        if not (own or moved):
             raise ValueError(f"{setting} holds the dump of another run: give another folder, or remove it")
 
 

@@ -45,7 +45,11 @@ class TrainerState:
     @cached_property
     def dump(self) -> TokenDump | None:
         """The run's token dump, if it asks for one."""
-        return TokenDump.of(self._trainer, self.run)
+        try:
+            return TokenDump.of(self._trainer, self.run)
+        except OSError as error:  # an earlier start's files may be another user's
+            logger.warning("GTPO: the run goes on without its token dump: %s", error)
+            return None
 
     @classmethod
     def enter(cls, trainer: Any) -> "TrainerState":

@@ -65,8 +65,10 @@ class TrainerWatch:
             logger.warning("watch for collapse, step %d: %s", self._step, alarm.sentence)
         ends = [x.sentence for x in alarms if x.grave and (x.sign.level == FAILED or self._chosen == "stop_format")]
         if ends and self._chosen.startswith("stop"):
-            # verl saves where it always does, at the end of the next step, whose log then ends the run.
-            self._trainer.config.trainer.save_freq = 1
+            # verl saves where it always does, at the end of the next step, whose log then ends the run, and removes no
+            # older checkpoint, which may be the last good one.
+            trainer = self._trainer.config.trainer
+            trainer.save_freq, trainer.max_actor_ckpt_to_keep, trainer.max_critic_ckpt_to_keep = 1, None, None
             self._collapse = "; ".join(ends)
 
 

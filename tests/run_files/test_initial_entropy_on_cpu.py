@@ -106,6 +106,15 @@ def test_a_truncated_or_edited_record_names_its_file_and_the_key_to_set(tmp_path
         InitialEntropy.load(tmp_path)
 
 
+@pytest.mark.parametrize("completion_filter", ["always", "never"])
+def test_a_damaged_record_is_no_error_where_the_filter_needs_none(tmp_path, caplog, completion_filter):
+    InitialEntropy.path(tmp_path).touch()
+    assert InitialEntropy.known_before(GTPOConfig(completion_filter=completion_filter), tmp_path) is None
+    assert "is not a valid record" in caplog.text
+    with pytest.raises(ValueError, match="is not a valid record"):
+        InitialEntropy.known_before(GTPOConfig(), tmp_path)
+
+
 def test_a_full_disk_leaves_the_old_record_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
     old = InitialEntropy(0.1)
     old.save(tmp_path, GTPOConfig())

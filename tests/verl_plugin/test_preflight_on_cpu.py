@@ -103,7 +103,10 @@ def test_a_section_that_is_anothers_is_left_alone(compose_config):
         validate(compose_config(elsewhere))
     for section in ("algorithm.grpo", "algorithm.gspo", "my.gdpo", "gpo"):
         validate(compose_config(f"+{section}.entropy_coeff=1", f"+{section}.base=x"))
-    validate(compose_config("algorithm.adv_estimator=grpo", CLIPPED, "+my.tgpo.entropy_coeff=1"))
+    others = ["+my.tgpo.entropy_coeff=1", "+algorithm.tpo.dump_dir=x", "+my.collapse_watch=0.2"]
+    others += ["+trainer.collapse_watcher=True", "+trainer.collapse_match=1"]
+    validate(compose_config("algorithm.adv_estimator=grpo", CLIPPED, *others))
+    validate(compose_config("algorithm.adv_estimator=TGPO", CLIPPED))
 
 
 def test_a_dump_of_another_estimator_needs_the_old_log_prob_pass(compose_config, tmp_path):

@@ -258,6 +258,9 @@ def test_a_dump_that_cannot_be_written_is_refused_before_the_run(compose_config,
     assert "holds the dump of another run" in problems(
         dump, KNOWN, *branch, f"trainer.resume_from_path={checkpoints}/global_step_1"
     )
+    twin = {"checkpoints": str(checkpoints), "adv_estimator": "grpo"}
+    (tmp_path / "gtpo_dump.json").write_text(json.dumps(twin))
+    assert "holds the dump of another run" in problems(dump, KNOWN)
 
 
 def test_a_folder_in_which_nobody_may_write_is_refused_before_the_run(compose_config, tmp_path, monkeypatch):
@@ -276,6 +279,17 @@ def test_a_dump_that_fails_in_training_ends_and_the_run_goes_on(make_stage, tmp_
         assert "gtpo/conflict/token_frac" in logged
     assert caplog.text.count("token dump ends at step 2, and the run goes on without it") == 1
     assert caplog.text.count("token dump ends") == 1
+
+
+def test_a_dump_that_cannot_be_cleared_is_left_out_and_the_run_goes_on(make_stage, tmp_path, monkeypatch, caplog):
+    def unlink(path, missing_ok=False):
+        raise PermissionError(f"{path} is another user's, in a folder of all")
+
+    words = "legacy", KNOWN, f"+algorithm.gtpo.dump_dir={tmp_path / 'dump'}"
+    make_stage(*words).step()
+    monkeypatch.setattr(Path, "unlink", unlink)
+    logged, _ = make_stage(*words).step()
+    assert "gtpo/conflict/token_frac" in logged and "goes on without its token dump" in caplog.text
 
 
 @pytest.mark.parametrize("trainer", ["v1", "legacy"])

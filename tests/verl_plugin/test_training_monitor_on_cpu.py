@@ -33,7 +33,7 @@ def run(**changed):
 
 def trainer(choice, batch_size=8, loss_agg_mode="token-mean"):
     config = {
-        "trainer": {"collapse_watch": choice, "save_freq": -1},
+        "trainer": {"collapse_watch": choice, "save_freq": -1, "max_actor_ckpt_to_keep": 2},
         "data": {"max_response_length": 64, "train_batch_size": batch_size},
         "actor_rollout_ref": {"rollout": {"n": 8}, "actor": {"loss_agg_mode": loss_agg_mode}},
     }
@@ -119,8 +119,8 @@ def test_stop_saves_at_the_next_step_and_then_ends_the_run():
     stopped, saved = trainer("stop"), []
     with pytest.raises(CollapseError, match="collapse_watch=stop, checkpoint of step .*the reward is lost"):
         for _ in watch(stopped, run(**LOST)):
-            saved.append(stopped.config.trainer.save_freq == 1)
-    assert saved[-2:] == [False, True] and len(saved) < 4 * STEPS
+            saved.append((stopped.config.trainer.save_freq, stopped.config.trainer.max_actor_ckpt_to_keep))
+    assert saved[-2:] == [(-1, 2), (1, None)] and len(saved) < 4 * STEPS
 
 
 def test_it_follows_what_a_trainer_of_verl_logs_under_grpo():
