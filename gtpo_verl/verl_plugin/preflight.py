@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import verl
 from omegaconf import DictConfig, OmegaConf
-from packaging.version import Version
 
 from gtpo_verl.run_files.dumps import HEADER_NAME, STEP_FILES
 from gtpo_verl.run_files.initial_entropy import PAPER_SAMPLES, InitialEntropy, changed_settings
@@ -45,6 +44,8 @@ _CLAMP = "algorithm.gtpo.min_correct_reward"
 _TASK_REWARDS = "distillation.distillation_loss.use_task_rewards"
 _LENGTH_PENALTY = "reward.reward_kwargs.overlong_buffer_cfg.enable"
 _CALCULATE, _FUSED = f"{_ACTOR}.calculate_entropy", "actor_rollout_ref.model.use_fused_kernels"
+
+_MEGATRON_ENGINE = "workers/engine/megatron/transformer_impl.py"
 
 V1_PACKAGES = {"transfer_queue": "TransferQueue", "cachetools": "cachetools"}
 """What verl's V1 trainer imports once its workers are up, and what pip calls it; verl without extras brings neither."""
@@ -206,6 +207,7 @@ def _entropy_pass(config: DictConfig, run: RunConfig) -> Iterator[str]:
             yield f"{_BYPASS}=True: it skips the pass that the token dump reads; set it to False, or leave out dump_dir"
         return
     if not run.from_update:
+        yield from _kept_weights(config)
         if bypass:
             yield (
                 f"{_BYPASS}=True: it skips verl's old-log-prob pass, from which GTPO takes the entropy of the policy; "
@@ -238,6 +240,26 @@ def _entropy_pass(config: DictConfig, run: RunConfig) -> Iterator[str]:
             )
 
 
+def _kept_weights(config: DictConfig) -> Iterator[str]:
+    """Whether verl's asynchronous trainers can compute the old log-probs of a later update, for which they go back to a
+    copy of the weights: of weights that are on the CPU already it is no copy, and updates would be lost."""
+    fully, separate = "async_training.trigger_parameter_sync_step", "trainer.v1.separate_async.parameter_sync_step"
+    is_fully, strategy = select(config, "async_training") is not None, select(config, f"{_ACTOR}.strategy")
+    if select(config, _BYPASS) or not (is_fully or _v1_mode(config) == "separate_async"):
+        return
+    instead = f"set {_BYPASS}=True with ++{_ENTROPY_FROM}=update"
+    if strategy == "torchtitan":
+        yield f"{_ACTOR}.strategy=torchtitan: verl's asynchronous trainers keep no weights of it; {instead}"
+    section = {"fsdp2": "fsdp_config", "veomni": "veomni"}.get(strategy)
+    steps = fully if is_fully else separate
+    for key in (f"{_ACTOR}.{section}.{name}" for name in ("param_offload", "offload_policy")):
+        if section and select(config, key) and (number := select(config, steps) or 1) > 1:
+            yield (
+                f"{key}=True with {steps}={number}: of the updates between two syncs verl would keep the last alone; "
+                f"set {key}=False or {steps}=1, or {instead}"
+            )
+
+
 def _group_size(config: DictConfig) -> Iterator[str]:
     if (n := select(config, f"{_ROLLOUT}.n") or 0) < 2:
         remedy = "set it to 2 or more (8 or 12 in the paper)"
@@ -247,13 +269,15 @@ def _group_size(config: DictConfig) -> Iterator[str]:
 def _sequence_splits(config: DictConfig) -> Iterator[str]:
     """Splits of a sequence over ranks that change the numbers, or with which the update fails."""
     strategy, aggregation = select(config, f"{_ACTOR}.strategy"), select(config, f"{_ACTOR}.loss_agg_mode")
-    parallel, found = f"{_ACTOR}.megatron.context_parallel_size", compat.verl_version()
-    fails = strategy == "megatron" and aggregation == "seq-mean-token-mean" and found and found < Version("0.9.1")
-    if fails and (size := select(config, parallel) or 1) > 1:
-        yield (
-            f"{_ACTOR}.loss_agg_mode={aggregation} with {parallel}={size}: verl {found} refuses this at the first "
-            f"update (verl #7914); use verl 0.9.1 or later, or set {parallel}=1"
-        )
+    parallel = f"{_ACTOR}.megatron.context_parallel_size"
+    static = strategy == "megatron" and not select(config, f"{_ACTOR}.megatron.dynamic_context_parallel")
+    if static and aggregation == "seq-mean-token-mean" and (size := select(config, parallel) or 1) > 1:
+        # 0.9.0 and main of that time, not 0.9.1.
+        if "is incompatible with" in (Path(verl.__file__).parent / _MEGATRON_ENGINE).read_text():
+            yield (
+                f"{_ACTOR}.loss_agg_mode={aggregation} with {parallel}={size}: this verl refuses it at the first "
+                f"update (verl #7914); use verl 0.9.1, or set {parallel}=1"
+            )
     implementation = "actor_rollout_ref.model.override_config.attn_implementation"
     attention = select(config, implementation)
     slices = strategy in ("fsdp", "fsdp2") and attention in ("sdpa", "eager", "flex_attention")

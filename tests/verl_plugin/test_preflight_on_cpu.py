@@ -1,4 +1,5 @@
 import sys
+from pathlib import Path
 
 import pytest
 import verl
@@ -344,10 +345,30 @@ def test_megatrons_refusal_of_the_papers_loss_under_context_parallelism_is_named
     with open_dict(config):
         config.actor_rollout_ref.actor.strategy = "megatron"
         config.actor_rollout_ref.actor.megatron = {"context_parallel_size": 2, "dtype": "float32"}
-    assert preflight.problems(config) == [] or verl.__version__ == "0.9.0"
-    monkeypatch.setattr(verl, "__version__", "0.9.0")
+    assert preflight.problems(config) == [] or verl.__version__ != "0.9.1"
+    monkeypatch.setattr(Path, "read_text", lambda path: "'seq-mean-token-mean' is incompatible with ")
     (problem,) = preflight.problems(config)
     assert "loss_agg_mode=seq-mean-token-mean with actor_rollout_ref.actor.megatron.context_parallel_size=2" in problem
+    with open_dict(config):
+        config.actor_rollout_ref.actor.megatron.dynamic_context_parallel = True
+    assert preflight.problems(config) == []
+
+
+@pytest.mark.parametrize(
+    ("trainer", "steps"),
+    [
+        ("trainer.use_v1=True trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step"),
+        ("+async_training.require_batches=1", "async_training.trigger_parameter_sync_step"),
+    ],
+)
+def test_updates_that_verl_would_lose_are_an_error(compose_config, trainer, steps):
+    actor = "actor_rollout_ref.actor"
+    offload = f"{actor}.fsdp_config.param_offload"
+    wrong = [*trainer.split(), f"++{steps}=4", f"{actor}.strategy=fsdp2", f"{offload}=True", KNOWN]
+    (problem,) = preflight.problems(compose_config(*wrong))
+    assert problem.startswith(f"{offload}=True with {steps}=4: of the updates between two syncs")
+    for right in ([f"{offload}=False"], [f"++{steps}=1"], [BYPASS, FROM_UPDATE], [f"{actor}.strategy=fsdp"]):
+        assert preflight.problems(compose_config(*wrong, *right)) == []
 
 
 def test_the_unclipped_loss_with_several_updates_is_named_under_any_estimator(compose_config, caplog):

@@ -163,7 +163,7 @@ def _missing_inputs(get: Callable) -> Iterator[Finding]:
         if (found := get(key)) != value:
             yield Finding(f"{key}={found}", "this asynchronous trainer asserts another value", f"set {key}={value}")
     using = [key for name in ("bypass_mode", "rollout_is", "rollout_rs") if get(key := f"{correction}.{name}")]
-    if using and not get(log_probs) and get("algorithm.gtpo.entropy_from") != "update":  # which turns them on
+    if using and not get(log_probs):
         yield Finding(f"{log_probs}=False", f"{' and '.join(using)} read them", f"set {log_probs}=True")
     overlong, longest = "reward.reward_kwargs.overlong_buffer_cfg.enable", "reward.reward_kwargs.max_resp_len"
     if get("reward.reward_manager.name") == "dapo" and get(overlong) and get(longest) is None:
@@ -185,11 +185,12 @@ def _gpus(get: Callable) -> Iterator[Finding]:
         yield Finding(subject, "no GPU to train on", "ask for at least 1 of both")
         return
     shared, names = _model_parallel(get)
+    dynamic = get(f"{_ACTOR}.strategy") == "megatron" and get(f"{_ACTOR}.megatron.dynamic_context_parallel")
     if gpus % shared:
         says = f"{shared} GPUs to a copy of the model, of {gpus} in all (trainer.nnodes x trainer.n_gpus_per_node)"
         yield Finding(names, says, "lower it, or ask for a multiple of it")
-    elif get(f"{_ACTOR}.strategy") in ("fsdp", "fsdp2", "megatron"):
-        yield from _batch_splits(get, gpus // shared)
+    elif get(f"{_ACTOR}.strategy") in ("fsdp", "fsdp2", "veomni", "megatron"):
+        yield from _batch_splits(get, 1 if dynamic else gpus // shared)
     kinds = ("tensor_model", "data", "pipeline_model")
     served = math.prod(int(get(f"{_ROLLOUT}.{kind}_parallel_size") or 1) for kind in kinds)
     if get("actor_rollout_ref.hybrid_engine", default=True) and gpus % served:
@@ -202,7 +203,7 @@ def _gpus(get: Callable) -> Iterator[Finding]:
     keys = [_TOKENS] if bypasses else [f"{_ROLLOUT}.log_prob_max_token_len_per_gpu", _TOKENS]
     budgets = {get(key): key for key in keys}  # one key a value: by default the first has the second's
     says = f"a sequence has up to {longest} tokens (data.max_prompt_length + data.max_response_length)"
-    for tokens, key in budgets.items() if get(f"{_ACTOR}.use_dynamic_bsz") else ():
+    for tokens, key in budgets.items() if get(f"{_ACTOR}.use_dynamic_bsz") and not dynamic else ():
         if tokens and tokens * split < longest:
             yield Finding(f"{key}={tokens}", says, f"set {key}={math.ceil(longest / split)} or more")
     if isinstance(limit := get(key := f"{_ROLLOUT}.max_model_len"), int) and limit < longest:
@@ -216,6 +217,10 @@ def _gpus(get: Callable) -> Iterator[Finding]:
 
 def _batch_splits(get: Callable, copies: int) -> Iterator[Finding]:
     """Whether batches split over the copies of the model, as verl asserts at the first update; V1 pads whole ones."""
+    ours, rollouts = f"{_ACTOR}.use_dynamic_bsz", f"{_ROLLOUT}.log_prob_use_dynamic_bsz"
+    if bool(get(ours)) != bool(get(rollouts)):
+        yield Finding(f"{rollouts}={get(rollouts)}", f"verl asserts {ours}={get(ours)}", f"set {rollouts}={get(ours)}")
+    micro = f"{_ACTOR}.ppo_micro_batch_size_per_gpu"
     legacy = not get("trainer.use_v1") and get("async_training") is None
     for key in (f"{_ACTOR}.ppo_mini_batch_size", *(["data.train_batch_size"] if legacy else [])):
         size, n = int(get(key) or 0), int(get(f"{_ROLLOUT}.n") or 0)
@@ -224,6 +229,9 @@ def _batch_splits(get: Callable, copies: int) -> Iterator[Finding]:
         elif size * n % copies:
             says = f"{size} prompts x {n} completions do not split over {copies} copies of the model"
             yield Finding(f"{key}={size}", says, f"make {key} x {_ROLLOUT}.n a multiple of {copies}")
+        elif key.startswith(_ACTOR) and not get(ours) and size * n // copies % (rows := int(get(micro) or 1)):
+            says = f"does not divide the {size * n // copies} completions of a GPU in an update"
+            yield Finding(f"{micro}={rows}", says, f"set {micro}=1, or another divisor")
 
 
 def _filter_groups(get: Callable) -> Iterator[Finding]:
@@ -241,8 +249,13 @@ def _filter_groups(get: Callable) -> Iterator[Finding]:
 
 def _model_parallel(get: Callable) -> tuple[int, str]:
     """How many GPUs hold one copy of the trained model, and the keys that say so."""
-    if get(f"{_ACTOR}.strategy") == "megatron":
-        kinds = [f"{_ACTOR}.megatron.{kind}_parallel_size" for kind in ("tensor_model", "pipeline_model", "context")]
+    engines = {
+        "megatron": ("tensor_model_parallel", "pipeline_model_parallel", "context_parallel"),
+        "torchtitan": ("tensor_parallel", "pipeline_parallel", "context_parallel"),
+        "veomni": ("ulysses_parallel",),
+    }
+    if (strategy := get(f"{_ACTOR}.strategy")) in engines:
+        kinds = [f"{_ACTOR}.{strategy}.{kind}_size" for kind in engines[strategy]]
     else:
         kinds = [f"{_ACTOR}.ulysses_sequence_parallel_size", f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size"]
         kinds = [max(kinds, key=lambda key: int(get(key) or 1))]

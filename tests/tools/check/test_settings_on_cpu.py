@@ -169,7 +169,7 @@ def test_a_correction_needs_the_rollouts_log_probs():
     assert f"{CORRECTION}.rollout_is" in said_of(off, off, f"{CORRECTION}.rollout_is=token")
     assert off not in judged(off)
     bypass = (off, f"{CORRECTION}.bypass_mode=True", "++algorithm.gtpo.initial_entropy=0.3")
-    assert off in judged(*bypass) and off not in judged(*bypass, update)
+    assert off in judged(*bypass) and off in judged(*bypass, update)  # which turns on the update's entropy alone
 
 
 def said_of(subject, *overrides):
@@ -221,6 +221,9 @@ LOG_PROB_TOKENS, MEGATRON_TP = (
     f"{ACTOR}.megatron.tensor_model_parallel_size",
 )
 SEPARATE = "trainer.v1.trainer_mode=separate_async"
+LOG_PROB_DYNAMIC = f"{ROLLOUT}.log_prob_use_dynamic_bsz"
+DYNAMIC, MICRO = f"{ACTOR}.use_dynamic_bsz", f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+VEOMNI = f"{ACTOR}.veomni.ulysses_parallel_size"
 POOL = "reward.reward_model.enable=True reward.reward_model.enable_resource_pool=True"
 
 
@@ -237,6 +240,9 @@ POOL = "reward.reward_model.enable=True reward.reward_model.enable_resource_pool
             f"{ACTOR}.ppo_mini_batch_size=256",
         ),
         (f"{TOKENS}=512", f"{TOKENS}=512", f"{TOKENS}=1024"),
+        (f"{DYNAMIC}=False {LOG_PROB_DYNAMIC}=True", f"{LOG_PROB_DYNAMIC}=True", f"{LOG_PROB_DYNAMIC}=False"),
+        (f"{DYNAMIC}=False {MICRO}=768", f"{MICRO}=768", f"{MICRO}=256"),
+        (f"model_engine=veomni {VEOMNI}=4", f"{VEOMNI}=4", "trainer.n_gpus_per_node=4"),
         (f"{LOG_PROB_TOKENS}=512", f"{LOG_PROB_TOKENS}=512", f"{LOG_PROB_TOKENS}=1024"),
         (f"model_engine=megatron {MEGATRON_TP}=2 {TOKENS}=512", f"{TOKENS}=512", f"{TOKENS}=1024"),
         (SEPARATE, "rollout", f"{ROLLOUT}.nnodes=1"),
@@ -252,6 +258,17 @@ def test_what_does_not_fit_the_gpus_is_a_problem_with_a_way_out(wrong, subject, 
     wrong = ["trainer.n_gpus_per_node=2", *wrong.split()]
     assert subject in judged(*wrong)
     assert subject not in judged(*wrong, way_out)
+
+
+def test_verls_own_ways_over_long_sequences_are_no_problem():
+    tokens, prompts = f"{ACTOR}.ppo_max_token_len_per_gpu=512", f"{ACTOR}.ppo_mini_batch_size=1"
+    megatron = [f"{ACTOR}.megatron.{x}" for x in ("dynamic_context_parallel=True", "max_seqlen_per_dp_cp_rank=512")]
+    for words in (
+        ["model_engine=veomni", f"{VEOMNI}=4"],
+        ["model_engine=torchtitan", f"{ACTOR}.torchtitan.tensor_parallel_size=4"],
+        ["model_engine=megatron", f"{CP}=4", prompts, *megatron],
+    ):
+        assert not {tokens, prompts} & judged("trainer.n_gpus_per_node=4", tokens, *words).keys()
 
 
 def test_a_context_that_is_shorter_than_a_sequence_is_warned_of():
