@@ -100,6 +100,7 @@ TRAINER=(
     seed="$seed"
     trainer.n_gpus_per_node="$NGPUS_PER_NODE"
     trainer.v1.trainer_mode=batched_validation
+    trainer.v1.sampler.custom_sampler.path=null         # its metrics are of training
     trainer.val_only=True
     trainer.val_before_train=True
     trainer.resume_mode=disable

@@ -137,14 +137,15 @@ def test_a_metric_that_was_not_logged_is_named_in_its_panel():
     drop = ["reward/acc/mean", "reward/strict/mean", "response_length/mean", "actor/entropy"]
     figure = training_figure({"GTPO": [a_run(drop=drop)]})
     named = [[text.get_text() for text in ax.texts] for ax in figure.axes[: len(PANELS)]]
-    keys = [drop[0]], [drop[1]], ["gtpo/entropy/mean"], [], [drop[2]], []
+    keys = [drop[0]], [drop[1]], [drop[3]], [], [drop[2]], []
     assert named == [[f"not logged:\n{key}" for key in missing] for missing in keys]
 
 
-def test_gtpos_own_entropy_is_drawn_and_a_run_of_one_step_is_a_visible_point():
+def test_the_entropy_is_what_grpo_logs_too_and_a_run_of_one_step_is_a_visible_point():
     run = pd.DataFrame({"gtpo/entropy/mean": 0.25, "actor/entropy": 0.5}, index=[1])
-    (line,) = means(training_figure({"GTPO": [run]}).axes[2])
-    assert (list(line.get_ydata()), line.get_marker()) == ([0.25], "o")
+    for logged, drawn in ((run, 0.5), (run.drop(columns="actor/entropy"), 0.25)):
+        (line,) = means(training_figure({"GTPO": [logged]}).axes[2])
+        assert (list(line.get_ydata()), line.get_marker()) == ([drawn], "o")
 
 
 def test_more_labels_than_colours_are_refused():
