@@ -3,7 +3,7 @@
 #
 #   bash recipes/run_gtpo_openrlhf.sh [option…]
 #   DATASET=math N_SAMPLES_PER_PROMPT=12 bash recipes/run_gtpo_openrlhf.sh
-#   ALGO=grpo bash recipes/run_gtpo_openrlhf.sh           the GRPO twin: all settings equal, not the order of prompts
+#   ALGO=grpo bash recipes/run_gtpo_openrlhf.sh           the GRPO twin: same settings, another order of prompts
 #
 # Tried on a CPU (docs/other-trainers.md). Needs OpenRLHF 0.11.2 with vLLM, and `pip install '.[data]'`. A run
 # that is started again goes on from its last checkpoint; the model in OUT/model is written at the end. OpenRLHF shuffles
@@ -26,7 +26,7 @@ n_samples_per_prompt=${N_SAMPLES_PER_PROMPT:-8}         # completions per prompt
 max_len=${MAX_LEN:-5500}                                # prompt and completion
 max_new_tokens=${MAX_NEW_TOKENS:-1500}
 
-NGPUS_PER_NODE=${NGPUS_PER_NODE:-}                      # 1 | 2 by default; divides batch_size * n_samples_per_prompt
+NGPUS_PER_NODE=${NGPUS_PER_NODE:-}                      # 1 or 2 of this machine; divides batch_size * n_samples_per_prompt
 gpu_memory_utilization=${GPU_MEMORY_UTILIZATION:-0.4}   # of vLLM
 attn_implementation=${ATTN_IMPLEMENTATION:-flash_attention_2}
 save_steps=${SAVE_STEPS:-500}
@@ -44,12 +44,14 @@ for name in SMOKE KL_LOSS_COEF STRICT_INITIAL_ENTROPY EXTEND ENTROPY_FROM FINETU
     MAX_PROMPT_LENGTH MAX_RESPONSE_LENGTH SAVE_FREQ; do
     [[ ${!name:-0} != *[!0.]* ]] || fail "$name: unset it: $why"
 done
+[ -z "${RAY_ADDRESS:-}" ] || [ -n "$NGPUS_PER_NODE" ] ||
+    fail "RAY_ADDRESS=$RAY_ADDRESS: set NGPUS_PER_NODE; how many GPUs a node of that cluster has is not seen from here"
 if [ -z "${RAY_ADDRESS:-}" ]; then
     read -r gpus _ < <(python3 -c 'import torch; print(torch.cuda.device_count())')
     NGPUS_PER_NODE=${NGPUS_PER_NODE:-$((gpus > 1 ? 2 : 1))}
 fi
 for name in batch_size n_samples_per_prompt NGPUS_PER_NODE; do
-    case ${!name} in *[!0-9]* | 0* | "") fail "${name^^}=${!name}: must be a whole number above 0" ;; esac
+    case ${!name} in *[!0-9]* | 0*) fail "${name^^}=${!name}: must be a whole number above 0" ;; esac
 done
 ((NGPUS_PER_NODE <= ${gpus:-NGPUS_PER_NODE})) ||
     fail "NGPUS_PER_NODE=$NGPUS_PER_NODE: this machine has $gpus GPUs, and OpenRLHF would wait for more without end"

@@ -88,7 +88,7 @@ class InitialEntropy:
         `resumed_from` is the folder of the record, if the run is resumed; None if it is new.
 
         Raises:
-            ValueError: the run is resumed, the filter needs the initial entropy, and there is no record of it.
+            ValueError: the run is resumed, the filter needs the initial entropy, and its record is missing or damaged.
         """
         if config.initial_entropy is not None:
             return cls(config.initial_entropy)

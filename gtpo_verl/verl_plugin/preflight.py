@@ -164,9 +164,10 @@ def _misspelt(config: DictConfig) -> Iterator[str]:
     ours, modes = {*VerlGTPOConfig.__dataclass_fields__} if serves else {"dump_dir"}, training_monitor.CHOICES
     for key, value in nested(OmegaConf.to_container(config) if OmegaConf.is_config(config) else {}):
         section, _, name = key.rpartition(".")
-        # grpo, gspo and gdpo have no t, tpo no g.
+        # grpo, gspo and gdpo have no t; tpo and tgpo may be another team's.
         lower = name.lower()
-        near = lower[:1] == "g" and "t" in lower and (lower[:4] == "gtpo" or get_close_matches(lower, ["gtpo"], 1, 0.7))
+        near = lower.startswith("gtpo") or ("t" in lower and get_close_matches(lower, ["gtpo"], 1, 0.7))
+        near = near and (serves or lower[:1] == "g")
         has_ours = isinstance(value, dict) and value.keys() & ours
         if near and has_ours and key != "algorithm.gtpo" and (serves or name != "gtpo"):
             yield f"unused key {key}; did you mean algorithm.gtpo?"
@@ -249,13 +250,13 @@ def _kept_weights(config: DictConfig) -> Iterator[str]:
         return
     instead = f"set {_BYPASS}=True with ++{_ENTROPY_FROM}=update"
     if strategy == "torchtitan":
-        yield f"{_ACTOR}.strategy=torchtitan: verl's asynchronous trainers keep no weights of it; {instead}"
+        yield f"{_ACTOR}.strategy=torchtitan: verl's asynchronous trainers cannot save its weights; {instead}"
     section = {"fsdp2": "fsdp_config", "veomni": "veomni"}.get(strategy)
     steps = fully if is_fully else separate
     for key in (f"{_ACTOR}.{section}.{name}" for name in ("param_offload", "offload_policy")):
         if section and select(config, key) and (number := select(config, steps) or 1) > 1:
             yield (
-                f"{key}=True with {steps}={number}: of the updates between two syncs verl would keep the last alone; "
+                f"{key}=True with {steps}={number}: verl would keep only the last update between two syncs; "
                 f"set {key}=False or {steps}=1, or {instead}"
             )
 
@@ -301,9 +302,10 @@ def _check_dump(config: DictConfig, run: RunConfig) -> None:
     if any(folder.glob(STEP_FILES)):
         record = read_record(header) if header.is_file() else {}
         owner, by = record.get("checkpoints"), record.get("adv_estimator")
+        chosen = select(config, ADV_ESTIMATOR)
         moved = run.resumed_from and not (owner and Path(owner).exists())  # a run's folder, with its dump
-        own = owner == config.trainer.default_local_dir and by in (None, select(config, ADV_ESTIMATOR))
-        if not (own or moved):
+        same = by in (None, chosen) or {by, chosen} <= {*NAMES}
+        if not (moved or (same and owner == config.trainer.default_local_dir)):
             raise ValueError(f"{setting} holds the dump of another run: give another folder, or remove it")
 
 

@@ -72,7 +72,7 @@ PANELS: tuple[tuple[Curve, ...], ...] = (
         Curve("format reward / 10", "", ("reward/format/mean",), 0.1),
         Curve("strict", "", ("reward/strict/mean",)),
     ),
-    (Curve("entropy ⟨H⟩", "nats per token", ("actor/entropy", "gtpo/entropy/mean"), mark_ln2=True),),
+    (Curve("entropy", "nats per token", ("actor/entropy", "gtpo/entropy/mean"), mark_ln2=True),),
     (Curve("conflict tokens", "", ("gtpo/conflict/token_frac",)),),
     (
         Curve("length", "tokens", ("response_length/mean", "completion/length/mean")),

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +26,7 @@ from typing import Any, TextIO
 import psutil
 
 from recipes.runs import run_folder
+from recipes.runs.run_folder import say
 
 # Column of the closing table -> metric, in the order in which it is printed; one that a run does not log is left out.
 COLUMNS = {
@@ -60,12 +60,6 @@ _WORKER = r"^(\([\w ]+pid=\d+[^)]*\) )?"
 _EXCEPTION = re.compile(_WORKER + r"\s*[\w.]+(Error|Exception)(\(\w+\))?: ")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _SAID_BY_GTPO = re.compile(r"GTPO[: ].*")
-
-
-def say(line: str) -> None:
-    """Print a line of progress; a terminal that is gone, or a full disk behind it, does not end the training."""
-    with suppress(OSError):
-        print(line, flush=True)
 
 
 class StallDetector:
@@ -261,7 +255,7 @@ def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO, st
             file.seek(said_before)
             said = file.read()
         if starts > 1 and not steps and _RAY_TOO_SLOW in said:
-            print("Ray was too slow to start, as happens on a busy machine: trying again", flush=True)
+            say("Ray was too slow to start, as happens on a busy machine: trying again")
             return train(command, out, stall_s, lock, starts - 1)
         print(f"\n--- from {log}\n{failure_lines(said)}\n---", file=sys.stderr)
         ended = f"verl ended with status {status}" if status > 0 else f"verl was ended by signal {-status}"
@@ -305,7 +299,7 @@ def follow(
 
 def report(records: list[dict[str, Any]], out: Path) -> None:
     """Print the closing table and draw the figure."""
-    print(f"\n{closing_table(records)}\n")
+    say(f"\n{closing_table(records)}\n")
     written = [out / "metrics.jsonl"]
     if "reward/score/mean" in records[-1]:
         if find_spec("matplotlib"):
@@ -313,8 +307,8 @@ def report(records: list[dict[str, Any]], out: Path) -> None:
 
             written += save(training_figure({out.name: [read_run(out / "metrics.jsonl")]}), out / "training")
         else:
-            print("no figure, since matplotlib is not installed: pip install matplotlib, then python3 -m recipes plot")
-    print("written:", *written)
+            say("no figure, since matplotlib is not installed: pip install matplotlib, then python3 -m recipes plot")
+    say(" ".join(["written:", *map(str, written)]))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

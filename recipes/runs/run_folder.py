@@ -250,6 +250,14 @@ def logger_variables(out: Path) -> dict[str, str]:
     return {name: os.environ.get(name, value) for name, value in variables.items()}
 
 
+def say(line: str, file: TextIO | None = None) -> None:
+    """Print a line of progress; where a terminal is gone, or a disk full, nothing more is said, and the run goes on."""
+    try:
+        print(line, file=file, flush=True)
+    except OSError:
+        setattr(sys, "stderr" if file else "stdout", Path(os.devnull).open("w"))
+
+
 class Tail:
     """The complete lines of a file from byte `start` on, since the last look; none while it does not exist, and not the
     last one that a killed run has left half written."""
@@ -294,7 +302,7 @@ class MetricsFile:
             try:
                 logged = json.loads(line)
             except ValueError:  # a full disk cuts a line off, and the next one is joined to it
-                print(f"{self.target}: left out a line of verl's log that was cut off", file=sys.stderr)
+                say(f"{self.target}: left out a line of verl's log that was cut off", sys.stderr)
                 continue
             # verl writes null for NaN.
             data = {key: math.nan if value is None else value for key, value in logged["data"].items()}
@@ -305,10 +313,11 @@ class MetricsFile:
                 validation = all(key == "step" or key.startswith("val") for key in record)
                 last = record["step"] + validation
                 kept = [earlier for earlier in self.records if earlier["step"] < last]
-                if self._is_new and len(kept) < len(self.records) and (self._goes_back or not kept):
+                begins = not any(earlier["step"] for earlier in kept)  # 0 is a validation before training
+                if self._is_new and len(kept) < len(self.records) and (self._goes_back or begins):
                     before = shutil.copy(self.target, f"{self.target}.{time.time_ns()}")
-                    print(f"what was logged before is in {before} now", flush=True)
-                self.records = kept
+                    say(f"what was logged before is in {before} now")
+                self.records = [] if begins else kept
             if self.records and self.records[-1]["step"] == record["step"]:
                 record, anew = self.records.pop() | record, True
             self.records.append(record)

@@ -78,6 +78,7 @@ def test_a_key_of_ours_that_nothing_reads_is_an_error(compose_config, key, meant
         ("algorithm.min_correct_reward=11", "algorithm.gtpo.min_correct_reward"),
         ("algorithm.GTPO.min_correct_reward=11", "algorithm.gtpo"),
         ("algorithm.gtpo_trajectory.entropy_coeff=0", "algorithm.gtpo"),
+        ("algorithm.tgpo.entropy_coeff=0", "algorithm.gtpo"),
     ],
 )
 def test_a_key_of_gtpos_under_another_name_is_an_error_of_gtpos_runs_alone(compose_config, key, meant):
@@ -366,7 +367,7 @@ def test_updates_that_verl_would_lose_are_an_error(compose_config, trainer, step
     offload = f"{actor}.fsdp_config.param_offload"
     wrong = [*trainer.split(), f"++{steps}=4", f"{actor}.strategy=fsdp2", f"{offload}=True", KNOWN]
     (problem,) = preflight.problems(compose_config(*wrong))
-    assert problem.startswith(f"{offload}=True with {steps}=4: of the updates between two syncs")
+    assert problem.startswith(f"{offload}=True with {steps}=4: verl would keep only the last update")
     for right in ([f"{offload}=False"], [f"++{steps}=1"], [BYPASS, FROM_UPDATE], [f"{actor}.strategy=fsdp"]):
         assert preflight.problems(compose_config(*wrong, *right)) == []
 

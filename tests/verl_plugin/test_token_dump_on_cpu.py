@@ -261,6 +261,8 @@ def test_a_dump_that_cannot_be_written_is_refused_before_the_run(compose_config,
     twin = {"checkpoints": str(checkpoints), "adv_estimator": "grpo"}
     (tmp_path / "gtpo_dump.json").write_text(json.dumps(twin))
     assert "holds the dump of another run" in problems(dump, KNOWN)
+    (tmp_path / "gtpo_dump.json").write_text(json.dumps(twin | {"adv_estimator": "gtpo_trajectory"}))
+    assert not problems(dump, KNOWN)
 
 
 def test_a_folder_in_which_nobody_may_write_is_refused_before_the_run(compose_config, tmp_path, monkeypatch):

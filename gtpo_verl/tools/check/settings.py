@@ -19,6 +19,7 @@ from gtpo_verl.verl_plugin.run_config import nested
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _TOKENS, _TP = f"{_ACTOR}.ppo_max_token_len_per_gpu", f"{_ROLLOUT}.tensor_model_parallel_size"
+_DYNAMIC = f"{_ACTOR}.use_dynamic_bsz"
 _OLD_REWARD = ("reward_model.", "custom_reward_function.", "sandbox_fusion.")
 _KL = tuple(f"{name}{plus}" for name in ("low_var_kl", "kl", "k1", "k2", "k3", "mse", "abs") for plus in ("", "+"))
 _MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
@@ -165,6 +166,8 @@ def _missing_inputs(get: Callable) -> Iterator[Finding]:
     using = [key for name in ("bypass_mode", "rollout_is", "rollout_rs") if get(key := f"{correction}.{name}")]
     if using and not get(log_probs):
         yield Finding(f"{log_probs}=False", f"{' and '.join(using)} read them", f"set {log_probs}=True")
+    if bool(get(_DYNAMIC)) != bool(get(key := f"{_ROLLOUT}.log_prob_use_dynamic_bsz")):
+        yield Finding(f"{key}={get(key)}", f"verl asserts {_DYNAMIC}={get(_DYNAMIC)}", f"set {key}={get(_DYNAMIC)}")
     overlong, longest = "reward.reward_kwargs.overlong_buffer_cfg.enable", "reward.reward_kwargs.max_resp_len"
     if get("reward.reward_manager.name") == "dapo" and get(overlong) and get(longest) is None:
         yield Finding(f"{overlong}=True", f"no {longest}", f"set ++{longest}={get('data.max_response_length')}")
@@ -197,13 +200,14 @@ def _gpus(get: Callable) -> Iterator[Finding]:
         says = f"{served} GPUs to a copy of the model in the rollout, of {gpus} in all"
         yield Finding(f"{_TP}={get(_TP)}", says, f"set {_TP}=1, or ask for a multiple of {served}")
     longest, split = get("data.max_prompt_length") + get("data.max_response_length"), shared
-    if get(f"{_ACTOR}.strategy") == "megatron":
-        split = int(get(f"{_ACTOR}.megatron.context_parallel_size") or 1)
+    splits = {"megatron": "megatron.context_parallel_size", "torchtitan": "torchtitan.tensor_parallel_size"}
+    if key := splits.get(get(f"{_ACTOR}.strategy")):
+        split = int(get(f"{_ACTOR}.{key}") or 1)
     bypasses = get("algorithm.rollout_correction.bypass_mode")
     keys = [_TOKENS] if bypasses else [f"{_ROLLOUT}.log_prob_max_token_len_per_gpu", _TOKENS]
     budgets = {get(key): key for key in keys}  # one key a value: by default the first has the second's
     says = f"a sequence has up to {longest} tokens (data.max_prompt_length + data.max_response_length)"
-    for tokens, key in budgets.items() if get(f"{_ACTOR}.use_dynamic_bsz") and not dynamic else ():
+    for tokens, key in budgets.items() if get(_DYNAMIC) and not dynamic else ():
         if tokens and tokens * split < longest:
             yield Finding(f"{key}={tokens}", says, f"set {key}={math.ceil(longest / split)} or more")
     if isinstance(limit := get(key := f"{_ROLLOUT}.max_model_len"), int) and limit < longest:
@@ -217,9 +221,6 @@ def _gpus(get: Callable) -> Iterator[Finding]:
 
 def _batch_splits(get: Callable, copies: int) -> Iterator[Finding]:
     """Whether batches split over the copies of the model, as verl asserts at the first update; V1 pads whole ones."""
-    ours, rollouts = f"{_ACTOR}.use_dynamic_bsz", f"{_ROLLOUT}.log_prob_use_dynamic_bsz"
-    if bool(get(ours)) != bool(get(rollouts)):
-        yield Finding(f"{rollouts}={get(rollouts)}", f"verl asserts {ours}={get(ours)}", f"set {rollouts}={get(ours)}")
     micro = f"{_ACTOR}.ppo_micro_batch_size_per_gpu"
     legacy = not get("trainer.use_v1") and get("async_training") is None
     for key in (f"{_ACTOR}.ppo_mini_batch_size", *(["data.train_batch_size"] if legacy else [])):
@@ -229,7 +230,7 @@ def _batch_splits(get: Callable, copies: int) -> Iterator[Finding]:
         elif size * n % copies:
             says = f"{size} prompts x {n} completions do not split over {copies} copies of the model"
             yield Finding(f"{key}={size}", says, f"make {key} x {_ROLLOUT}.n a multiple of {copies}")
-        elif key.startswith(_ACTOR) and not get(ours) and size * n // copies % (rows := int(get(micro) or 1)):
+        elif key.startswith(_ACTOR) and not get(_DYNAMIC) and size * n // copies % (rows := int(get(micro) or 1)):
             says = f"does not divide the {size * n // copies} completions of a GPU in an update"
             yield Finding(f"{micro}={rows}", says, f"set {micro}=1, or another divisor")
 

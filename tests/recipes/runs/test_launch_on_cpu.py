@@ -135,10 +135,11 @@ def test_a_launcher_that_is_killed_loses_no_step_and_its_trainer_holds_the_folde
 
 
 def test_a_terminal_that_is_gone_does_not_end_the_training(run):
+    trains = "step(1); file.write('cut off\\n'); step(2); step(3); open(file.name + '.whole', 'w')"
     with open("/dev/full", "w") as full:
-        run.start("step(1); step(2); step(3); open(file.name + '.whole', 'w')", stdout=full).wait(900)
+        assert run.start(trains, stdout=full, stderr=full).wait(900) == 0
     assert [record["step"] for record in run.records()] == [1, 2, 3]
-    assert (run.out / "verl_metrics.jsonl.whole").exists()
+    assert (run.out / "verl_metrics.jsonl.whole").exists() and (run.out / "training.png").exists()
 
 
 def test_a_line_that_a_full_disk_cut_off_is_left_out(run, capsys):
@@ -148,12 +149,16 @@ def test_a_line_that_a_full_disk_cut_off_is_left_out(run, capsys):
     assert run("step(4)") == 0
 
 
+@pytest.mark.parametrize("validation", ["", "step(0, **{'val-core/acc': 0.5}); "])
 @pytest.mark.parametrize("first, mode", [(1, "disable"), (3, "resume_path")])
-def test_a_run_that_goes_back_keeps_what_was_logged(run, capsys, first, mode):
-    run("step(1); step(2); step(3); step(4)")
+def test_a_run_that_goes_back_keeps_what_was_logged(run, capsys, first, mode, validation):
+    run(f"{validation}step(1); step(2); step(3); step(4)")
     before = (run.out / "metrics.jsonl").read_text()
-    run(f"step({first})", overrides=["trainer.total_training_steps=3", f"trainer.resume_mode={mode}"])
-    assert [record["step"] for record in run.records()] == [*range(1, first + 1)]
+    run(
+        f"{validation if first == 1 else ''}step({first})",
+        overrides=["trainer.total_training_steps=3", f"trainer.resume_mode={mode}"],
+    )
+    assert [record["step"] for record in run.records()] == [*range(0 if validation else 1, first + 1)]
     (kept,) = run.out.glob("metrics.jsonl.*")
     assert kept.read_text() == before and str(kept) in capsys.readouterr().out
 
