@@ -161,7 +161,7 @@ def _misspelt(config: DictConfig) -> Iterator[str]:
     Where the run does not ask for GTPO, a section of such a name may be another team's, unless it asks for a dump.
     """
     serves = uses_gtpo(config)
-    ours, modes = {*VerlGTPOConfig.__dataclass_fields__} if serves else {"dump_dir"}, training_monitor.CHOICES
+    ours = {*VerlGTPOConfig.__dataclass_fields__} if serves else {"dump_dir"}
     for key, value in nested(OmegaConf.to_container(config) if OmegaConf.is_config(config) else {}):
         section, _, name = key.rpartition(".")
         # grpo, gspo and gdpo have no t; tpo and tgpo may be another team's.
@@ -173,7 +173,9 @@ def _misspelt(config: DictConfig) -> Iterator[str]:
             yield f"unused key {key}; did you mean algorithm.gtpo?"
         elif serves and section == "algorithm" and name in ours:
             yield f"unused key {key}={value}; did you mean algorithm.gtpo.{name}?"
-        elif get_close_matches(name, ["collapse_watch"], 1, 0.8) and key != training_monitor.KEY and value in modes:
+        elif key == training_monitor.KEY or not get_close_matches(name, ["collapse_watch"], 1, 0.8):
+            continue
+        elif serves or value in training_monitor.CHOICES:
             yield f"unused key {key}={value}; did you mean {training_monitor.KEY}?"
 
 
@@ -274,7 +276,10 @@ def _sequence_splits(config: DictConfig) -> Iterator[str]:
     static = strategy == "megatron" and not select(config, f"{_ACTOR}.megatron.dynamic_context_parallel")
     if static and aggregation == "seq-mean-token-mean" and (size := select(config, parallel) or 1) > 1:
         # 0.9.0 and main of that time, not 0.9.1.
-        if "is incompatible with" in (Path(verl.__file__).parent / _MEGATRON_ENGINE).read_text():
+        if (
+            f"loss_agg_mode='{aggregation}' is incompatible"
+            in (Path(verl.__file__).parent / _MEGATRON_ENGINE).read_text()
+        ):
             yield (
                 f"{_ACTOR}.loss_agg_mode={aggregation} with {parallel}={size}: this verl refuses it at the first "
                 f"update (verl #7914); use verl 0.9.1, or set {parallel}=1"

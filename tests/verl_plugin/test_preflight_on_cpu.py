@@ -79,6 +79,7 @@ def test_a_key_of_ours_that_nothing_reads_is_an_error(compose_config, key, meant
         ("algorithm.GTPO.min_correct_reward=11", "algorithm.gtpo"),
         ("algorithm.gtpo_trajectory.entropy_coeff=0", "algorithm.gtpo"),
         ("algorithm.tgpo.entropy_coeff=0", "algorithm.gtpo"),
+        ("trainer.collapse_watcher=True", "trainer.collapse_watch"),
     ],
 )
 def test_a_key_of_gtpos_under_another_name_is_an_error_of_gtpos_runs_alone(compose_config, key, meant):
@@ -347,7 +348,7 @@ def test_megatrons_refusal_of_the_papers_loss_under_context_parallelism_is_named
         config.actor_rollout_ref.actor.strategy = "megatron"
         config.actor_rollout_ref.actor.megatron = {"context_parallel_size": 2, "dtype": "float32"}
     assert preflight.problems(config) == [] or verl.__version__ != "0.9.1"
-    monkeypatch.setattr(Path, "read_text", lambda path: "'seq-mean-token-mean' is incompatible with ")
+    monkeypatch.setattr(Path, "read_text", lambda path: "loss_agg_mode='seq-mean-token-mean' is incompatible")
     (problem,) = preflight.problems(config)
     assert "loss_agg_mode=seq-mean-token-mean with actor_rollout_ref.actor.megatron.context_parallel_size=2" in problem
     with open_dict(config):
