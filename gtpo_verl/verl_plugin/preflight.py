@@ -45,7 +45,7 @@ _TASK_REWARDS = "distillation.distillation_loss.use_task_rewards"
 _LENGTH_PENALTY = "reward.reward_kwargs.overlong_buffer_cfg.enable"
 _CALCULATE, _FUSED = f"{_ACTOR}.calculate_entropy", "actor_rollout_ref.model.use_fused_kernels"
 
-_MEGATRON_ENGINE = "workers/engine/megatron/transformer_impl.py"
+_MEGATRON_ENGINE = Path(verl.__file__).parent / "workers/engine/megatron/transformer_impl.py"
 
 V1_PACKAGES = {"transfer_queue": "TransferQueue", "cachetools": "cachetools"}
 """What verl's V1 trainer imports once its workers are up, and what pip calls it; verl without extras brings neither."""
@@ -276,10 +276,7 @@ def _sequence_splits(config: DictConfig) -> Iterator[str]:
     static = strategy == "megatron" and not select(config, f"{_ACTOR}.megatron.dynamic_context_parallel")
     if static and aggregation == "seq-mean-token-mean" and (size := select(config, parallel) or 1) > 1:
         # 0.9.0 and main of that time, not 0.9.1.
-        if (
-            f"loss_agg_mode='{aggregation}' is incompatible"
-            in (Path(verl.__file__).parent / _MEGATRON_ENGINE).read_text()
-        ):
+        if f"loss_agg_mode='{aggregation}' is incompatible" in _MEGATRON_ENGINE.read_text():
             yield (
                 f"{_ACTOR}.loss_agg_mode={aggregation} with {parallel}={size}: this verl refuses it at the first "
                 f"update (verl #7914); use verl 0.9.1, or set {parallel}=1"
