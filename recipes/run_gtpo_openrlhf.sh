@@ -44,11 +44,11 @@ for name in SMOKE KL_LOSS_COEF STRICT_INITIAL_ENTROPY EXTEND ENTROPY_FROM FINETU
     MAX_PROMPT_LENGTH MAX_RESPONSE_LENGTH SAVE_FREQ; do
     [[ ${!name:-0} != *[!0.]* ]] || fail "$name: unset it: $why"
 done
-[ -z "${RAY_ADDRESS:-}" ] || [ -n "$NGPUS_PER_NODE" ] ||
-    fail "RAY_ADDRESS=$RAY_ADDRESS: set NGPUS_PER_NODE; how many GPUs a node of that cluster has is not seen from here"
 if [ -z "${RAY_ADDRESS:-}" ]; then
     read -r gpus _ < <(python3 -c 'import torch; print(torch.cuda.device_count())')
     NGPUS_PER_NODE=${NGPUS_PER_NODE:-$((gpus > 1 ? 2 : 1))}
+elif [ -z "$NGPUS_PER_NODE" ]; then
+    fail "RAY_ADDRESS=$RAY_ADDRESS: set NGPUS_PER_NODE; how many GPUs a node of that cluster has is not seen from here"
 fi
 for name in batch_size n_samples_per_prompt NGPUS_PER_NODE; do
     case ${!name} in *[!0-9]* | 0*) fail "${name^^}=${!name}: must be a whole number above 0" ;; esac

@@ -254,9 +254,9 @@ def _kept_weights(config: DictConfig) -> Iterator[str]:
     if strategy == "torchtitan":
         yield f"{_ACTOR}.strategy=torchtitan: verl's asynchronous trainers cannot save its weights; {instead}"
     section = {"fsdp2": "fsdp_config", "veomni": "veomni"}.get(strategy)
-    steps = fully if is_fully else separate
-    for key in (f"{_ACTOR}.{section}.{name}" for name in ("param_offload", "offload_policy")):
-        if section and select(config, key) and (number := select(config, steps) or 1) > 1:
+    number = select(config, steps := fully if is_fully else separate) or 1
+    for name in ("param_offload", "offload_policy") if section and number > 1 else ():
+        if select(config, key := f"{_ACTOR}.{section}.{name}"):
             yield (
                 f"{key}=True with {steps}={number}: verl would keep only the last update between two syncs; "
                 f"set {key}=False or {steps}=1, or {instead}"

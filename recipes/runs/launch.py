@@ -238,9 +238,10 @@ def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO, st
     log = out / "train.log"
     said_before = log.stat().st_size if log.exists() else 0
     tail = run_folder.Tail(log, said_before)
-    goes_back = run_folder.overrides(command).get("trainer.resume_mode") == "resume_path"
+    given = run_folder.overrides(command)
+    goes_back = given.get("trainer.resume_mode") == "resume_path"
     metrics = run_folder.MetricsFile(out / _VERLS_LOG, out / "metrics.jsonl", goes_back)
-    total = run_folder.overrides(command).get("trainer.total_training_steps", "?")
+    total = given.get("trainer.total_training_steps", "?")
     process = start_trainer(command, out, log, keep_open=[lock.fileno()])
     try:
         lock.truncate(0)
@@ -308,7 +309,7 @@ def report(records: list[dict[str, Any]], out: Path) -> None:
             written += save(training_figure({out.name: [read_run(out / "metrics.jsonl")]}), out / "training")
         else:
             say("no figure, since matplotlib is not installed: pip install matplotlib, then python3 -m recipes plot")
-    say(" ".join(["written:", *map(str, written)]))
+    say(f"written: {' '.join(map(str, written))}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -187,12 +187,12 @@ def _gpus(get: Callable) -> Iterator[Finding]:
         subject = f"trainer.nnodes={nodes} trainer.n_gpus_per_node={per_node}"
         yield Finding(subject, "no GPU to train on", "ask for at least 1 of both")
         return
-    shared, names = _model_parallel(get)
-    dynamic = get(f"{_ACTOR}.strategy") == "megatron" and get(f"{_ACTOR}.megatron.dynamic_context_parallel")
+    strategy, (shared, names) = get(f"{_ACTOR}.strategy"), _model_parallel(get)
+    dynamic = strategy == "megatron" and get(f"{_ACTOR}.megatron.dynamic_context_parallel")
     if gpus % shared:
         says = f"{shared} GPUs to a copy of the model, of {gpus} in all (trainer.nnodes x trainer.n_gpus_per_node)"
         yield Finding(names, says, "lower it, or ask for a multiple of it")
-    elif get(f"{_ACTOR}.strategy") in ("fsdp", "fsdp2", "veomni", "megatron"):
+    elif strategy in ("fsdp", "fsdp2", "veomni", "megatron"):
         yield from _batch_splits(get, 1 if dynamic else gpus // shared)
     kinds = ("tensor_model", "data", "pipeline_model")
     served = math.prod(int(get(f"{_ROLLOUT}.{kind}_parallel_size") or 1) for kind in kinds)
@@ -201,7 +201,7 @@ def _gpus(get: Callable) -> Iterator[Finding]:
         yield Finding(f"{_TP}={get(_TP)}", says, f"set {_TP}=1, or ask for a multiple of {served}")
     longest, split = get("data.max_prompt_length") + get("data.max_response_length"), shared
     splits = {"megatron": "megatron.context_parallel_size", "torchtitan": "torchtitan.tensor_parallel_size"}
-    if key := splits.get(get(f"{_ACTOR}.strategy")):
+    if key := splits.get(strategy):
         split = int(get(f"{_ACTOR}.{key}") or 1)
     bypasses = get("algorithm.rollout_correction.bypass_mode")
     keys = [_TOKENS] if bypasses else [f"{_ROLLOUT}.log_prob_max_token_len_per_gpu", _TOKENS]
