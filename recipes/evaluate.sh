@@ -4,7 +4,8 @@
 #   bash recipes/evaluate.sh CHECKPOINT [override…]
 #   LABEL=Qwen/GSM8K/GTPO bash recipes/evaluate.sh outputs/NAME/checkpoints/global_step_7473
 #
-# CHECKPOINT is a folder global_step_N of run_*.sh, or a model in Hugging Face format: a folder or its name on the Hub.
+# CHECKPOINT is a folder global_step_N of run_*.sh, or a model in Hugging Face format: a folder or its name on the Hub. Of
+# one that you cannot write to, first make such a model: bash recipes/export.sh CHECKPOINT OUT.
 # An interrupted evaluation samples only the missing batches.
 set -euo pipefail
 [ $# -gt 0 ] || { echo "usage: bash recipes/evaluate.sh CHECKPOINT [override…]" >&2; exit 2; }

@@ -52,12 +52,14 @@ save_freq=${SAVE_FREQ:-500}                             # Listing 1
 keep=${KEEP:-2}                                         # checkpoints; null keeps all
 save_lora_only=${SAVE_LORA_ONLY:-False}                 # a checkpoint without the base
 test_freq=${TEST_FREQ:--1}
+stall=${STALL_SECONDS:-}                                # a run without a step for this long is ended
 rollout_dump=${ROLLOUT_DUMP:-null}                      # a folder for every step's completions
 project_name=${PROJECT_NAME:-gtpo}
 model_name=$(basename "$MODEL_PATH")
 experiment_name=${EXPERIMENT_NAME:-${ALGO}_${model_name}_${dataset}_${finetune}_G${rollout_n}_beta${kl_loss_coef}_${betas}_seed${seed}}
 logger=${LOGGER:-console}                               # console,tensorboard,swanlab,wandb; to file in any case
 OUT=$(realpath -m "${OUT:-outputs/$experiment_name}")
+[ "$rollout_dump" = null ] || rollout_dump=$(realpath -m "$rollout_dump")   # Ray's workers run elsewhere
 # ---- end user-adjustable ----
 
 if [ -d "$MODEL_PATH" ]; then MODEL_PATH=$(plain_folder "$MODEL_PATH"); fi
@@ -161,4 +163,4 @@ COMMAND=(
 make_data
 check_command
 measure_initial_entropy
-exec python3 -m recipes run --out "$OUT" "${extend[@]}" -- "${COMMAND[@]}" "${INITIAL_ENTROPY[@]}"
+exec python3 -m recipes run --out "$OUT" ${stall:+--stall "$stall"} "${extend[@]}" -- "${COMMAND[@]}" "${INITIAL_ENTROPY[@]}"

@@ -89,6 +89,8 @@ def measure_initial_entropy(
     """Measure ⟨H⟩_ini of a model in Hugging Face format, on the GPU if there is one; arguments as of the command. A
     ValueError if the data has fewer than `samples` rows, there is no such model, or the GPUs are in a Ray cluster."""
     prompts = read_prompts(data, samples)
+    if os.environ.get("VERL_USE_MODELSCOPE", "").lower() == "true":
+        import verl  # noqa: F401, which lets transformers ask ModelScope
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 

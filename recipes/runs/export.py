@@ -13,6 +13,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from gtpo_verl.run_files.records import read_record
 from recipes.claim import claim
 from recipes.runs.run_folder import unquoted
@@ -58,7 +60,7 @@ def export(checkpoint: Path, out: Path, base: str | None = None) -> str:
         OSError: a shard is missing; the error names it.
     """
     shards, backend = find_shards(checkpoint)
-    files = shards.glob("*" if backend == "fsdp" else "model/**/*")  # an SFT checkpoint has its exports within
+    files = shards.glob("[!.]*" if backend == "fsdp" else "model/**/*")  # an SFT checkpoint has its exports within
     saved = max(path.stat().st_mtime_ns for path in files if path.is_file())
     inside = out.resolve().is_relative_to(checkpoint.resolve())  # and moves with it
     made_from = {
@@ -66,18 +68,25 @@ def export(checkpoint: Path, out: Path, base: str | None = None) -> str:
         "saved": saved,
         "base": base,
     }
-    if out.exists():
-        if not (out / RECORD).is_file():
-            raise ValueError(f"{out} exists and is no export: give another folder")
-        other = "it was made from another checkpoint, or from this one before it was saved again"
-        claim(out / RECORD, made_from, f"{other}: remove it, or give another folder")
-        return what_is(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if not out.exists():
+        with FileLock(out.with_name(f".{out.name}.lock")):  # of several evaluations one exports
+            if not out.exists():
+                _write(checkpoint, out, made_from)
+    if not (out / RECORD).is_file():
+        raise ValueError(f"{out} exists and is no export: give another folder")
+    other = "it was made from another checkpoint, or from this one before it was saved again"
+    claim(out / RECORD, made_from, f"{other}: remove it, or give another folder")
+    return what_is(out)
+
+
+def _write(checkpoint: Path, out: Path, made_from: dict[str, Any]) -> None:
     partial = out.with_name(f"{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    _merge_shards(shards, backend, partial)
+    partial.mkdir()
+    _merge_shards(*find_shards(checkpoint), partial)
     if (adapter := partial / "lora_adapter").exists():
-        if not (base := base or _name_of_base(checkpoint)):
+        if not (base := made_from["base"] or _name_of_base(checkpoint)):
             raise ValueError(
                 f"{checkpoint} is of a LoRA adapter and does not name the model that was trained: give --base"
             )
@@ -87,7 +96,6 @@ def export(checkpoint: Path, out: Path, base: str | None = None) -> str:
         shutil.rmtree(adapter)
     claim(partial / RECORD, made_from, "")
     partial.replace(out)
-    return what_is(out)
 
 
 def what_is(export: Path) -> str:

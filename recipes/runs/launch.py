@@ -181,16 +181,15 @@ def start_trainer(command: list[str], out: Path, log: Path, keep_open: Sequence[
     variables = {"VERL_FILE_LOGGER_PATH": str(out.absolute() / _VERLS_LOG), **run_folder.logger_variables(out)}
     if "verl.trainer.main_ppo" in command:
         # The trainer runs in a worker of Ray, and a cluster that runs already has an environment of its own.
-        prefix = "++ray_kwargs.ray_init.runtime_env.env_vars."
+        prefix = "ray_kwargs.ray_init.runtime_env.env_vars."
         # Ray refuses to be given the variables of the Ray job that this process belongs to again.
         job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
         of_job = job.get("runtime_env", {}).get("env_vars", {})
-        if "VERL_FILE_LOGGER_PATH" in of_job:
-            raise ValueError(
-                "the runtime_env of this Ray job sets VERL_FILE_LOGGER_PATH, which this command reads: remove it"
-            )
-        given = {name: value for name, value in variables.items() if name not in of_job}
-        command = [*command, *(f"{prefix}{name}={run_folder.quoted(value)}" for name, value in given.items())]
+        own = {key.removeprefix(prefix) for key in run_folder.overrides(command)}
+        if "VERL_FILE_LOGGER_PATH" in {*of_job, *own}:
+            raise ValueError("the runtime_env sets VERL_FILE_LOGGER_PATH, which this command reads: remove it")
+        given = {name: value for name, value in variables.items() if name not in {*of_job, *own}}
+        command = [*command, *(f"++{prefix}{name}={run_folder.quoted(value)}" for name, value in given.items())]
     environment = {**os.environ, "HYDRA_FULL_ERROR": "1", **variables}
     with log.open("a") as stream:
         return subprocess.Popen(
@@ -245,7 +244,7 @@ def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO, st
     process = start_trainer(command, out, log, keep_open=[lock.fileno()])
     try:
         lock.truncate(0)
-        print(process.pid, file=lock, flush=True)
+        print(process.pid, "on", socket.gethostname(), file=lock, flush=True)
         say(f"training; everything verl prints is in {log}")
         steps, reason = follow(process, tail, metrics, StallDetector(stall_s), total)
     finally:

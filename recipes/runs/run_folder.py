@@ -38,15 +38,19 @@ _HELD_OF_TRAINER = (
     "trainer.v1.*",
 )
 _EXTENDED = {"trainer.total_epochs", "trainer.total_training_steps"}
-# Memory and speed: what one lowers after a run that ran out of memory.
+# Memory, speed and what is logged: what one changes after a run that ran out of memory or time.
 _FREE = (
+    "actor_rollout_ref.nccl_timeout",
     "actor_rollout_ref.rollout.tensor_model_parallel_size",
     "algorithm.gtpo.dump_*",
     "algorithm.gtpo.initial_entropy",
     "data.val_files",
+    "global_profiler.*",
+    "hydra.*",
     "ray_kwargs.*",
     "transfer_queue.*",
     "*.attn_implementation",
+    "*.disable_log_stats",
     "*.enable_gradient_checkpointing",
     "*.enforce_eager",
     "*.entropy_checkpointing",
@@ -59,6 +63,7 @@ _FREE = (
     "*.save_lora_only",
     "*.update_weights_bucket_megabytes",
     "*.use_fused_kernels",
+    "*.use_shm",
     "*.use_torch_compile",
     "*max_token_len_per_gpu",
     "*micro_batch_size_per_gpu",
@@ -70,8 +75,10 @@ _TRACKER = "latest_checkpointed_iteration.txt"  # verl's, with the number of the
 _DYING_S = 15.0  # how long a process that was just killed may hold a folder
 # Variables that a run reads, and never a secret.
 _VARIABLE = re.compile(
-    r"(VERL|RAY(?!_JOB)|HF|NCCL|GLOO|CUDA|VLLM|WANDB|SWANLAB|TORCH|PYTORCH|OMP|TOKENIZERS)_\w+|PYTHON(PATH|HASHSEED)"
+    r"(VERL|RAY(?!_JOB|_RAYLET)|HF|MODELSCOPE|NCCL|GLOO|CUDA|HIP|VLLM|SGLANG|WANDB|SWANLAB|TORCH|PYTORCH|TRITON|OMP"
+    r"|TOKENIZERS)_\w+|PYTHON(PATH|HASHSEED)"
 )
+_OF_AN_ALLOCATION = re.compile(r"RAY_ADDRESS|\w+_VISIBLE_DEVICES")
 _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$")
 
 
@@ -214,7 +221,8 @@ def _cut_off(checkpoint: Path) -> Path | None:
 
 
 def write_command(command: list[str], out: Path, options: list[str]) -> None:
-    """`command.sh`, which starts this command again as it was, in this directory, with these variables."""
+    """`command.sh`, which starts this command again as it was, in this directory, with these variables; on the cluster
+    or the GPUs that are given to it, if any are."""
     program = shutil.which(command[0]) or command[0]
     exported = sorted(name for name in os.environ if _VARIABLE.fullmatch(name) and not _SECRET.search(name))
     run = [sys.executable, "-m", "recipes", "run", "--out", str(out.absolute()), *options, "--"]
@@ -223,10 +231,15 @@ def write_command(command: list[str], out: Path, options: list[str]) -> None:
         "# The resolved command of this run; resumes from its last checkpoint.",
         "set -euo pipefail",
         f"cd {shlex.quote(os.getcwd())}",
-        *(f"export {name}={shlex.quote(os.environ[name])}" for name in exported),
+        *(f"export {name}={_value(name)}" for name in exported),
         " \\\n    ".join([shlex.join(run), shlex.quote(program), *(shlex.quote(word) for word in command[1:])]),
     ]
     atomic_write(out / "command.sh", "\n".join(lines) + "\n")  # a shell that reads the old one goes on reading it
+
+
+def _value(name: str) -> str:
+    value = shlex.quote(os.environ[name])
+    return f"${{{name}-{value}}}" if _OF_AN_ALLOCATION.fullmatch(name) else value
 
 
 def logger_variables(out: Path) -> dict[str, str]:
@@ -263,17 +276,17 @@ class Tail:
     last one that a killed run has left half written."""
 
     def __init__(self, path: Path, start: int = 0):
-        self._path, self._start, self._rest = path, start, ""
-        self._file: TextIO | None = None
+        self._path, self._at = path, start
 
     def lines(self) -> list[str]:
-        if self._file is None:
-            if not self._path.exists():
-                return []
-            self._file = self._path.open(encoding="utf-8", errors="replace")
-            self._file.seek(self._start)
-        *complete, self._rest = (self._rest + self._file.read()).split("\n")
-        return complete
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:  # opened anew: only then NFS shows what others wrote
+            file.seek(self._at)
+            data = file.read()
+        complete = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]
+        self._at += len(complete)
+        return re.split(r"\r\n?|\n", complete.decode(errors="replace"))[:-1]
 
 
 class MetricsFile:

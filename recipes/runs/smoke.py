@@ -101,6 +101,7 @@ def environment_of(out: Path, has_gpu: bool) -> dict[str, str]:
 
 
 def _can_load(model: str) -> bool:
+    import verl  # noqa: F401, which with VERL_USE_MODELSCOPE lets transformers ask ModelScope
     from transformers import AutoConfig
 
     print(f"smoke: looking for {model}, here and on the Hugging Face Hub", flush=True)

@@ -36,8 +36,9 @@ def findings(config: Any) -> Iterator[Finding]:
     get = partial(OmegaConf.select, config)
     yield from (*_packages(get), *_files(get))
     nodes, gpus = int(get("trainer.nnodes")), int(get("trainer.n_gpus_per_node"))
-    joins = nodes > 1 or os.environ.get("RAY_ADDRESS")
-    yield from _cluster(get, nodes, gpus) if joins else _this_machine(get, gpus)
+    yield from _runtime_env(get)
+    address = _address(get) or ("auto" if nodes > 1 else "local")
+    yield from _this_machine(get, gpus) if address == "local" else _cluster(get, address, nodes, gpus)
 
 
 def _packages(get: Callable) -> Iterator[Finding]:
@@ -163,8 +164,26 @@ def _scratch(get: Callable) -> Iterator[Finding]:
         yield Finding(str(token), "Ray may need it, and cannot write it", advice="export RAY_AUTH_MODE=disabled")
 
 
+def _runtime_env(get: Callable) -> Iterator[Finding]:
+    from omegaconf import OmegaConf
+    from ray.runtime_env import RuntimeEnv
+
+    try:
+        RuntimeEnv(**OmegaConf.to_container(get(key := "ray_kwargs.ray_init.runtime_env") or OmegaConf.create()))
+    except (TypeError, ValueError) as error:
+        yield Finding(key, f"Ray refuses it: {error}", f"quote a number: ++{key}.env_vars.NAME=\\'1\\'")
+
+
+def _address(get: Callable) -> str | None:
+    """Of the Ray that `ray.init` would join, in its order; None where nothing names one."""
+    from ray._private.utils import read_ray_address
+
+    return get("ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS") or read_ray_address()
+
+
 def _this_machine(get: Callable, gpus: int) -> Iterator[Finding]:
     import torch
+    from ray._private.utils import get_num_cpus
 
     yield from _scratch(get)
     beside = {name: int(get(f"{section}.n_gpus_per_node") or 0) for name, section in pools(get).items()}
@@ -179,7 +198,7 @@ def _this_machine(get: Callable, gpus: int) -> Iterator[Finding]:
         if gpus > 1 and Path("/dev/shm").is_dir() and (size := shutil.disk_usage("/dev/shm").total) < GB:
             remedy = "give the container more, as docker run --shm-size=16g: NCCL and Ray share it between processes"
             yield Finding("shared memory", f"{size / GB:.1f} GB", remedy)
-    machine, key = len(os.sched_getaffinity(0)), "ray_kwargs.ray_init.num_cpus"
+    machine, key = get_num_cpus(), "ray_kwargs.ray_init.num_cpus"
     cpus, needed = int(get(key) or machine), _cpus_needed(get, gpus)
     if cpus < needed:
         remedy = f"set {key}={needed}, a number that Ray only uses for scheduling"
@@ -199,12 +218,11 @@ def _cpus_needed(get: Callable, gpus: int) -> int:
     return 1 + 3 * gpus + beside + (units + 1 if units else 0)
 
 
-def _cluster(get: Callable, nodes: int, gpus: int) -> Iterator[Finding]:
+def _cluster(get: Callable, address: str, nodes: int, gpus: int) -> Iterator[Finding]:
     """Ask the head of the cluster that the run would join, without joining it."""
     from ray._private.services import canonicalize_bootstrap_address_or_die
     from ray.autoscaler.v2.sdk import get_cluster_status
 
-    address = os.environ.get("RAY_ADDRESS") or "auto"
     if address.startswith("ray://"):
         yield Finding("Ray cluster", f"{address} is not asked", advice="give RAY_ADDRESS=HEAD:6379 to have it asked")
         return
@@ -215,10 +233,11 @@ def _cluster(get: Callable, nodes: int, gpus: int) -> Iterator[Finding]:
         status = get_cluster_status(head)
     except Exception as error:  # of several classes, none of them Ray's own base class
         says = f"not reached at {address}: {textwrap.shorten(str(error), 120)}"
-        yield Finding("Ray cluster", says, f"start Ray on every node first ({DOCS}/gpu.md); {_TOKEN}")
+        own = "" if nodes > 1 else "add ++ray_kwargs.ray_init.address=local for a Ray of its own, or "
+        yield Finding("Ray cluster", says, f"{own}start Ray on every node first ({DOCS}/gpu.md); {_TOKEN}")
         return
     members = [node.total_resources() for node in (*status.active_nodes, *status.idle_nodes)]
-    large_enough = sum(member.get("GPU", 0) >= gpus for member in members)
+    large_enough = sum(member.get("GPU", member.get("NPU", 0)) >= gpus for member in members)
     if large_enough < nodes:
         says = f"{large_enough} of {len(members)} nodes at {address} have {gpus} GPUs, {nodes} asked for"
         remedy = f"start Ray on every node ({DOCS}/gpu.md), or lower trainer.nnodes; {_TOKEN}"

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import shutil
+from threading import Thread
 
 import pytest
 import torch
@@ -142,6 +143,23 @@ def test_an_export_is_kept_for_its_checkpoint_and_never_overwritten_by_another(s
     shard.touch()  # the run has saved this step again
     assert main(command) == 2
     assert "or from this one before it was saved again" in capsys.readouterr().err
+
+
+def test_of_two_at_once_one_exports_and_the_other_takes_its_result(save, tmp_path, monkeypatch):
+    checkpoint, _ = save()
+    command = ["export", str(checkpoint), str(tmp_path / "out")]
+    merge, begun, other = export._merge_shards, [], Thread(target=lambda: begun.append(main(command)))
+
+    def start_the_other_and_merge(*args):
+        begun.append("merge")
+        if not other.ident:
+            other.start()
+        merge(*args)
+
+    monkeypatch.setattr(export, "_merge_shards", start_the_other_and_merge)
+    assert main(command) == 0
+    other.join()
+    assert begun == ["merge", 0]
 
 
 def test_an_export_within_its_checkpoint_is_kept(save, capsys):

@@ -117,7 +117,7 @@ def test_a_launcher_that_is_killed_loses_no_step_and_its_trainer_holds_the_folde
     process = run.start("step(1)\nwait_for('killed')\nstep(2)\nwait_for('never')")
     metrics = run.out / "verl_metrics.jsonl"
     wait_until(lambda: (run.out / "metrics.jsonl").exists())
-    trainer = psutil.Process(int((run.out / "lock").read_text()))
+    trainer = psutil.Process(int((run.out / "lock").read_text().split()[0]))
     process.send_signal(number)
     process.wait(900)
     (run.out / "killed").touch()
@@ -126,7 +126,7 @@ def test_a_launcher_that_is_killed_loses_no_step_and_its_trainer_holds_the_folde
         with monkeypatch.context() as patched:
             patched.setattr(run_folder, "_DYING_S", 0.1)
             assert run("step(3)") == 2
-        assert f"another run is active in {run.out} (process {trainer.pid})" in capsys.readouterr().err
+        assert f"another run is active in {run.out} (process {trainer.pid} on " in capsys.readouterr().err
         trainer.kill()
         assert run("step(3)") == 0
         assert [record["step"] for record in run.records()] == [1, 2, 3]
@@ -167,7 +167,7 @@ def test_a_second_signal_does_not_leave_the_trainer_alive(run):
     ignores = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: open('told', 'w'))\n"
     process = run.start(f"{ignores}os.chdir(os.path.dirname(file.name))\nstep(1)\nwhile True: time.sleep(1)")
     wait_until(lambda: (run.out / "metrics.jsonl").exists())
-    trainer = psutil.Process(int((run.out / "lock").read_text()))
+    trainer = psutil.Process(int((run.out / "lock").read_text().split()[0]))
     process.send_signal(signal.SIGTERM)
     wait_until(lambda: (run.out / "told").exists())
     process.send_signal(signal.SIGTERM)
@@ -287,6 +287,10 @@ def test_rays_workers_get_the_loggers_variables_but_those_of_their_ray_job(tmp_p
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"runtime_env": job}))
     with pytest.raises(ValueError, match="sets VERL_FILE_LOGGER_PATH"):
         launch.start_trainer(*start)
+    monkeypatch.delenv("RAY_JOB_CONFIG_JSON_ENV_VAR")
+    start[0].append(own := f"++{prefix}WANDB_DIR=/mine")
+    launch.start_trainer(*start)
+    assert [word for word in started["command"] if "WANDB_DIR" in word] == [own]
 
 
 def test_a_checkpoint_that_torch_cannot_read_is_named_with_the_others(run, capsys):

@@ -36,6 +36,15 @@ def test_a_retry_with_other_settings_is_welcome_until_there_is_a_checkpoint(tmp_
         hold_settings([*COMMAND, "seed=2"], tmp_path)
 
 
+def test_lines_are_read_when_they_are_whole_from_where_the_last_look_ended(tmp_path):
+    tail = run_folder.Tail(log := tmp_path / "log", 2)
+    assert tail.lines() == []
+    with log.open("wb", buffering=0) as file:
+        for written, read in ((b"0\n1\n2\xc3", ["1"]), (b"\xa9", []), (b"4\r5\n", ["2é4", "5"])):
+            file.write(written)
+            assert tail.lines() == read
+
+
 def test_an_empty_id_of_a_start_on_a_full_disk_is_none(tmp_path):
     (tmp_path / "run_id").touch()
     first, second = (run_folder.logger_variables(tmp_path)["WANDB_RUN_ID"] for _ in range(2))
@@ -62,6 +71,8 @@ def test_without_a_checkpoint_what_a_run_of_other_settings_logged_is_kept(tmp_pa
         "+actor_rollout_ref.actor.megatron.override_transformer_config.recompute_granularity=full",
         "trainer.logger=[file,wandb]",
         "+ray_kwargs.ray_init.num_cpus=16",
+        "actor_rollout_ref.nccl_timeout=1800",
+        "hydra.run.dir=/scratch/7",
         "+algorithm.gtpo.dump_dir=dump",
     ],
 )
@@ -201,8 +212,22 @@ def test_a_checkpoint_is_found_in_a_folder_whose_name_is_quoted(tmp_path):
 
 def test_the_command_does_not_name_the_ray_job_that_wrote_it(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    monkeypatch.setenv("RAY_RAYLET_PID", "12")
     write_command([sys.executable], tmp_path, [])
-    assert "RAY_JOB" not in (tmp_path / "command.sh").read_text()
+    text = (tmp_path / "command.sh").read_text()
+    assert "RAY_JOB" not in text and "RAYLET" not in text
+
+
+def test_the_command_runs_on_the_cluster_and_the_gpus_that_it_is_given_later(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "old head:1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    script = "import os; print(os.environ['RAY_ADDRESS'], os.environ['CUDA_VISIBLE_DEVICES'])"
+    write_command([sys.executable, "-c", script], tmp_path, [])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    for address, seen in ((None, "old head:1 4,5"), ("new:2", "new:2 4,5")):
+        monkeypatch.setenv("RAY_ADDRESS", address) if address else monkeypatch.delenv("RAY_ADDRESS")
+        subprocess.run(["bash", str(tmp_path / "command.sh")], capture_output=True, timeout=900)
+        assert (tmp_path / "train.log").read_text().splitlines()[-1] == seen
 
 
 def test_a_loggers_folder_of_ones_own_stays(tmp_path, monkeypatch):

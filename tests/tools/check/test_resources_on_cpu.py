@@ -39,7 +39,7 @@ def findings(monkeypatch, tmp_path, paper_config):
     def found(*settings, gpus=2, cpus=64, missing=(), shared_gb=16, driver=""):
         shared = shutil.disk_usage(tmp_path)._replace(total=int(shared_gb * 1e9))
         monkeypatch.setattr(resources.shutil, "disk_usage", lambda path: shared)
-        monkeypatch.setattr(resources.os, "sched_getaffinity", lambda pid: range(cpus))
+        monkeypatch.setattr("ray._private.utils.get_num_cpus", lambda: cpus)
         monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
         monkeypatch.setattr("torch.cuda.is_available", lambda: bool(gpus) and not driver)
         monkeypatch.setattr("torch.cuda.init", lambda: raises(RuntimeError(driver)))
@@ -147,9 +147,28 @@ def test_a_cluster_that_does_not_answer_is_a_problem(findings, ray_cluster):
     assert finding.says == "not reached at auto: InvalidAuthToken more" and "RAY_AUTH_MODE=disabled" in finding.remedy
 
 
-def test_a_ray_clients_address_is_not_asked(monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
-    (finding,) = resources._cluster(lambda key: None, 1, 8)
+def test_the_cluster_is_the_one_that_ray_would_join(findings, ray_cluster, monkeypatch):
+    key = "ray_kwargs.ray_init.address"
+    ray_cluster({"NPU": 8.0, "CPU": 64.0})
+    assert findings(f"{key}=head:6379", "trainer.n_gpus_per_node=8", gpus=0, cpus=1) == {}
+    monkeypatch.setattr("ray._private.utils.read_ray_address", lambda: "10.0.0.1:6379")  # of a `ray start` here
+    says = findings("trainer.n_gpus_per_node=9")["Ray cluster"].says
+    assert says == "0 of 1 nodes at 10.0.0.1:6379 have 9 GPUs, 1 asked for"
+    ray_cluster(error=ConnectionError("gone"))
+    finding = findings()["Ray cluster"]
+    assert "not reached at 10.0.0.1:6379" in finding.says and f"++{key}=local" in finding.remedy
+    assert findings(f"{key}=local") == {}
+
+
+def test_a_number_among_the_variables_of_rays_workers_is_a_problem(findings):
+    key = "ray_kwargs.ray_init.runtime_env"
+    finding = findings(f"{key}.env_vars.NCCL_IB_DISABLE=1")[key]
+    assert "the value 1" in finding.says and r"NAME=\'1\'" in finding.remedy
+    assert findings(f"{key}.env_vars.NCCL_IB_DISABLE='1'") == {}
+
+
+def test_a_ray_clients_address_is_not_asked():
+    (finding,) = resources._cluster(lambda key: None, "ray://head:10001", 1, 8)
     assert finding.advice and not finding.remedy
 
 
