@@ -15,7 +15,6 @@ def claim(record: Path, settings: Mapping[str, Any], remedy: str) -> None:
         ValueError: the record has other settings, or is damaged; the message names each.
     """
     if not record.exists():
-        record.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(record, json.dumps(settings, indent=1) + "\n")
     elif changed := differences(read_record(record), settings):
         raise ValueError(f"{record.parent} was filled with other settings ({'; '.join(changed)}): {remedy}")

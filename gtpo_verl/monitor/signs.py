@@ -8,7 +8,7 @@ lengths, endings, entropy, KL and repetition are faults only where the outcome f
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gtpo_verl.monitor.frameworks import PART, remedy
@@ -105,8 +105,6 @@ class Trend:
     def change(self) -> int:
         """Return the step of a change: from which on the values of two windows differ most from those before, or, of a
         validation, which follows the last value near the best, if that is earlier."""
-        if not self.count:
-            return -1
         start = max(0, self.count - 2 * self.window)
         sums, size = self._sums[start:], self.count - start
         mean = (sums[-1] - sums[0]) / size
@@ -251,14 +249,11 @@ _lost: dict[str, Any] = {"measure": lambda x, _: loss(x), "level": FAILED, "reme
 _clean: dict[str, Any] = {"measure": lambda x, _: share_lost(x), "level": FAULT, "remedy": "lr", "advice": _CLEAN}
 _always: dict[str, Any] = {"level": FAULT, "calibrated": False, "from_start": True}
 _equal, _frozen, _idle, _absurd = (_always | {"advice": x} for x in (_EQUAL, _FROZEN, _IDLE, _TOO_LARGE))
-_correct: dict[str, Any] = {"remedy": "correct", "calibrated": False}
 _cut: dict[str, Any] = {"remedy": "limit", "advice": _CUT}
 _look: dict[str, Any] = {"remedy": "look", "advice": _LOOK}
 _explore: dict[str, Any] = {"remedy": "explore", "advice": _EXPLORE}
-_noise: dict[str, Any] = {"remedy": "lr", "calibrated": False}
-_both: dict[str, Any] = {"advice": _BOTH, "calibrated": False}
-_seldom: dict[str, Any] = {"remedy": "look", "calibrated": False}
-_hard: dict[str, Any] = {"remedy": "filter", "calibrated": False}
+_guess: dict[str, Any] = {"calibrated": False}
+_correct, _noise, _seldom, _hard = (_guess | {"remedy": x} for x in ("correct", "lr", "look", "filter"))
 BROKEN = tuple(
     Sign(name, f"{NUMBERS[name][0]} is not finite", lambda x, _: x.broken, 0, FAILED, advice=_NAN, calibrated=False)
     for name in ("loss", "grad_norm", "kl", "entropy", "reward")
@@ -274,7 +269,7 @@ SIGNS = (
     Sign("validation", "the validation is lost", **_lost),
     Sign("accuracy", "accuracy is lost", **_lost),
     Sign("reward", "the reward is lost", **_lost),
-    Sign("validation", "the validation falls while training rises", validation_falls, 1, FAULT, **_both),
+    Sign("validation", "the validation falls while training rises", validation_falls, 1, FAULT, advice=_BOTH, **_guess),
     Sign("terminated", "nearly all completions are cut off", lambda x, _: x.always_below(0.3), **_cut, **_always),
     Sign("zero_std_groups", "no gradient: all groups have equal rewards", lambda _, w: differ(w) is False, **_equal),
     Sign("reward_std", "no gradient: all groups have equal rewards", all_equal_without_shares, **_equal),
@@ -335,9 +330,7 @@ class Watch:
     `showing` are those of its `signs` that show, and since which step.
     """
 
-    def __init__(
-        self, windows: Mapping[str, int], framework: str, limit: float | None = None, signs: Collection[Sign] = SIGNS
-    ):
+    def __init__(self, windows: Mapping[str, int], framework: str, limit: float | None, signs: Iterable[Sign] = SIGNS):
         self.trends: dict[str, Trend] = {}
         self.showing: dict[Sign, int] = {}
         self._unlogged = Trend(1)

@@ -40,9 +40,7 @@ def run(args: argparse.Namespace) -> int:
 def main() -> None:
     """Run `openrlhf.cli.train_ppo_ray`, which has no function to call, with the arguments of this process."""
     if find_spec("openrlhf") is None:
-        sys.exit(
-            f"gtpo-verl openrlhf: there is no OpenRLHF in this environment; how to install it: {DOCS}/other-trainers.md"
-        )
+        sys.exit(f"gtpo-verl openrlhf: no OpenRLHF in this environment; how to install it: {DOCS}/other-trainers.md")
     from gtpo_verl.openrlhf import options
 
     first, installed = options.SUPPORTED_OPENRLHF[0], version("openrlhf")

@@ -33,12 +33,10 @@ class InitialEntropy:
     prompts: int = 0  # of these completions
 
     @classmethod
-    def measure(
-        cls, trajectory_entropy: torch.Tensor, lengths: torch.Tensor, index: Iterable[Hashable]
-    ) -> "InitialEntropy":
+    def measure(cls, entropy: torch.Tensor, lengths: torch.Tensor, index: Iterable[Hashable]) -> "InitialEntropy":
         """Measure from (bs,) trajectory entropies of rollouts of the untrained policy; rows of length 0 do not count. A
         ValueError if there are no others."""
-        values = trajectory_entropy[lengths > 0].double()
+        values = entropy[lengths > 0].double()
         if len(values) == 0:
             raise ValueError("the initial entropy cannot be measured: no completion has a token")
         prompts = {uid for uid, length in zip(index, lengths.tolist(), strict=True) if length}
@@ -73,7 +71,6 @@ class InitialEntropy:
         that fails, with a warning that says what a resumed run then needs."""
         path = self.path(folder)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write(path, json.dumps(asdict(self) | {_SETTINGS: asdict(config)}, indent=2) + "\n")
         except OSError as error:
             needs = f"to resume the run, set {config.section}.initial_entropy={self.value}"

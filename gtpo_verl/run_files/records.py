@@ -27,7 +27,9 @@ def read_record(path: Path, *keys: str) -> dict[str, Any]:
 
 
 def atomic_write(path: Path, content: str | bytes) -> None:
-    """Write a file as a whole: a kill or a full disk leaves the old one. A device, pipe or link is written through."""
+    """Write a file as a whole, with its folder: a kill or a full disk leaves the old one. A device, pipe or link is
+    written through."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
     if path.is_symlink() or (path.exists() and not path.is_file()):
         path.write_bytes(data)

@@ -127,9 +127,7 @@ def measure_initial_entropy(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `gtpo-verl initial-entropy`."""
     parser.description = "Measure the untrained model's mean entropy, for a run's algorithm.gtpo.initial_entropy."
-    parser.epilog = (
-        "example: gtpo-verl initial-entropy --model Qwen/Qwen2.5-3B-Instruct --data data/gsm8k/train.parquet"
-    )
+    parser.epilog = "example: gtpo-verl initial-entropy --model Qwen/Qwen2.5-3B-Instruct --data data/math/train.parquet"
     parser.add_argument("--model", required=True, help="folder in Hugging Face format, or Hub name")
     parser.add_argument("--data", required=True, type=Path, help="the run's training questions, a parquet file")
     parser.add_argument("--samples", type=int, default=100, help="prompts (default: %(default)s)")

@@ -11,15 +11,13 @@ from typing import Any
 from gtpo_verl.run_files.links import DOCS
 from gtpo_verl.verl_plugin.run_config import select
 
-CONTROLLER, NAMESPACE = "TransferQueueController", "transfer_queue"
-
 
 def other_run() -> str:
     """Describe the run that holds the TransferQueue of this process's Ray cluster; empty if there is none."""
     import ray
 
     try:
-        job = ray.get_actor(CONTROLLER, namespace=NAMESPACE)._actor_id.job_id.hex()
+        job = ray.get_actor("TransferQueueController", namespace="transfer_queue")._actor_id.job_id.hex()
     except ValueError:
         return ""
     return f"Ray job {job}{_driver(job)}"

@@ -42,7 +42,6 @@ _ENTROPY_FROM, _INITIAL_ENTROPY = "algorithm.gtpo.entropy_from", "algorithm.gtpo
 _FILTER_GROUPS, _KL_IN_REWARD = "algorithm.filter_groups.enable", "algorithm.use_kl_in_reward"
 _CLAMP = "algorithm.gtpo.min_correct_reward"
 _TASK_REWARDS = "distillation.distillation_loss.use_task_rewards"
-_LENGTH_PENALTY = "reward.reward_kwargs.overlong_buffer_cfg.enable"
 _CALCULATE, _FUSED = f"{_ACTOR}.calculate_entropy", "actor_rollout_ref.model.use_fused_kernels"
 
 _MEGATRON_ENGINE = Path(verl.__file__).parent / "workers/engine/megatron/transformer_impl.py"
@@ -331,7 +330,7 @@ PAPER_SETTINGS: _Papers = {
 }
 """Settings, their values in the paper's GTPO (null is one everywhere), and the message for any other value."""
 
-_ONE_UPDATE = "one update per rollout (Sec. 6: the gtpo loss does not clip; loss_mode=vanilla does)"
+_ONCE = "one update per rollout (Sec. 6: the gtpo loss does not clip; loss_mode=vanilla does)"
 
 
 def departures(config: DictConfig, run: RunConfig) -> list[Departure]:
@@ -345,7 +344,7 @@ def departures(config: DictConfig, run: RunConfig) -> list[Departure]:
     if (least := gtpo.min_correct_reward) is not None:
         lowered = f"; it lowers the reward of a right answer, which must not fall below min_correct_reward={least:g}"
         papers[_KL_IN_REWARD] = (False,), PAPER_SETTINGS[_KL_IN_REWARD][1] + lowered
-        papers[_LENGTH_PENALTY] = (False,), "False" + lowered
+        papers["reward.reward_kwargs.overlong_buffer_cfg.enable"] = (False,), "False" + lowered
     if not select(config, "trainer.use_v1"):  # which reads no filter_groups
         del papers[_FILTER_GROUPS]
     if prompts := config.data.train_batch_size:  # fully_async has 0
@@ -373,21 +372,19 @@ def _unclipped_updates(config: DictConfig) -> list[Departure]:
     estimator."""
     if not uses_gtpo(config, LOSS_MODE):
         return []
-    papers: _Papers = {
-        f"async_training.{x}": ((1,), _ONE_UPDATE) for x in ("trigger_parameter_sync_step", "require_batches")
-    }
+    papers: _Papers = {f"async_training.{x}": ((1,), _ONCE) for x in ("trigger_parameter_sync_step", "require_batches")}
     if _is_async(config):
-        papers["trainer.v1.trainer_mode"] = (), f"sync: {_ONE_UPDATE}"
+        papers["trainer.v1.trainer_mode"] = (), f"sync: {_ONCE}"
     return _several_updates(config) + _differing(config, papers)
 
 
 def _several_updates(config: DictConfig) -> list[Departure]:
-    papers: _Papers = {f"{_ACTOR}.ppo_epochs": ((1,), _ONE_UPDATE)}
+    papers: _Papers = {f"{_ACTOR}.ppo_epochs": ((1,), _ONCE)}
     if _v1_mode(config) == "separate_async":
-        papers["trainer.v1.separate_async.parameter_sync_step"] = (1,), f"1: {_ONE_UPDATE}"  # gives the mini-batch
+        papers["trainer.v1.separate_async.parameter_sync_step"] = (1,), f"1: {_ONCE}"  # gives the mini-batch
     else:
         prompts = config.data.train_batch_size
-        papers[f"{_ACTOR}.ppo_mini_batch_size"] = range(prompts, sys.maxsize), f"{prompts}: {_ONE_UPDATE}"
+        papers[f"{_ACTOR}.ppo_mini_batch_size"] = range(prompts, sys.maxsize), f"{prompts}: {_ONCE}"
     return _differing(config, papers)
 
 

@@ -85,7 +85,6 @@ class TokenDump:
             fields, result: of the same rows, one output per session, with their entropy.
             initial_entropy (float | None): ⟨H⟩_ini of the run in nats per token.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
         filter_active = self.config.filter_is_active(initial_entropy)
         header = self._header | {"initial_entropy": initial_entropy, "filter_active": filter_active}
         atomic_write(self.folder / HEADER_NAME, json.dumps(header | {"gtpo": asdict(self.config)}, indent=2) + "\n")

@@ -174,9 +174,7 @@ def load_splits(dataset: MathDataset, source: str | None = None, split: str | No
             configs = [dataset.config] if dataset.config in configs else configs
             parts = [datasets.load_dataset(source, config) for config in configs]
     except (DatasetsError, StopIteration) as error:  # StopIteration: a JSON file without a row
-        raise ValueError(
-            f"--source {source} cannot be read: {error.__cause__ or str(error) or 'it has no rows'}"
-        ) from error
+        raise ValueError(f"--source {source} cannot be read: {error.__cause__ or str(error) or 'no rows'}") from error
 
     available = list(dict.fromkeys(name for part in parts for name in part))
     of_training = [name for name in ("train", "test") if name in available]
@@ -296,9 +294,7 @@ def check_files(dataset: str, files: Iterable[Path]) -> None:
         except (OSError, ValueError) as error:
             raise ValueError(f"{path} cannot be read ({error}): remove it, and it will be made again") from error
         if others := sorted(names[source] for source in sources & names.keys() if names[source] != dataset):
-            raise ValueError(
-                f"{path} holds {', '.join(others)}, not {dataset}: set DATASET, or DATA_DIR to another folder"
-            )
+            raise ValueError(f"{path} holds {', '.join(others)}, not {dataset}: set DATASET, or another DATA_DIR")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -317,9 +313,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--source", help="another Hub name, a local folder, or a .jsonl, .json or .parquet file")
     parser.add_argument("--split", help="the one split to write (default: train and test, as far as they exist)")
-    parser.add_argument(
-        "--sft", action="store_true", help="write sft_*.parquet, with solutions, for verl's SFT trainer"
-    )
+    parser.add_argument("--sft", action="store_true", help="write sft_*.parquet with solutions, for verl's SFT trainer")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -87,13 +87,6 @@ def _binomial(n: int, p: float) -> np.ndarray:
     return np.exp(log_comb + v * math.log(p) + (n - v) * math.log1p(-p))
 
 
-def majority(votes: Sequence[int]) -> float:
-    """Outcome of one vote: 1 if ``RIGHT`` leads alone, 1/t if it shares the lead with t − 1 others, else 0."""
-    counts = Counter(votes)
-    most = max(counts.values())
-    return (counts[RIGHT] == most) / sum(count == most for count in counts.values())
-
-
 def number_answers(preds: Sequence[str], correct: Sequence[bool]) -> tuple[int, ...]:
     """What each completion of a question votes for; "" is an unparsed answer, which is never right.
 
@@ -191,11 +184,7 @@ class Record(NamedTuple):
 
 
 def evaluate(
-    label: Label,
-    data_set: str,
-    questions: Sequence[Question],
-    ks: Iterable[int] = DEFAULT_K,
-    samples: int | None = None,
+    label: Label, data_set: str, questions: list[Question], ks: Iterable[int] = DEFAULT_K, samples: int | None = None
 ) -> list[Record]:
     """pass@k and, from k = 2 on, maj@k of one run on one data set, for every k up to the number of completions.
 
@@ -222,7 +211,7 @@ def evaluate(
     for k in sorted({*ks} - {*dropped}):
         figures["pass", k] = [(pass_at_k(n, sum(q.correct), k), float(any(q.correct[:k]))) for q in questions]
         if k > 1 and len(votes) == len(questions):
-            figures["maj", k] = [(majority_at_k(v, k), majority(v[:k])) for v in votes]
+            figures["maj", k] = [(majority_at_k(v, k), majority_at_k(v[:k], k)) for v in votes]
     if not figures:
         return []
     unbiased, draws = 100.0 * np.array(list(figures.values())).transpose(2, 0, 1)
@@ -320,9 +309,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Qwen, GSM8K or MATH, SFT, GRPO or GTPO",
     )
     parser.add_argument("--k", nargs="+", type=int, default=list(DEFAULT_K), help="default: 1 4 8 16 32 64")
-    parser.add_argument(
-        "--samples", type=int, help="completions that every question must have (default: the same number)"
-    )
+    parser.add_argument("--samples", type=int, help="completions of every question (default: the same number)")
     parser.add_argument("--out", type=Path, help="folder for table.md and evaluation.json, which has every figure")
 
 

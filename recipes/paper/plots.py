@@ -68,10 +68,7 @@ class Curve(NamedTuple):
 # A panel has one or two curves. The second is dashed; if its unit differs, its axis is on the right. Shares go to 1.
 PANELS: tuple[tuple[Curve, ...], ...] = (
     (Curve("right answers", "", ("reward/acc/mean",)),),
-    (
-        Curve("format reward / 10", "", ("reward/format/mean",), 0.1),
-        Curve("strict", "", ("reward/strict/mean",)),
-    ),
+    (Curve("format reward / 10", "", ("reward/format/mean",), 0.1), Curve("strict", "", ("reward/strict/mean",))),
     (Curve("entropy", "nats per token", ("actor/entropy", "gtpo/entropy/mean"), mark_ln2=True),),
     (Curve("conflict tokens", "", ("gtpo/conflict/token_frac",)),),
     (
@@ -166,11 +163,7 @@ def training_figure(runs: Mapping[str, Sequence[pd.DataFrame]], window: int | No
 
 
 def _draw_panel(
-    ax: Axes,
-    panel: tuple[Curve, ...],
-    runs: Mapping[str, Sequence[pd.DataFrame]],
-    colours: Mapping[str, str],
-    window: int,
+    ax: Axes, panel: Sequence[Curve], runs: Mapping[str, Sequence[pd.DataFrame]], colours: dict[str, str], window: int
 ) -> None:
     drawn: list[Curve] = []
     missing: list[str] = []
@@ -229,9 +222,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``python3 -m recipes plot``."""
     parser.description = "Draw figures of training from verl's file logger."
     parser.epilog = "example: python3 -m recipes plot 'GRPO=grpo_seed*.jsonl' 'GTPO=gtpo_seed*.jsonl' --out figures"
-    parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="a JSONL of trainer.logger=file, LABEL=PATH or LABEL=GLOB"
-    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="JSONL of trainer.logger=file, LABEL=PATH or LABEL=GLOB")
     parser.add_argument("--out", type=Path, required=True, help="folder for the PNG and SVG files")
     parser.add_argument("--window", type=int, help="width of the moving average in steps, 1 for none")
 

@@ -35,9 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "out", type=Path, nargs="?", help="folder to write (default: CHECKPOINT/exported); kept if it is up to date"
     )
-    parser.add_argument(
-        "--base", help="with LoRA: the model that was trained (default: the one that the run was started with)"
-    )
+    parser.add_argument("--base", help="with LoRA: the model that was trained (default: what the run was started with)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -87,9 +85,7 @@ def _write(checkpoint: Path, out: Path, made_from: dict[str, Any]) -> None:
     _merge_shards(*find_shards(checkpoint), partial)
     if (adapter := partial / "lora_adapter").exists():
         if not (base := made_from["base"] or _name_of_base(checkpoint)):
-            raise ValueError(
-                f"{checkpoint} is of a LoRA adapter and does not name the model that was trained: give --base"
-            )
+            raise ValueError(f"{checkpoint} is of a LoRA adapter and does not name the model under it: give --base")
         config = read_record(adapter / "adapter_config.json") | {"base_model_name_or_path": base}
         (partial / "adapter_config.json").write_text(json.dumps(config, indent=1) + "\n")
         (adapter / "adapter_model.safetensors").replace(partial / "adapter_model.safetensors")

@@ -190,15 +190,10 @@ def start_trainer(command: list[str], out: Path, log: Path, keep_open: Sequence[
             raise ValueError("the runtime_env sets VERL_FILE_LOGGER_PATH, which this command reads: remove it")
         given = {name: value for name, value in variables.items() if name not in {*of_job, *own}}
         command = [*command, *(f"++{prefix}{name}={run_folder.quoted(value)}" for name, value in given.items())]
-    environment = {**os.environ, "HYDRA_FULL_ERROR": "1", **variables}
+    env = {**os.environ, "HYDRA_FULL_ERROR": "1", **variables}
     with log.open("a") as stream:
         return subprocess.Popen(
-            command,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-            pass_fds=keep_open,
+            command, stdout=stream, stderr=subprocess.STDOUT, env=env, start_new_session=True, pass_fds=keep_open
         )
 
 
@@ -264,10 +259,7 @@ def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO, st
         print(f"the run failed: {reason}; its log is {log}{notes}", file=sys.stderr)
         return status if status > 0 else 1
     if not steps:
-        print(
-            f"verl ran no training step: the run was complete already, or its data is too small; see {log}",
-            file=sys.stderr,
-        )
+        say(f"verl ran no training step: the run was complete already, or its data is too small; see {log}", sys.stderr)
         return 0 if metrics.records else 1
     report(metrics.records, out)
     return 0

@@ -111,14 +111,12 @@ def _can_load(model: str) -> bool:
         return False
 
 
-def checks(
-    recipe: Path, overrides: list[str], out: Path, environment: dict[str, str]
-) -> dict[str, Callable[[], bool | str]]:
+def checks(recipe: Path, overrides: list[str], out: Path, env: dict[str, str]) -> dict[str, Callable[[], bool | str]]:
     """What is tried, in this order: name -> whether it works, or why that cannot be said."""
 
     def command(*words: str, **variables: str) -> bool:
         print(f"\nsmoke: {' '.join(words)}", flush=True)
-        process = subprocess.Popen(words, env={**environment, **variables}, start_new_session=True)
+        process = subprocess.Popen(words, env={**env, **variables}, start_new_session=True)
         try:
             return process.wait(_LIMIT_S) == 0
         except subprocess.TimeoutExpired:
@@ -135,8 +133,8 @@ def checks(
         return max(differences) < _MOST_PROBS_DIFF if differences else "not measured, as under bypass_mode"
 
     def evaluate() -> bool:
-        name = environment.get("DATASET", "gsm8k")
-        (out / name).symlink_to(Path(environment["DATA_DIR"]).absolute())  # DATASETS has no name with a space
+        name = env.get("DATASET", "gsm8k")
+        (out / name).symlink_to(Path(env["DATA_DIR"]).absolute())  # DATASETS has no name with a space
         variables = {"DATA_ROOT": str(out), "DATASETS": name, "SAMPLES": "2", "LABEL": "smoke/smoke/smoke"}
         words = ("bash", "recipes/evaluate.sh", str(checkpoint), "data.val_max_samples=4")
         return command(*words, OUT=str(out / "evaluation"), **variables)

@@ -48,9 +48,7 @@ def make_once(
             return
         foreign = {path.name for path in out.iterdir()} - {record, *files} if out.exists() else set()
         if foreign:
-            raise ValueError(
-                f"--out {out} holds {sorted(foreign)}, which this command did not write: give it an empty folder"
-            )
+            raise ValueError(f"--out {out} holds {sorted(foreign)}, not written by this command: give an empty folder")
 
         with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
             work = Path(scratch) / out.name

@@ -32,11 +32,7 @@ QUIET_PERIOD = 0.02
 
 
 def sampling(
-    max_tokens: int,
-    stop_token_ids: Collection[int] = (),
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    top_k: int = -1,
+    max_tokens: int, stop_token_ids: Collection[int] = (), temperature: float = 1.0, top_p: float = 1.0, top_k: int = -1
 ) -> GenerationConfig:
     """How completions are generated, from vLLM's terms to those of transformers, which names what it refuses.
 
@@ -60,9 +56,7 @@ def sampling(
 
 
 @torch.inference_mode()
-def generate(
-    model: Any, prompts: Sequence[Sequence[int]], config: GenerationConfig
-) -> list[tuple[list[int], list[float]]]:
+def generate(model: Any, prompts: Sequence[list[int]], config: GenerationConfig) -> list[tuple[list[int], list[float]]]:
     """Generate one completion per prompt, all in one batch, from torch's current random state.
 
     It holds the logits of all tokens until the batch is done: 4 bytes times rows, longest completion and vocabulary.
@@ -109,9 +103,7 @@ class HFServer:
         self.model_config = omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
         hf_config = self.model_config.hf_config
         self.model = AutoModelForCausalLM.from_config(
-            hf_config,
-            dtype=PrecisionType.to_dtype(config.dtype),
-            trust_remote_code=self.model_config.trust_remote_code,
+            hf_config, dtype=PrecisionType.to_dtype(config.dtype), trust_remote_code=self.model_config.trust_remote_code
         ).eval()
         self.model.generation_config = GenerationConfig()  # else generate fills in the model's own eos
         sources = (self.model_config.tokenizer, self.model_config.generation_config, hf_config)
@@ -125,19 +117,14 @@ class HFServer:
         self._model_lock = asyncio.Lock()  # generating and loading weights exclude each other
 
     async def generate(
-        self,
-        prompt_ids: list[int],
-        sampling_params: dict[str, Any],
-        request_id: str,
-        **inputs: Any,
+        self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **inputs: Any
     ) -> TokenOutput:
         """One completion. `inputs` are the other modalities verl may pass; only None is accepted.
 
         Raises:
             ValueError: an input or a sampling parameter this server does not have, or a prompt without room.
         """
-        given = sorted(name for name, value in inputs.items() if value is not None)
-        if given:
+        if given := sorted(name for name, value in inputs.items() if value is not None):
             raise ValueError(
                 f"rollout.name=hf generates from text only, got {given}; use actor_rollout_ref.rollout.name=vllm"
             )
@@ -251,9 +238,7 @@ class HFServerAdapter(BaseRollout):
             ValueError: LoRA adapters come unmerged.
         """
         if peft_config is not None:
-            raise ValueError(
-                "rollout.name=hf takes merged LoRA weights only: set actor_rollout_ref.model.lora.merge=True"
-            )
+            raise ValueError("rollout.name=hf takes merged LoRA weights: set actor_rollout_ref.model.lora.merge=True")
         # Every rank must draw every weight: gathering one is a collective. And copy it at once: merged LoRA weights
         # are the live parameters, unmerged when the iterator ends.
         named = {name: weight.detach().to("cpu", copy=True) async for name, weight in ensure_async_iterator(weights)}
@@ -288,11 +273,8 @@ class HFReplica(RolloutReplica):
             "enable_rollout_routing_replay": False,
         }
         for key, value in only_supported.items():
-            if self.config.get(key, value) != value:
-                raise ValueError(
-                    f"actor_rollout_ref.rollout.{key} must be {value} with rollout.name=hf, "
-                    f"got {getattr(self.config, key)}"
-                )
+            if (got := self.config.get(key, value)) != value:
+                raise ValueError(f"actor_rollout_ref.rollout.{key} must be {value} with rollout.name=hf, got {got}")
 
 
 def _server_name(replica_rank: int) -> str:

@@ -41,7 +41,6 @@ def plot(run: Run, report: Mapping[str, Any], path: Path) -> None:
         axes.grid(color="#e4e4e4")
     since = "" if report["since"] is None else f"; the line is step {report['since']}"
     figure.supxlabel(f"step; means over {report['means_over']} steps{since}", fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
     image = BytesIO()  # matplotlib does not report a full disk
     figure.savefig(image, format=path.suffix.lstrip(".") or "png", dpi=150)
     atomic_write(path, image.getvalue())

@@ -18,7 +18,7 @@ _MASKED = "{either:.0%} of tokens are on the run's own mask, in {groups:.0%} of 
 
 def screen(report: Mapping[str, Any], plotted: Path | None = None) -> str:
     """Return the verdict, its numbers, what showed first, and one override to try; `plotted` is where the plot is."""
-    since = f" since step {report['since']}" if report["since"] is not None and report["verdict"] != "healthy" else ""
+    since = f" since step {report['since']}" if report["since"] is not None else ""
     lines = [*_wrap(f"{report['verdict'].upper()}{since}: {report['why']}."), _cut(report["log"])]
     first, last = report["steps"]
     seen = [report["framework"], f"steps {first} to {last}"]

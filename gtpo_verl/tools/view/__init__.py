@@ -62,7 +62,6 @@ def run(args: argparse.Namespace) -> int:
     if str(args.out) == "-":
         print(page)
         return 0
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(args.out, page)
     print(f"{args.out}: steps {len(paths)}, {len(page) / 1e6:.1f} MB; open it in a browser")
     if left_out := len(source.paths) - len(paths):
