@@ -22,7 +22,7 @@ samples=${SAMPLES:-64}                                  # completions of every q
 batch=${BATCH:-256}                                     # questions sampled at once; lost if it is interrupted
 name=$(basename "$checkpoint")
 case $name in global_step_*) name=$(basename "$(dirname "$(dirname "$checkpoint")")")_$name ;; esac
-label=${LABEL:-model/data/$name}                        # MODEL/TRAINING SET/METHOD, as in the paper's Table 1
+label=${LABEL:-$name}                                   # MODEL/TRAINING SET/METHOD, as in the paper's Table 1
 [[ $label =~ ^[^/=]+(/[^/=]+/[^/=]+(/[^/=]+)?)?$ ]] ||
     fail "LABEL=$label: write METHOD, MODEL/TRAINING SET/METHOD or MODEL/TRAINING SET/METHOD/DATA SET, without ="
 OUT=$(realpath -m "${OUT:-outputs/evaluation/${label//\//_}${DATASETS:+_${DATASETS// /_}}}")
@@ -49,6 +49,14 @@ model_path=$checkpoint adapter=()
 if [ -d "$checkpoint/actor" ] || [ -e "$checkpoint/fsdp_config.json" ]; then
     model_path=$checkpoint/exported
     bash recipes/export.sh "$checkpoint" "$model_path"
+fi
+# The prompts are written as in the checkpoint's run.
+template=() settings=$checkpoint/../../settings.json
+if [ -e "$settings" ]; then
+    mapfile -d "" template < <(python3 -c 'import json, sys
+for key, value in json.load(open(sys.argv[1])).items():
+    if key.startswith(("data.apply_chat_template_kwargs", "actor_rollout_ref.model.custom_chat_template")):
+        print(f"++{key}={value}", end="\0")' "$settings")
 fi
 if [ -e "$model_path/adapter_config.json" ]; then
     of_adapter() {
@@ -112,7 +120,7 @@ TRAINER=(
 
 COMMAND=(
     python3 -m verl.trainer.main_ppo --config-path "$PWD/recipes/config" --config-name gtpo
-    algorithm.adv_estimator=grpo "${DATA[@]}" "${MODEL[@]}" "${ROLLOUT[@]}" "${TRAINER[@]}" "${EXTRA[@]}" "$@"
+    algorithm.adv_estimator=grpo "${DATA[@]}" "${MODEL[@]}" "${ROLLOUT[@]}" "${TRAINER[@]}" "${EXTRA[@]}" "${template[@]}" "$@"
 )
 python3 -m gtpo_verl check -- "${COMMAND[@]}"
 "${COMMAND[@]}"

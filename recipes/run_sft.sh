@@ -29,7 +29,7 @@ offload=${OFFLOAD:-$([ "$finetune" = full ] && echo True || echo False)}    # we
 total_epochs=${TOTAL_EPOCHS:-1}                         # Listing 1
 save_freq=${SAVE_FREQ:-500}                             # Listing 1
 keep=${KEEP:-2}                                         # checkpoints; null keeps all
-test_freq=${TEST_FREQ:--1}                              # -1: the loss on the test set after the last step only
+test_freq=${TEST_FREQ:--1}
 project_name=${PROJECT_NAME:-gtpo}
 experiment_name=${EXPERIMENT_NAME:-sft_$(basename "$MODEL_PATH")_${dataset}_${finetune}_seed${seed}}
 logger=${LOGGER:-console}                               # console,tensorboard,swanlab,wandb; to file in any case

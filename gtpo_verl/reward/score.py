@@ -8,7 +8,8 @@
     reward.custom_reward_function.name=compute_score
 
 Where the paper is silent: the answer is the content of the last complete ``<answer>...</answer>`` pair, and equality is
-that of math-verify (fractions, LaTeX, sets, units, six decimals), not of strings.
+that of math-verify (fractions, LaTeX, sets, units, six decimals), not of strings. A number in a sentence is an answer
+only where math-verify finds it there.
 
 math-verify runs in a process of its own (``math_verify_process``). Integers, and answers that are the ground truth
 letter for letter, do without it.
@@ -121,12 +122,11 @@ def is_equal(ground_truth: str, answer: str) -> bool:
         RuntimeError: if the math-verify process cannot start.
     """
     gold, pred = _clean(ground_truth), _clean(answer)
-    if not pred or pred == gold:
-        return pred == gold != ""
-    gold_number, pred_number = _parse_number(gold), _parse_number(pred)
-    if gold_number is not None and pred_number is not None:
-        if gold_number == pred_number or gold_number.denominator == pred_number.denominator == 1:
-            return gold_number == pred_number
+    if not pred or canonicalize(gold) == canonicalize(pred):
+        return pred != ""
+    numbers = _parse_number(gold), _parse_number(pred)
+    if all(number is not None and number.denominator == 1 for number in numbers):
+        return False
     return _is_well_nested(pred) and _math_verify.is_equal(gold, pred)
 
 
@@ -152,6 +152,8 @@ _PLAIN_SPELLING = {
     r"\%": "%",
 }
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"))
+_PLAIN_SYMBOLS = ((r"(?<![\\A-Za-z])pi\b", r"\\pi"), ("∞", r"\\infty "), ("∪", r"\\cup "))
+_ROOT = re.compile(r" ?(?:√|(?<![\\A-Za-z])sqrt)\s*(?:\{([^{}]*)\}|\(([^()]*)\)|([0-9]+|[A-Za-z]))")
 _NUMBER = r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 _DECIMAL = re.compile(_NUMBER)
 _FRACTION = re.compile(
@@ -161,11 +163,12 @@ _MIXED_NUMBER = re.compile(r"([-+]?)([0-9]+) ([0-9]+) ?/ ?([0-9]+)")
 # "18 dollars", "5\text{ cm}", "90^\circ", "50%". A word that changes the number ("3 pi") is left to math-verify.
 _WORDS = r"[A-Za-z]{2,}(?:[ /.-]+[A-Za-z]+)*"
 _QUANTITY = re.compile(
-    rf"({_NUMBER})\s*(?:%|\^\s*(?:\\circ|\{{\\circ\}})|-?\s*({_WORDS})|\\text\s*\{{\s*({_WORDS})[ .]*\}})"
+    rf"({_NUMBER}(?:/[0-9]+)?)\s*(?:%|\^\s*(?:\\circ|\{{\\circ\}})|-?\s*({_WORDS})|\\text\s*\{{\s*({_WORDS})[ .]*\}})"
 )
+_POWER_OF_UNIT = re.compile(r"([0-9] [A-Za-z]{2,}|\\text\s*\{[^{}]*\})\^\{?[23]\}?$")
 _NOT_UNITS = frozenset(
     "and base billion billionth choose crore cubed dozen factorial half halves hundred lakh million millionth minus "
-    "mod not or over percent plus quarter squared third fourth fifth sixth seventh eighth ninth ten tenth eleventh "
+    "mod not or over plus quarter squared third fourth fifth sixth seventh eighth ninth ten tenth eleventh "
     "twelfth thirteenth fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth twentieth thirtieth "
     "hundredth thousand thousandth times to trillion trillionth arccos arcsin arctan cos exp ln log sin sqrt tan "
     "alpha beta delta gamma lambda mu omega phi pi psi rho sigma tau theta".split()
@@ -188,12 +191,15 @@ def _clean(answer: str) -> str:
     text = re.sub(r"^\u2013(?=[0-9.\\$])", "-", text)
     text = re.sub(r"(?<=[0-9])(?:,?\\[,!]\s*|\{,\})(?=[0-9]{3}(?![0-9]))", ",", text)
     text = _CONTROL_SEQUENCE.sub(lambda match: _PLAIN_SPELLING.get(match.group(), match.group()), text)
+    text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2] or match[3]}}}", text)
+    for plain, command in _PLAIN_SYMBOLS:
+        text = re.sub(plain, command, text)
     text = " ".join(text.split())
     if text.count("$") == 1:
         text = re.sub(r"^([-+]?)\s*\$\s*(?=[0-9.])|\$$", r"\1", text)
     if mixed := _MIXED_NUMBER.fullmatch(text):
         return rf"{mixed[1]}\frac{{{int(mixed[2]) * int(mixed[4]) + int(mixed[3])}}}{{{mixed[4]}}}"
-    quantity = _QUANTITY.fullmatch(text)
+    quantity = _QUANTITY.fullmatch(_POWER_OF_UNIT.sub(r"\1", text))
     words = re.split(r"[ /.-]+", (quantity[2] or quantity[3] or "").lower()) if quantity else []
     if quantity and _NOT_UNITS.isdisjoint([*words, *(word.removesuffix("s") for word in words)]):
         return quantity[1]

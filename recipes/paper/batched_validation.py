@@ -30,6 +30,10 @@ from recipes.claim import claim
 _SETTINGS = (
     "actor_rollout_ref.model.path",
     "actor_rollout_ref.model.lora_adapter_path",
+    "actor_rollout_ref.model.custom_chat_template",
+    "actor_rollout_ref.model.tokenizer_path",
+    "actor_rollout_ref.rollout.dtype",
+    "actor_rollout_ref.rollout.max_model_len",
     "actor_rollout_ref.rollout.name",
     "actor_rollout_ref.rollout.seed",
     "actor_rollout_ref.rollout.val_kwargs",

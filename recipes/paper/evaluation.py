@@ -219,14 +219,15 @@ def evaluate(
     printed = _paper_table().get(Label(*map(str.lower, label)), {})
     records = []
     for (metric, k), (estimate, low, high, draw) in zip(figures, rows, strict=True):
-        cell = printed.get(f"{data_set} {metric}@{k}")
+        cell = printed.get(f"{data_set.lower()} {metric}@{k}")
         paper = float(cell) if cell else None
         records.append(Record(*label, data_set, len(questions), n, metric, k, estimate, low, high, draw, paper))
     return records
 
 
 def _bootstrap(values: np.ndarray) -> np.ndarray:
-    """95% percentile interval of the means of (cells, questions); all cells see the same resampled questions."""
+    """95% percentile interval of the means of (cells, questions); all cells see the same resampled questions. Too
+    narrow below some hundred questions that are mostly right or mostly wrong."""
     count, rng = values.shape[1], np.random.default_rng(0)
     # In parts, to bound the memory at a few thousand questions.
     parts = [rng.multinomial(count, np.full(count, 1 / count), size=RESAMPLES // 40) @ values.T for _ in range(40)]
@@ -235,9 +236,10 @@ def _bootstrap(values: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _paper_table() -> dict[Label, dict[str, str]]:
-    """The rows of the paper's Table 1, in percent; labels in lower case."""
+    """The rows of the paper's Table 1, in percent, all in lower case."""
     with Path(__file__).with_name("table1.csv").open(encoding="utf-8") as file:
-        return {Label(*(row[name].lower() for name in Label._fields)): row for row in csv.DictReader(file)}
+        rows = csv.DictReader(map(str.lower, file))
+        return {Label(*(row[name] for name in Label._fields)): row for row in rows}
 
 
 def table(records: Iterable[Record]) -> str:
@@ -245,7 +247,8 @@ def table(records: Iterable[Record]) -> str:
     lines = [["Model", "Dataset", "Method", "", "paper", "one draw", "unbiased", "95% interval"], ["---"] * 8]
     for r in sorted(records, key=lambda r: (r.data_set, r.metric != "pass", r.k)):
         paper = "" if r.paper is None else f"{r.paper:.1f}"
-        figures = paper, f"{r.draw:.1f}", f"{r.estimate:.1f}", f"{r.low:.1f}–{r.high:.1f}"
+        interval = f"{r.low:.1f}–{r.high:.1f}" if r.low < r.high else ""  # none where all questions agree
+        figures = paper, f"{r.draw:.1f}", f"{r.estimate:.1f}", interval
         lines.append([r.model, r.training_set, r.method, f"{r.data_set} {r.metric}@{r.k}".strip(), *figures])
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 

@@ -69,7 +69,7 @@ class Curve(NamedTuple):
 PANELS: tuple[tuple[Curve, ...], ...] = (
     (Curve("right answers", "", ("reward/acc/mean",)),),
     (Curve("format reward / 10", "", ("reward/format/mean",), 0.1), Curve("strict", "", ("reward/strict/mean",))),
-    (Curve("entropy", "nats per token", ("actor/entropy", "gtpo/entropy/mean"), mark_ln2=True),),
+    (Curve("entropy", "nats per token", ("actor/entropy", "actor/entropy_loss", "gtpo/entropy/mean"), mark_ln2=True),),
     (Curve("conflict tokens", "", ("gtpo/conflict/token_frac",)),),
     (
         Curve("length", "tokens", ("response_length/mean", "completion/length/mean")),
@@ -90,7 +90,7 @@ def read_runs(arguments: Iterable[str]) -> dict[str, list[pd.DataFrame]]:
     Raises:
         ValueError: If nothing matches, or two paths without a label have one name.
     """
-    runs: dict[str, list[pd.DataFrame]] = {}
+    runs: dict[str, dict[Path, pd.DataFrame]] = {}
     for argument in arguments:
         label, equals, pattern = argument.partition("=")
         if not equals or Path(argument).exists():
@@ -100,11 +100,11 @@ def read_runs(arguments: Iterable[str]) -> dict[str, list[pd.DataFrame]]:
         paths = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
         if not paths:
             raise ValueError(f"no run matches {pattern!r}")
-        runs.setdefault(label, []).extend(map(read_run, paths))
+        runs.setdefault(label, {}).update({Path(path).resolve(): read_run(path) for path in paths})
     for label, seeds in runs.items():
-        if len(ends := {int(run.index[-1]) for run in seeds}) > 1:
+        if len(ends := {int(run.index[-1]) for run in seeds.values()}) > 1:
             print(f"{label}: its seeds end at steps {sorted(ends)}, drawn up to the first of them", file=sys.stderr)
-    return runs
+    return {label: list(seeds.values()) for label, seeds in runs.items()}
 
 
 def seeds_of(runs: Sequence[pd.DataFrame], curve: Curve) -> pd.DataFrame | None:

@@ -414,12 +414,18 @@ def test_evaluation_checks_first_and_reads_what_verl_has_sampled(call, tmp_path)
 
 
 def test_a_checkpoint_of_verl_is_exported_and_its_adapter_sampled_on_its_base(call, tmp_path):
-    (tmp_path / "global_step_5/actor").mkdir(parents=True)
+    checkpoint = tmp_path / "run/checkpoints/global_step_5"
+    (checkpoint / "actor").mkdir(parents=True)
+    settings = {"data.apply_chat_template_kwargs.enable_thinking": "False", "seed": "7"}
+    (tmp_path / "run/settings.json").write_text(json.dumps(settings))
     variables = {"DATASETS": "gsm8k", "DATA_ROOT": str(tmp_path)}
-    _, exported, _, sampled, _ = call("evaluate", str(tmp_path / "global_step_5"), **variables)
-    out = tmp_path / "global_step_5/exported"
-    assert exported == ["-m", "recipes", "export", str(tmp_path / "global_step_5"), str(out)]
-    model = compose_call(sampled).actor_rollout_ref.model
+    _, exported, _, sampled, evaluated = call("evaluate", str(checkpoint), **variables)
+    out = checkpoint / "exported"
+    assert exported == ["-m", "recipes", "export", str(checkpoint), str(out)]
+    assert evaluated[3].startswith("run_global_step_5=")
+    config = compose_call(sampled)
+    assert config.data.apply_chat_template_kwargs.enable_thinking is False and config.seed != 7  # as in its run
+    model = config.actor_rollout_ref.model
     assert (model.path, Path(model.lora_adapter_path), model.lora_rank) == ("/josé's, the/base", out, 16)
 
 

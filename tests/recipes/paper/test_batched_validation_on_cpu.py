@@ -119,6 +119,7 @@ def test_a_lost_completion_is_an_error_and_its_batch_is_not_written(config, tmp_
         ("actor_rollout_ref.model.path", "org/other"),
         ("actor_rollout_ref.rollout.val_kwargs", {"temperature": 0.6}),
         ("actor_rollout_ref.rollout.seed", 2),
+        ("actor_rollout_ref.rollout.dtype", "float32"),
         ("data.apply_chat_template_kwargs", {"enable_thinking": False}),
         ("data.val_batch_size", 3),
         ("test.parquet", "others"),

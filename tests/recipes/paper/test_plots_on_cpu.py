@@ -82,7 +82,8 @@ def test_a_file_that_is_no_run_is_refused(tmp_path, text):
 def test_a_label_gathers_seeds_by_glob_and_by_repetition_and_says_if_they_differ_in_length(tmp_path, capsys):
     for seed in range(3):
         write_run(tmp_path / f"gtpo_{seed}.jsonl", steps=20 + 5 * seed)
-    runs = read_runs([f"GTPO={tmp_path}/gtpo_[01].jsonl", f"GTPO={tmp_path}/gtpo_2.jsonl", f"{tmp_path}/gtpo_0.jsonl"])
+    files = (f"GTPO={tmp_path}/gtpo_[01].jsonl", f"GTPO={tmp_path}/gtpo_[12].jsonl", f"{tmp_path}/gtpo_0.jsonl")
+    runs = read_runs(files)  # gtpo_1 counts once
     assert {label: len(group) for label, group in runs.items()} == {"GTPO": 3, "gtpo_0": 1}
     assert "GTPO: its seeds end at steps [20, 25, 30]" in capsys.readouterr().err
 
@@ -142,8 +143,9 @@ def test_a_metric_that_was_not_logged_is_named_in_its_panel():
 
 
 def test_the_entropy_is_what_grpo_logs_too_and_a_run_of_one_step_is_a_visible_point():
-    run = pd.DataFrame({"gtpo/entropy/mean": 0.25, "actor/entropy": 0.5}, index=[1])
-    for logged, drawn in ((run, 0.5), (run.drop(columns="actor/entropy"), 0.25)):
+    run = pd.DataFrame({"gtpo/entropy/mean": 0.25, "actor/entropy_loss": 0.4, "actor/entropy": 0.5}, index=[1])
+    in_bypass_mode = run.drop(columns="actor/entropy")
+    for logged, drawn in ((run, 0.5), (in_bypass_mode, 0.4), (run[["gtpo/entropy/mean"]], 0.25)):
         (line,) = means(training_figure({"GTPO": [logged]}).axes[2])
         assert (list(line.get_ydata()), line.get_marker()) == ([drawn], "o")
 
