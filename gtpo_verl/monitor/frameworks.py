@@ -33,6 +33,7 @@ class Framework(NamedTuple):
 
 
 _ACCURACY = ("accuracy_reward", "accuracy", "AccuracyORM", "MathAccuracy")
+_IS_ACCURACY = re.compile(r"/acc/|accuracy|_pass1$")
 _TRL = {
     "terminated": ("1 - completions/clipped_ratio",),
     "zero_std_groups": ("frac_reward_zero_std",),
@@ -149,7 +150,7 @@ def translate(metrics: Mapping[str, float], framework: str, limit: float | None 
             found[f"{PART}{part[1]}"] = value
     if results := validation_results(metrics, framework):
         found["validation"] = sum(metrics[metric] for metric in results) / len(results)
-        if all(re.search(r"/acc/|accuracy|_pass1$", metric) for metric in results):
+        if all(map(_IS_ACCURACY.search, results)):
             found["validation_limit"] = 1.0
     if "terminated" not in found and "cut" in found:
         if found["cut"] == 0:
@@ -160,9 +161,10 @@ def translate(metrics: Mapping[str, float], framework: str, limit: float | None 
 
 
 def validation_results(metrics: Iterable[str], framework: str) -> list[str]:
-    """Return the metrics whose mean is the validation."""
+    """Return the metrics whose mean is the validation: accuracies, if there are any, as others have other scales."""
     matching = ([x for x in metrics if re.fullmatch(pattern, x)] for pattern in FRAMEWORKS[framework].validation)
-    return next(filter(None, matching), [])
+    results = next(filter(None, matching), [])
+    return [*filter(_IS_ACCURACY.search, results)] or results
 
 
 def limit_of(steps: Iterable[Mapping[str, float]]) -> float | None:

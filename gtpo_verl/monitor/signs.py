@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from gtpo_verl.monitor.frameworks import PART, remedy
@@ -98,6 +99,15 @@ class Trend:
         """Return whether it was lower in two windows or more, from the first on."""
         return self.settled and self.best < most
 
+    def is_near_its_best(self) -> bool:
+        """Return whether its mean or last value is within the margin of its best, and that value above half of it."""
+        last = self.values[-1]
+        return max(last, self.now) >= self.best - self.margin and last >= (self.best + self.floor) / 2
+
+    def comes_back(self) -> bool:
+        """Return whether the newest quarter of a window has half of what was lost again."""
+        return self.best - fmean(self.values[-max(1, self.window // 4) :]) < self.drop / 2
+
     def could_rise(self) -> bool:
         """Return whether a fifth of what it can be is left to gain."""
         return self.now - self.floor < 0.8 * (self.limit - self.floor)
@@ -139,7 +149,8 @@ class Trend:
                 self.first, self._first_zeros = self.now, self._zeros
         self.known = self.count >= 2 * self.window
         self.settled = self.known and self.count >= STEPS
-        least = 4 * self.noise
+        # The best of more windows is further from their mean by chance.
+        least = max(4.0, 2 * math.sqrt(2 * math.log(max(self.count / self.window, 1)))) * self.noise
         if self.window <= VALIDATIONS and self.count > 3 and self._squares:  # wider again, since so few tell little
             least *= math.sqrt(1 - self._largest / self._squares) * (self.count - 1) / (self.count - 3)
         self.margin = max(0.1 * (1 if self.is_share else self.best - self.floor), least)
@@ -291,7 +302,7 @@ SIGNS = (
     Sign("zero_std_groups", "nearly all groups have equal rewards", lambda x, _: x.now, 0.95, remedy="filter"),
     Sign("no_correct_groups", "most groups have no correct answer", lambda x, _: x.now, **_hard),
     Sign("entropy", "the policy drifts towards noise", lambda x, _: x.now / max(x.first, math.log(2) / 2), 2, **_noise),
-    Sign("entropy", "entropy fell to almost nothing", lambda x, w: w["reward"].could_rise() * fell(x), 10, **_explore),
+    Sign("entropy", "entropy fell to almost nothing", lambda x, w: w.could_rise() * fell(x), 10, **_explore),
     Sign("length", "completions near the limit", lambda x, _: (x.first < 0.7 * x.limit) * x.now / x.limit, 0.9, **_cut),
     Sign("length", "completions shrink", lambda x, _: fell(x), 4, remedy="look"),
     Sign("mismatch", "rollout and trainer log-probs diverge", lambda x, _: x.now / max(x.first, 0.01), 3, **_correct),
@@ -326,14 +337,15 @@ class Watch:
     """The signs in one run, whose framework's overrides are the remedies, with `limit` tokens to a completion.
 
     `windows` are the steps over which each number is averaged; what is not in it is not watched, but for the parts of
-    the reward. Of each number that was logged there is one of the `trends`, whose floor is its lowest value if below 0.
-    `showing` are those of its `signs` that show, and since which step.
+    the reward. Of each number that was logged there is one of the `trends`, whose floor is its lowest value if below 0;
+    the reward's also a completion's lowest, its median over a window. `showing` are those of its `signs` that show, and
+    since which step.
     """
 
     def __init__(self, windows: Mapping[str, int], framework: str, limit: float | None, signs: Iterable[Sign] = SIGNS):
         self.trends: dict[str, Trend] = {}
         self.showing: dict[Sign, int] = {}
-        self._unlogged = Trend(1)
+        self._unlogged, self._lowest_rewards = Trend(1), deque[float](maxlen=windows.get("reward"))
         self._windows, self._framework, self._limit, self.signs = windows, framework, limit, [*signs]
         self._most, self._start, self._steps = {"lr": 0.0, "clipped": 0.0, "highest": 0.0}, -1, 0
         self._named: dict[Sign, int] = {}  # what it amounted to when it was named
@@ -357,8 +369,12 @@ class Watch:
             if name not in self.trends:
                 self.trends[name] = Trend(size, name in SHARES)
                 self.signs += _signs_of_part(name) if is_part else ()
-            trend, lowest = self.trends[name], numbers.get("lowest", value) if name == "reward" else value
-            trend.floor = min([trend.floor, *filter(math.isfinite, (value, lowest))])
+            trend = self.trends[name]
+            trend.floor = min([trend.floor, *filter(math.isfinite, [value])])
+            if name == "reward" and math.isfinite(lowest := numbers.get("lowest", value)):
+                self._lowest_rewards.append(lowest)
+                if len(self._lowest_rewards) == size:
+                    trend.floor = min(trend.floor, median(self._lowest_rewards))
             if name in ("reward", "validation") and (highest := numbers.get(f"{name}_limit", self._most["highest"])):
                 trend.limit = highest
             if name == "length" and self._limit:
@@ -383,11 +399,19 @@ class Watch:
         level = self.level(sign)
         of_half = half_lost(trend) > 0.5 if sign.level == FAILED else sign in CLEAN
         self._lasting[sign] = self._lasting.get(sign, 0) + is_new if of_half and level else 0
-        lasts = self._lasting[sign] > trend.window and level == sign.level
+        lasts = self._lasting[sign] > trend.window and level == sign.level and not trend.comes_back()
+        lasts = lasts and not (sign.number in ("accuracy", "reward") and self._validation_is_due(sign, step))
         grave = level == FAILED if sign in BROKEN else lasts
         if level + grave > self._named.get(sign, -1):
             self._named[sign] = level + grave
             yield Alarm(sign, self.sentence(sign), grave)
+
+    def _validation_is_due(self, sign: Sign, step: int) -> bool:
+        """Return whether the next validation, which can outweigh a sign, has yet to come."""
+        validation = self["validation"]
+        if validation.count < 2 or validation.steps[-1] > self.showing[sign]:
+            return False
+        return step < 2 * validation.steps[-1] - validation.steps[-2]
 
     def value(self, sign: Sign) -> float:
         """Return a sign's measure, 0 as long as its number has no trend."""
@@ -402,7 +426,7 @@ class Watch:
                 return FAILED if self.value(sign) >= 0.5 else FAULT
         elif sign.level == FAILED:
             validation, accuracy = self["validation"], self["accuracy"]
-            holds = validation.known and validation.values[-1] >= validation.best - validation.margin
+            holds = validation.known and validation.is_near_its_best()
             holds = holds and sign.number != "validation" and validation.steps[-1] > self.showing[sign]
             told_apart = sign.number == "reward" and accuracy.known and accuracy.best > 0.1
             return NOTE if holds or told_apart else FAILED
@@ -416,6 +440,10 @@ class Watch:
         """Return the name of the outcome; empty if none was logged."""
         logged = [name for name in OUTCOMES if self[name].count]
         return next((name for name in logged if self[name].known), next(iter(logged), ""))
+
+    def could_rise(self) -> bool:
+        """Return whether every outcome has a fifth left to gain."""
+        return all(self[name].could_rise() for name in OUTCOMES if self[name].count)
 
     def held_back(self) -> bool:
         """Return whether the outcome falls, or did not rise where it could, nor did another."""

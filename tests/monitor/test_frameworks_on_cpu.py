@@ -37,6 +37,7 @@ def test_what_is_to_be_tried_or_logged_is_in_verls_config(compose_config):
         ("verl", {"val-core/a/acc/mean@8": 0.5, "val-core/b/acc/mean@8": 0.3, "val-core/a/acc/best@8/mean": 0.9}, 0.4),
         ("TRL", {"eval/reward": 1.5, "eval/rewards/accuracy_reward/mean": 0.25}, 0.25),
         ("OpenRLHF", {"eval_gsm8k_pass1": 0.25}, 0.25),
+        ("verl", {"val-core/a/acc/mean@8": 0.5, "val-core/game/reward/mean@8": 50.0}, 0.5),
         ("OpenRLHF", {"eval/eval_openai/gsm8k_pass1": 0.5, "eval/eval_aime-2024_pass1": 0.1}, 0.3),
     ],
 )
@@ -48,7 +49,7 @@ def test_an_accuracy_in_validation_is_the_mean_of_its_results_and_at_most_1(fram
     ("framework", "metrics", "validation"),
     [
         ("verl", {"val-aux/a/reward/mean@1": 0.5, "val-aux/a/num_turns/mean@1": 9, "val-aux/num_turns/max": 9}, 0.5),
-        ("verl", {"val-core/a/acc/mean@8": 0.5, "val-core/b/reward/mean@8": 1.5}, 1.0),
+        ("verl", {"val-core/a/reward/mean@8": 0.5, "val-core/b/reward/mean@8": 1.5}, 1.0),
         ("TRL", {"eval_reward": 1.5, "eval_loss": 0.1}, 1.5),
     ],
 )

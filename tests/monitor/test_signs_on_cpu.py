@@ -382,6 +382,62 @@ def test_a_validation_that_holds_after_it_excuses_a_reward_that_fell():
     assert levels(lost)["accuracy is lost"] == NOTE and stops(lost) == []
 
 
+def reward_of(means, **more):
+    """Steps with these rewards, ten of each."""
+    return [{"reward": mean, **more} for mean in means for _ in range(10)]
+
+
+def test_one_completion_with_a_very_low_reward_does_not_hide_a_collapse():
+    records = reward_of([0.2, 0.4, 0.6, 0.7, 0.7, 0.0, 0.0, 0.0], lowest=0.0)
+    records[25] = records[25] | {"lowest": -5.0}
+    assert levels(records)["the reward is lost"] == FAILED and stops(records)
+
+
+def test_a_run_whose_reward_came_back_is_not_ended():
+    records = reward_of([0.2, 0.4, 0.6, *[0.7] * 8])
+    records[60:68] = [{"reward": 0.0}] * 8  # the server that gives it was away
+    watched, alarms = watch(records)
+    assert [alarm.grave for _, alarm in alarms] == [False] and not watched.showing
+
+
+def test_a_run_with_validations_is_not_ended_before_the_next_one_has_come():
+    """Harder questions from step 101 on; the validation, every 50 steps, goes on rising."""
+    records = reward_of([0.2, 0.4, 0.6, *[0.7] * 7, *[0.3] * 10])
+    overdue = [dict(record) for record in records]
+    for step, result in ((0, 0.3), (50, 0.36), (100, 0.42), (150, 0.5)):
+        records[step]["validation"] = result
+        overdue[step] |= {"validation": result} if step <= 100 else {}
+    assert not stops(records)
+    for step in (150, 199):
+        records[step]["validation"] = 0.02
+    assert stops(records)[0] == (150, "reward") and stops(overdue) == [(150, "reward")]
+
+
+@pytest.mark.parametrize(
+    ("every", "results", "level"),
+    [(20, (0.3, 0.34, 0.38, 0.42, 0.46, 0.5, 0.53, 0.55, 0.57, 0.49), NOTE), (60, (0.31, 0.7, 0.02, 0.02), FAILED)],
+)
+def test_a_validation_excuses_a_lost_reward_only_near_its_best(every, results, level):
+    records = reward_of([0.2, 0.5, *[0.75] * 8, *[0.3] * 10])
+    for place, result in enumerate(results):
+        records[every * place]["validation"] = result
+    assert levels(records)["the reward is lost"] == level
+
+
+def test_a_rare_reward_that_stays_as_rare_seldom_seems_lost():
+    """Of the forty windows of such a run one is best by chance."""
+    drawn = random.Random(0)
+    flat = [[{"reward": sum(drawn.random() < 0.03 for _ in range(64)) / 64} for _ in range(400)] for _ in range(50)]
+    assert sum(bool(stops(records, names=["reward"])) for records in flat) <= 8
+
+
+def test_entropy_near_0_is_no_fault_where_hardly_an_answer_is_wrong():
+    records = [
+        {"accuracy": x, "reward": x, "entropy": max(0.3 - 0.01 * n, 0.008)} for n, x in enumerate([0.6, *[0.93] * 59])
+    ]
+    assert levels(records) == {}
+
+
 @pytest.mark.parametrize(
     ("framework", "override"),
     [

@@ -28,11 +28,13 @@ Pairs = Iterable[tuple[Any, Any]]
 
 _COLOUR = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 _VERL = re.compile(r"\bstep:(\d{1,15}) - (.*)")
+_GLOBAL_STEP = re.compile(r"\bGlobal step (\d{1,15})")
 _WRAPPED = re.compile(r"(?:np\.\w+|tensor)\(([^()]*)\)")
 _BARE = re.compile(r"(?<=[:\s])(-?(?:nan|inf))\b")
 _BAR = re.compile(r"\s*\d+%\|[^|]*\| *(\d{1,15})/\d+ \[")
 _PROGRESS = ("num_tokens", "epoch")
 _OF_TOTAL = "global_step/max_steps"
+_VALIDATION = ("val", "eval")
 _STEP_COLUMNS = ("training/global_step", "global_step", "step", "_step")
 _CONFIG = {  # as verl prints it at its start, or in the command above it
     "limit": r"max_response_length'?\s*[:=]\s*(\d{1,9})",
@@ -76,7 +78,10 @@ def read_log(path: Path) -> Log:
             if first.strip() == "{" or path.suffix in (".json", ".ipynb"):
                 return _log(name, _by_step(name, _read_history(name, first + file.read(_FILE))))
             header, rows = (csv.reader(x, delimiter="\t" if "\t" in first else ",") for x in ([first], lines))
-            if "{" not in first and (columns := _columns(name, next(header, []))):
+            columns = list[str]()
+            with suppress(csv.Error):  # the first line of another file may be longer than a cell
+                columns = [] if "{" in first else _columns(name, next(header, []))
+            if columns:
                 return _log(name, _by_step(name, _read_rows(columns, rows)))
             return _read_lines(name, chain([first], lines))
     except (csv.Error, EOFError, MemoryError, OSError, RecursionError, UnicodeError, zlib.error) as error:
@@ -136,12 +141,14 @@ def _log(name: str, steps: Steps, config: Mapping[str, int] = {}, notes: Iterabl
 def _read_lines(name: str, lines: Iterable[str]) -> Log:
     """Return, of several runs in one file, the last: a step that comes again begins what follows it anew."""
     steps: Steps = {}
-    before, last, starts, unfinished, bar, read = "", -1, 1, False, 0, 0
+    before, last, starts, unfinished, bar, read, verls = "", -1, 1, False, 0, 0, False
     printed: list[tuple[int, dict[str, float]]] = []
     for line in lines:
         if "%|" in line and (found := _BAR.match(_COLOUR.sub("", line))):
             bar = int(found[1])
-        entry = _entry(line)
+        if (entry := _verls_entry(line)) and not verls:  # dicts that others print beside verl are none of its steps
+            steps, printed, last, starts, verls = {}, [], -1, 1, True
+        entry = entry if verls else _entry(line)
         unfinished = entry is None and not line.endswith("\n")
         if entry is None:
             read += len(line)
@@ -184,11 +191,16 @@ def _numbered(printed: list[tuple[int, dict[str, float]]]) -> Steps:
     return {bar: metrics for bar, (_, metrics) in zip(bars, printed, strict=True)}
 
 
+def _verls_entry(line: str) -> tuple[int, dict[str, float]] | None:
+    """Return the step and the metrics of a line of verl's console; None of any other."""
+    if "step:" not in line or not (found := _VERL.search(_COLOUR.sub("", line))):
+        return None
+    metrics = _numbers(item.rpartition(":")[::2] for item in found[2].split(" - "))
+    return (int(found[1]), metrics) if any(map(is_metric, metrics)) else None
+
+
 def _entry(line: str) -> tuple[int | None, dict[str, float]] | None:
     """Return the step, if the line says it, and its metrics; None of a line that has none."""
-    if "step:" in line and (found := _VERL.search(_COLOUR.sub("", line))):
-        metrics = _numbers(item.rpartition(":")[::2] for item in found[2].split(" - "))
-        return (int(found[1]), metrics) if any(map(is_metric, metrics)) else None
     start, end = line.find("{"), line.rfind("}")
     if start < 0 or end < start or not _QUOTED.search(line):
         return None
@@ -204,7 +216,8 @@ def _entry(line: str) -> tuple[int | None, dict[str, float]] | None:
     if isinstance(of_total := logged.get(_OF_TOTAL), str):
         step, metrics[_OF_TOTAL] = of_total.partition("/")[0], 0.0
     if step is None:
-        step = data.get("training/global_step")
+        before = _GLOBAL_STEP.search(line[:start])  # as OpenRLHF writes it
+        step = data.get("training/global_step", before and before[1])
     if not any(map(is_metric, metrics)) or (step is not None and _step(step) is None):
         return None
     return _step(step), metrics
@@ -287,6 +300,11 @@ def _columns(name: str, header: Iterable[str]) -> list[str]:
 def _read_rows(columns: Iterable[str], rows: Iterable[list[str]]) -> Iterator[tuple[Any, Pairs]]:
     for cells in rows:
         row = dict(zip(columns, cells, strict=False))
+        numbers = {name: _number(x) for name, x in row.items() if not name.startswith((*_VALIDATION, *_STEP_COLUMNS))}
+        trains = any(x is not None and math.isfinite(x) for x in numbers.values())
+        # Some write nan into the cells of what a row is not about.
+        empty = [name for name, x in row.items() if x.lower() == "nan" and not (trains and name in numbers)]
+        row = {name: x for name, x in row.items() if name not in empty}
         yield next((row[x] for x in _STEP_COLUMNS if _step(row.get(x)) is not None), None), row.items()
 
 

@@ -109,7 +109,7 @@ def window_of(run: Run, name: str) -> int:
     values = [x[name] for x in steps if math.isfinite(x.get(name, math.nan))]
     if len(values) >= 2 * of_completions or len(values) < 3:
         return int(min(of_completions, rules.window(1)))
-    lowest = min(0, *values, *(x.get("lowest", 0) for x in steps)) if name == "reward" else 0
+    lowest = min(0, *values, median(x.get("lowest", 0) for x in steps)) if name == "reward" else 0
     third = len(values) // 3
     changed = abs(fmean(values[-third:]) - fmean(values[:third]))
     seen = max(0.1 * (max(values) - lowest if name == "reward" else 1), changed / 2)
@@ -173,7 +173,7 @@ def judge(watch: Watch, signs: list[Sign], entries: int) -> tuple[str, str]:
     always = [sign for sign in signs if sign.from_start and sign.level == rules.FAULT]
     is_short = entries < 2 * rules.STEPS and (name, outcome.window) != ("validation", rules.VALIDATIONS)
     if is_short and not always:
-        return "cannot tell", f"at least {2 * rules.STEPS} steps are needed; signs below may be noise"
+        return "cannot tell", f"at least {2 * rules.STEPS} steps are needed, {entries} are logged; signs may be noise"
     if failed:
         ends = [(label(sign.number), watch[sign.number]) for sign in failed]
         return "failed", "; ".join(f"{name} {x.now:.2f} at the end, best {x.best:.2f}" for name, x in ends)

@@ -279,6 +279,41 @@ def test_a_row_of_a_table_that_does_not_end_is_named(tmp_path):
         read_log(path)
 
 
+def test_a_long_first_line_of_another_form_is_no_table(tmp_path):
+    path = run_logs.write_console(tmp_path / "train.log", RECORDS, config=False)
+    steps = read_log(path).steps
+    path.write_text("\0" * (1 << 20) + path.read_text())  # as a log that was emptied while it was written
+    assert read_log(path).steps == steps
+
+
+def test_what_an_agent_prints_beside_verl_is_no_step_of_the_run(tmp_path):
+    path = run_logs.write_console(tmp_path / "train.log", RECORDS)
+    episode = "{{'step': {}, 'reward': 0.5, 'done': False}}\n"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(episode.format(n % 3) + line for n, line in enumerate(lines)))
+    log = read_log(path)
+    same(log)
+    assert log.notes == []
+
+
+def test_openrlhfs_console_names_the_step_before_the_numbers(tmp_path):
+    line = "INFO ✨ Global step {}: {{'reward': {}, 'response_length': 30.0, 'kl': 0.0}}\n"
+    starts = [*range(1, 13), *range(9, 16)]
+    path = tmp_path / "train.log"
+    path.write_text("".join(line.format(step, n) for n, step in enumerate(starts)))
+    log = read_log(path)
+    assert [*log.steps] == [*range(1, 16)] and log.steps[9]["reward"] == 12 and "last of 2 starts" in log.notes[0]
+
+
+def test_a_table_may_have_nan_where_a_row_has_no_such_number(tmp_path):
+    path = tmp_path / "a.csv"
+    rows = [f"{step},nan,nan,0.5\n{step},{step},{'nan' if step == 3 else 1},nan\n" for step in range(1, 5)]
+    path.write_text("step,reward,loss,eval_reward\n" + "".join(rows))
+    steps = read_log(path).steps
+    assert all(x["reward"] == step and x["eval_reward"] == 0.5 for step, x in steps.items())
+    assert [step for step, x in steps.items() if x["loss"] != x["loss"]] == [3]
+
+
 def test_a_name_that_is_not_utf_8_is_printed(tmp_path):
     folder = tmp_path / os.fsdecode(b"run-\xff")
     folder.mkdir()
