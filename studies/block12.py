@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from pandas import DataFrame
+
 from studies.block10 import described, mcnemar, short, sign_flips
 from studies.comparisons import LOST, interval
 from studies.learning_rates import compare, results
@@ -15,8 +17,7 @@ MATTERS = 0.10
 
 def answer(block: str) -> str:
     """What the rule says of the seeds on which both arms have run, with the numbers; or how many there are yet."""
-    runs = results(planned(block)).sort_values("seed")
-    pairs = runs.groupby("seed").filter(lambda own: len(own) == len(ENDINGS_ARMS))
+    pairs = _pairs(block)
     if (made := pairs["seed"].nunique()) < LEAST:
         return f"not judged yet ({made} of {LEAST} pairs)"
     grpo, gtpo = ENDINGS_ARMS
@@ -29,8 +30,21 @@ def answer(block: str) -> str:
     )
 
 
+def without(block: str, seed: int) -> str:
+    """What the rule would say without one seed."""
+    pairs = _pairs(block)
+    clean = compare(pairs[pairs["seed"] != seed], *reversed(ENDINGS_ARMS), "clean")
+    return f"*{verdict(clean.differences)}*, {described(clean)}"
+
+
+def _pairs(block: str) -> DataFrame:
+    """The runs of the seeds on which both arms have run."""
+    runs = results(planned(block)).sort_values("seed")
+    return runs.groupby("seed").filter(lambda own: len(own) == len(ENDINGS_ARMS))
+
+
 def verdict(differences: Sequence[float]) -> str:
-    """Of the differences in clean endings, GTPO minus GRPO, of at least `LEAST` pairs."""
+    """Of the differences in clean endings, GTPO minus GRPO, of the pairs."""
     if sign_flips(differences) < 0.05:
         keeps, does_not = ("GTPO", "GRPO") if sum(differences) > 0 else ("GRPO", "GTPO")
         return f"with the clamp, {keeps} keeps endings that {does_not} does not"

@@ -255,6 +255,7 @@ def facts() -> dict[str, object]:
     found["collapsed below"] = str(learning_rates.WRONG)
     found |= _of_real_model() | _of_block_10() | _of_block_11() | _of_part_two()
     found |= {f"block {name}": block12.answer(name) for name in ("12", "12-cpu")}
+    found["block 12-cpu without 18"] = block12.without("12-cpu", 18)
     found |= {f"table {name}": table(*of_runs) for name, of_runs in learning_rates.evidence().items()}
     return found | _confirmed()
 

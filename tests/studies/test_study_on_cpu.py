@@ -377,7 +377,7 @@ def numbers():
                 *RESULT,
                 *("9: corpo_gtpo wrong", "9: corpo_gtpo lost", "9: gtpo lost", "9: grpo lost"),
                 *("1b: gtpo lost", "1b: grpo lost", "1b: grpo_strict lost", "3: grpo_kl lost", "3: grpo lost"),
-                *("10: Q1", "10-gpu: Q1", "10: grpo_clamped accuracy", "10: grpo_clamped endings"),
+                *("10: Q1", "10-gpu: Q1", "10: grpo_clamped accuracy", "10: grpo_clamped endings", "block 12-cpu"),
                 "10-gpu: gtpo_answer - grpo_answer accuracy",
                 *(f"10-gpu: {method} {what}" for method in ON_A_GPU for what in ("accuracy", "endings")),
                 *(f"11: {method} {what}" for method in GUESSING_ARMS[:4] for what in ("gave up", "stopped")),
@@ -406,7 +406,7 @@ def numbers():
                     for block in ("8 spelling backward", "8 counting letters", "1b", "9")
                 ),
                 *("9: corpo_gtpo wrong", "9: corpo_gtpo lost", "9: grpo lost"),
-                *("10: Q1", "10: grpo_clamped accuracy", "10: grpo_clamped endings"),
+                *("10: Q1", "10: grpo_clamped accuracy", "10: grpo_clamped endings", "block 12-cpu"),
                 *("10-gpu: gtpo accuracy", "10-gpu: grpo endings", "10-gpu: grpo_clamped endings"),
             ],
         ),
