@@ -61,7 +61,7 @@ for flag in SMOKE EXTEND STRICT_INITIAL_ENTROPY; do
     case ${!flag:-0} in 0 | 1) ;; *) fail "$flag=${!flag}: must be 0 or 1" ;; esac
 done
 for count in TRAIN_BATCH_SIZE PPO_MINI_BATCH_SIZE ROLLOUT_N MAX_PROMPT_LENGTH MAX_RESPONSE_LENGTH \
-    PPO_MAX_TOKEN_LEN_PER_GPU STEPS NNODES NGPUS_PER_NODE SAMPLES BATCH; do
+    PPO_MAX_TOKEN_LEN_PER_GPU STEPS NNODES NGPUS_PER_NODE SAMPLES BATCH STALL_SECONDS; do
     case ${!count:-1} in *[!0-9]* | 0*) fail "$count=${!count}: must be a whole number above 0" ;; esac
 done
 

@@ -5,7 +5,8 @@
 #   LABEL=Qwen/GSM8K/GTPO bash recipes/evaluate.sh outputs/NAME/checkpoints/global_step_7473
 #
 # CHECKPOINT is a folder global_step_N of run_*.sh, or a model in Hugging Face format: a folder or its name on the Hub. Of
-# one that you cannot write to, first make such a model: bash recipes/export.sh CHECKPOINT OUT.
+# one that you cannot write to, first make such a model: bash recipes/export.sh CHECKPOINT OUT. With a model give the
+# overrides of its run for the chat template again (data.apply_chat_template_kwargs…); of a global_step_N they are known.
 # An interrupted evaluation samples only the missing batches.
 set -euo pipefail
 [ $# -gt 0 ] || { echo "usage: bash recipes/evaluate.sh CHECKPOINT [override…]" >&2; exit 2; }
@@ -53,10 +54,11 @@ fi
 # The prompts are written as in the checkpoint's run.
 template=() settings=$checkpoint/../../settings.json
 if [ -e "$settings" ]; then
-    mapfile -d "" template < <(python3 -c 'import json, sys
-for key, value in json.load(open(sys.argv[1])).items():
-    if key.startswith(("data.apply_chat_template_kwargs", "actor_rollout_ref.model.custom_chat_template")):
-        print(f"++{key}={value}", end="\0")' "$settings")
+    words=$(python3 -c 'import json, shlex, sys
+keys = "data.apply_chat_template_kwargs", "actor_rollout_ref.model.custom_chat_template"
+given = json.load(open(sys.argv[1])).items()
+print(*(shlex.quote(f"++{key}={value}") for key, value in given if key.startswith(keys)))' "$settings")
+    eval "template=($words)"
 fi
 if [ -e "$model_path/adapter_config.json" ]; then
     of_adapter() {

@@ -409,7 +409,7 @@ class Watch:
     def _validation_is_due(self, sign: Sign, step: int) -> bool:
         """Return whether the next validation, which can outweigh a sign, has yet to come."""
         validation = self["validation"]
-        if validation.count < 2 or validation.steps[-1] > self.showing[sign]:
+        if validation.count < 2 * validation.window - 1 or validation.steps[-1] > self.showing[sign]:
             return False
         return step < 2 * validation.steps[-1] - validation.steps[-2]
 
@@ -443,7 +443,7 @@ class Watch:
 
     def could_rise(self) -> bool:
         """Return whether every outcome has a fifth left to gain."""
-        return all(self[name].could_rise() for name in OUTCOMES if self[name].count)
+        return all(self[name].could_rise() for name in OUTCOMES if self[name].count >= self[name].window)
 
     def held_back(self) -> bool:
         """Return whether the outcome falls, or did not rise where it could, nor did another."""

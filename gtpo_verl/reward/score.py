@@ -11,8 +11,8 @@ Where the paper is silent: the answer is the content of the last complete ``<ans
 that of math-verify (fractions, LaTeX, sets, units, six decimals), not of strings. A number in a sentence is an answer
 only where math-verify finds it there.
 
-math-verify runs in a process of its own (``math_verify_process``). Integers, and answers that are the ground truth
-letter for letter, do without it.
+math-verify runs in a process of its own (``math_verify_process``). Integers, and answers that are the ground truth but
+for their spelling, do without it.
 """
 
 import importlib.util
@@ -153,7 +153,7 @@ _PLAIN_SPELLING = {
 }
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"))
 _PLAIN_SYMBOLS = ((r"(?<![\\A-Za-z])pi\b", r"\\pi"), ("∞", r"\\infty "), ("∪", r"\\cup "))
-_ROOT = re.compile(r" ?(?:√|(?<![\\A-Za-z])sqrt)\s*(?:\{([^{}]*)\}|\(([^()]*)\)|([0-9]+|[A-Za-z]))")
+_ROOT = re.compile(r" ?(?:√|(?<![\\A-Za-z])sqrt)\s*(?:\{([^{}]+)\}|\(([^()]+)\)|([0-9]+(?:\.[0-9]+)?|[A-Za-z]))")
 _NUMBER = r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 _DECIMAL = re.compile(_NUMBER)
 _FRACTION = re.compile(
@@ -165,7 +165,8 @@ _WORDS = r"[A-Za-z]{2,}(?:[ /.-]+[A-Za-z]+)*"
 _QUANTITY = re.compile(
     rf"({_NUMBER}(?:/[0-9]+)?)\s*(?:%|\^\s*(?:\\circ|\{{\\circ\}})|-?\s*({_WORDS})|\\text\s*\{{\s*({_WORDS})[ .]*\}})"
 )
-_POWER_OF_UNIT = re.compile(r"([0-9] [A-Za-z]{2,}|\\text\s*\{[^{}]*\})\^\{?[23]\}?$")
+_LENGTHS = r"(?:[kcdm]m|in|inch(?:es)?|ft|f(?:oo|ee)t|yd|yards?|mi|miles?|(?:kilo|centi|milli)?met(?:er|re)s?|units?)"
+_POWER_OF_UNIT = re.compile(rf"([0-9] ?{_LENGTHS}|\\text\s*\{{[^{{}}]*\}})\^\{{?[23]\}}?$")
 _NOT_UNITS = frozenset(
     "and base billion billionth choose crore cubed dozen factorial half halves hundred lakh million millionth minus "
     "mod not or over plus quarter squared third fourth fifth sixth seventh eighth ninth ten tenth eleventh "

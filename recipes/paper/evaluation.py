@@ -312,7 +312,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Qwen, GSM8K or MATH, SFT, GRPO or GTPO",
     )
     parser.add_argument("--k", nargs="+", type=int, default=list(DEFAULT_K), help="default: 1 4 8 16 32 64")
-    parser.add_argument("--samples", type=int, help="completions of every question (default: the same number)")
+    parser.add_argument("--samples", type=int, help="completions that every question must have (default: any number)")
     parser.add_argument("--out", type=Path, help="folder for table.md and evaluation.json, which has every figure")
 
 

@@ -68,9 +68,10 @@ def export(checkpoint: Path, out: Path, base: str | None = None) -> str:
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     if not out.exists():
-        with FileLock(out.with_name(f".{out.name}.lock")):  # of several evaluations one exports
+        with FileLock(lock := out.with_name(f".{out.name}.lock")):  # of several evaluations one exports
             if not out.exists():
                 _write(checkpoint, out, made_from)
+            lock.unlink(missing_ok=True)
     if not (out / RECORD).is_file():
         raise ValueError(f"{out} exists and is no export: give another folder")
     other = "it was made from another checkpoint, or from this one before it was saved again"

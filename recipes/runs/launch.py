@@ -176,7 +176,7 @@ def start_trainer(command: list[str], out: Path, log: Path, keep_open: Sequence[
     The file descriptors in `keep_open` stay open in it.
 
     Raises:
-        ValueError: the Ray job that this process belongs to sets the file of verl's logger.
+        ValueError: an override, or the Ray job that this process belongs to, sets the file of verl's logger.
     """
     variables = {"VERL_FILE_LOGGER_PATH": str(out.absolute() / _VERLS_LOG), **run_folder.logger_variables(out)}
     if "verl.trainer.main_ppo" in command:
@@ -204,12 +204,13 @@ def refuse_stale_ray(command: list[str]) -> None:
         ValueError: nothing listens at the address in Ray's file.
     """
     starts_its_own = not {"gtpo_cpu", "+machine=cpu"}.isdisjoint(command)
-    given = run_folder.overrides(command).get("ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS")
-    if given or starts_its_own or "verl.trainer.main_ppo" not in command:
+    given, init = run_folder.overrides(command), "ray_kwargs.ray_init"
+    address = given.get(f"{init}.address") or os.environ.get("RAY_ADDRESS")
+    if address or starts_its_own or "verl.trainer.main_ppo" not in command:
         return
     from ray._private.utils import get_ray_address_file, read_ray_address
 
-    if not (address := read_ray_address()):
+    if not (address := read_ray_address(given.get(f"{init}._temp_dir"))):
         return
     host, _, port = address.rpartition(":")
     try:

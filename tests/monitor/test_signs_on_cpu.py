@@ -431,6 +431,11 @@ def test_a_rare_reward_that_stays_as_rare_seldom_seems_lost():
     assert sum(bool(stops(records, names=["reward"])) for records in flat) <= 8
 
 
+def test_a_validation_before_training_does_not_hide_that_entropy_fell():
+    records = [{"reward": 0.3, "entropy": 0.5 if step < 30 else 0.002} for step in range(120)]
+    assert levels(records) == levels([records[0] | {"validation": 0.3}, *records[1:]]) != {}
+
+
 def test_entropy_near_0_is_no_fault_where_hardly_an_answer_is_wrong():
     records = [
         {"accuracy": x, "reward": x, "entropy": max(0.3 - 0.01 * n, 0.008)} for n, x in enumerate([0.6, *[0.93] * 59])

@@ -38,6 +38,8 @@ def findings(config: Any) -> Iterator[Finding]:
     nodes, gpus = int(get("trainer.nnodes")), int(get("trainer.n_gpus_per_node"))
     yield from _runtime_env(get)
     address = _address(get) or ("auto" if nodes > 1 else "local")
+    if nodes > 1 and address == "local":
+        yield Finding("Ray", f"of this machine alone, {nodes} nodes asked for", "leave ray_kwargs.ray_init.address out")
     yield from _this_machine(get, gpus) if address == "local" else _cluster(get, address, nodes, gpus)
 
 
@@ -171,14 +173,16 @@ def _runtime_env(get: Callable) -> Iterator[Finding]:
     try:
         RuntimeEnv(**OmegaConf.to_container(get(key := "ray_kwargs.ray_init.runtime_env") or OmegaConf.create()))
     except (TypeError, ValueError) as error:
-        yield Finding(key, f"Ray refuses it: {error}", f"quote a number: ++{key}.env_vars.NAME=\\'1\\'")
+        quote = f"quote a number: ++{key}.env_vars.NAME=\\'1\\'" if "env_vars" in str(error) else "correct it"
+        yield Finding(key, f"Ray refuses it: {error}", quote)
 
 
 def _address(get: Callable) -> str | None:
     """Of the Ray that `ray.init` would join, in its order; None where nothing names one."""
     from ray._private.utils import read_ray_address
 
-    return get("ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS") or read_ray_address()
+    given = get("ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS")
+    return given or read_ray_address(get("ray_kwargs.ray_init._temp_dir"))
 
 
 def _this_machine(get: Callable, gpus: int) -> Iterator[Finding]:

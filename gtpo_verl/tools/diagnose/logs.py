@@ -158,8 +158,8 @@ def _read_lines(name: str, lines: Iterable[str]) -> Log:
                 break
             continue
         step, metrics = entry
-        if step is None and printed and any(name.startswith("eval") for name in metrics):
-            printed[-1][1].update(metrics)  # of the step before
+        if step is None and (printed or last in steps) and any(name.startswith("eval") for name in metrics):
+            (printed[-1][1] if printed else steps[last]).update(metrics)  # of the step before
         elif step is None:
             progress = next((x for x in _PROGRESS if x in metrics and printed and x in printed[-1][1]), None)
             if progress and metrics[progress] < printed[-1][1][progress]:
@@ -300,11 +300,11 @@ def _columns(name: str, header: Iterable[str]) -> list[str]:
 def _read_rows(columns: Iterable[str], rows: Iterable[list[str]]) -> Iterator[tuple[Any, Pairs]]:
     for cells in rows:
         row = dict(zip(columns, cells, strict=False))
-        numbers = {name: _number(x) for name, x in row.items() if not name.startswith((*_VALIDATION, *_STEP_COLUMNS))}
-        trains = any(x is not None and math.isfinite(x) for x in numbers.values())
-        # Some write nan into the cells of what a row is not about.
-        empty = [name for name, x in row.items() if x.lower() == "nan" and not (trains and name in numbers)]
-        row = {name: x for name, x in row.items() if name not in empty}
+        numbers = {name: number for name, x in row.items() if is_metric(name) and (number := _number(x)) is not None}
+        kinds = {name.startswith(_VALIDATION) for name, number in numbers.items() if math.isfinite(number)}
+        # Some write nan into a validation's cells of a row of training, and into those of training beside a validation.
+        empty = {True: False in kinds, False: kinds == {True}}
+        row = {name: x for name, x in row.items() if x.lower() != "nan" or not empty[name.startswith(_VALIDATION)]}
         yield next((row[x] for x in _STEP_COLUMNS if _step(row.get(x)) is not None), None), row.items()
 
 

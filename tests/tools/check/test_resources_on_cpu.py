@@ -151,13 +151,15 @@ def test_the_cluster_is_the_one_that_ray_would_join(findings, ray_cluster, monke
     key = "ray_kwargs.ray_init.address"
     ray_cluster({"NPU": 8.0, "CPU": 64.0})
     assert findings(f"{key}=head:6379", "trainer.n_gpus_per_node=8", gpus=0, cpus=1) == {}
-    monkeypatch.setattr("ray._private.utils.read_ray_address", lambda: "10.0.0.1:6379")  # of a `ray start` here
+    monkeypatch.setattr("ray._private.utils.read_ray_address", lambda folder: "10.0.0.1:6379")  # of a `ray start` here
     says = findings("trainer.n_gpus_per_node=9")["Ray cluster"].says
     assert says == "0 of 1 nodes at 10.0.0.1:6379 have 9 GPUs, 1 asked for"
     ray_cluster(error=ConnectionError("gone"))
     finding = findings()["Ray cluster"]
     assert "not reached at 10.0.0.1:6379" in finding.says and f"++{key}=local" in finding.remedy
-    assert findings(f"{key}=local") == {}
+    assert findings(f"{key}=local") == {} and findings(f"{key}=local", "trainer.nnodes=2")["Ray"].remedy
+    monkeypatch.setattr("ray._private.utils.read_ray_address", lambda folder: None if folder == "/mine" else "other:1")
+    assert findings("ray_kwargs.ray_init._temp_dir=/mine") == {} != findings()
 
 
 def test_a_number_among_the_variables_of_rays_workers_is_a_problem(findings):
@@ -165,6 +167,7 @@ def test_a_number_among_the_variables_of_rays_workers_is_a_problem(findings):
     finding = findings(f"{key}.env_vars.NCCL_IB_DISABLE=1")[key]
     assert "the value 1" in finding.says and r"NAME=\'1\'" in finding.remedy
     assert findings(f"{key}.env_vars.NCCL_IB_DISABLE='1'") == {}
+    assert findings(f"{key}.working_dir=[1]")[key].remedy == "correct it"
 
 
 def test_a_ray_clients_address_is_not_asked():

@@ -300,18 +300,20 @@ def test_openrlhfs_console_names_the_step_before_the_numbers(tmp_path):
     line = "INFO ✨ Global step {}: {{'reward': {}, 'response_length': 30.0, 'kl': 0.0}}\n"
     starts = [*range(1, 13), *range(9, 16)]
     path = tmp_path / "train.log"
-    path.write_text("".join(line.format(step, n) for n, step in enumerate(starts)))
+    text = "".join(line.format(step, n) for n, step in enumerate(starts))
+    path.write_text(text + "INFO ✨ Evaluation completed, global_step 15, eval_metrics: {'eval_a_pass1': 0.5}\n")
     log = read_log(path)
+    assert log.steps[15]["eval_a_pass1"] == 0.5
     assert [*log.steps] == [*range(1, 16)] and log.steps[9]["reward"] == 12 and "last of 2 starts" in log.notes[0]
 
 
 def test_a_table_may_have_nan_where_a_row_has_no_such_number(tmp_path):
     path = tmp_path / "a.csv"
-    rows = [f"{step},nan,nan,0.5\n{step},{step},{'nan' if step == 3 else 1},nan\n" for step in range(1, 5)]
-    path.write_text("step,reward,loss,eval_reward\n" + "".join(rows))
+    rows = [f"{step},1,nan,nan,0.5\n{step},1,{step},{'nan' if step == 3 else 1},nan\n" for step in range(1, 5)]
+    path.write_text("step,epoch,reward,loss,eval_reward\n" + "".join(rows) + "5,1,nan,nan,nan\n")
     steps = read_log(path).steps
-    assert all(x["reward"] == step and x["eval_reward"] == 0.5 for step, x in steps.items())
-    assert [step for step, x in steps.items() if x["loss"] != x["loss"]] == [3]
+    assert all(steps[step]["reward"] == step and steps[step]["eval_reward"] == 0.5 for step in range(1, 5))
+    assert [step for step, x in steps.items() if x["loss"] != x["loss"]] == [3, 5]  # at 5 all is lost
 
 
 def test_a_name_that_is_not_utf_8_is_printed(tmp_path):
