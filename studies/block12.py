@@ -32,8 +32,8 @@ def answer(block: str) -> str:
 
 def without(block: str, seed: int) -> str:
     """What the rule would say without one seed."""
-    pairs = _pairs(block)
-    clean = compare(pairs[pairs["seed"] != seed], *reversed(ENDINGS_ARMS), "clean")
+    grpo, gtpo = ENDINGS_ARMS
+    clean = compare(_pairs(block).query("seed != @seed"), gtpo, grpo, "clean")
     return f"*{verdict(clean.differences)}*, {described(clean)}"
 
 

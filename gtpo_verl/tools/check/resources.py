@@ -170,8 +170,9 @@ def _runtime_env(get: Callable) -> Iterator[Finding]:
     from omegaconf import OmegaConf
     from ray.runtime_env import RuntimeEnv
 
+    given: Any = OmegaConf.to_container(get(key := "ray_kwargs.ray_init.runtime_env") or OmegaConf.create())
     try:
-        RuntimeEnv(**OmegaConf.to_container(get(key := "ray_kwargs.ray_init.runtime_env") or OmegaConf.create()))
+        RuntimeEnv(**given)
     except (TypeError, ValueError) as error:
         quote = f"quote a number: ++{key}.env_vars.NAME=\\'1\\'" if "env_vars" in str(error) else "correct it"
         yield Finding(key, f"Ray refuses it: {error}", quote)

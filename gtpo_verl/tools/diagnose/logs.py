@@ -146,9 +146,9 @@ def _read_lines(name: str, lines: Iterable[str]) -> Log:
     for line in lines:
         if "%|" in line and (found := _BAR.match(_COLOUR.sub("", line))):
             bar = int(found[1])
-        if (entry := _verls_entry(line)) and not verls:  # dicts that others print beside verl are none of its steps
+        if (of_verl := _verls_entry(line)) and not verls:  # dicts that others print beside verl are none of its steps
             steps, printed, last, starts, verls = {}, [], -1, 1, True
-        entry = entry if verls else _entry(line)
+        entry = of_verl if verls else _entry(line)
         unfinished = entry is None and not line.endswith("\n")
         if entry is None:
             read += len(line)

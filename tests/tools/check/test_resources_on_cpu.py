@@ -35,6 +35,7 @@ def raises(error):
 @pytest.fixture
 def findings(monkeypatch, tmp_path, paper_config):
     """The findings about a run with these settings on a made-up machine, by subject."""
+    monkeypatch.setattr("ray._private.utils.read_ray_address", lambda folder: None)
 
     def found(*settings, gpus=2, cpus=64, missing=(), shared_gb=16, driver=""):
         shared = shutil.disk_usage(tmp_path)._replace(total=int(shared_gb * 1e9))
