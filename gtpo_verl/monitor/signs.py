@@ -370,7 +370,8 @@ class Watch:
                 self.trends[name] = Trend(size, name in SHARES)
                 self.signs += _signs_of_part(name) if is_part else ()
             trend = self.trends[name]
-            trend.floor = min([trend.floor, *filter(math.isfinite, [value])])
+            if math.isfinite(value):
+                trend.floor = min(trend.floor, value)
             if name == "reward" and math.isfinite(lowest := numbers.get("lowest", value)):
                 self._lowest_rewards.append(lowest)
                 if len(self._lowest_rewards) == size:
