@@ -107,11 +107,7 @@ def canonicalize(answer: str) -> str:
     ``0.50``, ``\\frac12`` and ``1/2`` give ``1/2``; ``$1,200``, ``1200.`` and ``1200 dollars`` give ``1200``. Algebra
     is left alone: ``x+1`` and ``1+x`` stay two answers. The result depends on ``answer`` only and is printable.
     """
-    text = _clean(answer)
-    if (number := _parse_number(text)) is not None:
-        return str(number)
-    text = _unwrap(text, r"\\text\s*(?=\{)")
-    return re.sub(r"\s*([^\w\s\\])\s*", r"\1", text)
+    return _spelling(_clean(answer))
 
 
 def is_equal(ground_truth: str, answer: str) -> bool:
@@ -122,7 +118,7 @@ def is_equal(ground_truth: str, answer: str) -> bool:
         RuntimeError: if the math-verify process cannot start.
     """
     gold, pred = _clean(ground_truth), _clean(answer)
-    if not pred or canonicalize(gold) == canonicalize(pred):
+    if not pred or _spelling(gold) == _spelling(pred):
         return pred != ""
     numbers = _parse_number(gold), _parse_number(pred)
     if all(number is not None and number.denominator == 1 for number in numbers):
@@ -205,6 +201,14 @@ def _clean(answer: str) -> str:
     if quantity and _NOT_UNITS.isdisjoint([*words, *(word.removesuffix("s") for word in words)]):
         return quantity[1]
     return text
+
+
+def _spelling(text: str) -> str:
+    """The canonical form of a cleaned answer."""
+    if (number := _parse_number(text)) is not None:
+        return str(number)
+    text = _unwrap(text, r"\\text\s*(?=\{)")
+    return re.sub(r"\s*([^\w\s\\])\s*", r"\1", text)
 
 
 def _unwrap(text: str, command: str) -> str:

@@ -330,7 +330,7 @@ PAPER_SETTINGS: _Papers = {
 }
 """Settings, their values in the paper's GTPO (null is one everywhere), and the message for any other value."""
 
-_ONCE = "one update per rollout (Sec. 6: the gtpo loss does not clip; loss_mode=vanilla does)"
+_ONE_UPDATE = "one update per rollout (Sec. 6: the gtpo loss does not clip; loss_mode=vanilla does)"
 
 
 def departures(config: DictConfig, run: RunConfig) -> list[Departure]:
@@ -372,19 +372,21 @@ def _unclipped_updates(config: DictConfig) -> list[Departure]:
     estimator."""
     if not uses_gtpo(config, LOSS_MODE):
         return []
-    papers: _Papers = {f"async_training.{x}": ((1,), _ONCE) for x in ("trigger_parameter_sync_step", "require_batches")}
+    papers: _Papers = {
+        f"async_training.{x}": ((1,), _ONE_UPDATE) for x in ("trigger_parameter_sync_step", "require_batches")
+    }
     if _is_async(config):
-        papers["trainer.v1.trainer_mode"] = (), f"sync: {_ONCE}"
+        papers["trainer.v1.trainer_mode"] = (), f"sync: {_ONE_UPDATE}"
     return _several_updates(config) + _differing(config, papers)
 
 
 def _several_updates(config: DictConfig) -> list[Departure]:
-    papers: _Papers = {f"{_ACTOR}.ppo_epochs": ((1,), _ONCE)}
+    papers: _Papers = {f"{_ACTOR}.ppo_epochs": ((1,), _ONE_UPDATE)}
     if _v1_mode(config) == "separate_async":
-        papers["trainer.v1.separate_async.parameter_sync_step"] = (1,), f"1: {_ONCE}"  # gives the mini-batch
+        papers["trainer.v1.separate_async.parameter_sync_step"] = (1,), f"1: {_ONE_UPDATE}"  # gives the mini-batch
     else:
         prompts = config.data.train_batch_size
-        papers[f"{_ACTOR}.ppo_mini_batch_size"] = range(prompts, sys.maxsize), f"{prompts}: {_ONCE}"
+        papers[f"{_ACTOR}.ppo_mini_batch_size"] = range(prompts, sys.maxsize), f"{prompts}: {_ONE_UPDATE}"
     return _differing(config, papers)
 
 

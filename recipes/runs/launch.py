@@ -185,10 +185,10 @@ def start_trainer(command: list[str], out: Path, log: Path, keep_open: Sequence[
         # Ray refuses to be given the variables of the Ray job that this process belongs to again.
         job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
         of_job = job.get("runtime_env", {}).get("env_vars", {})
-        own = {key.removeprefix(prefix) for key in run_folder.overrides(command)}
-        if "VERL_FILE_LOGGER_PATH" in {*of_job, *own}:
+        has = {*of_job, *(key.removeprefix(prefix) for key in run_folder.overrides(command))}
+        if "VERL_FILE_LOGGER_PATH" in has:
             raise ValueError("the runtime_env sets VERL_FILE_LOGGER_PATH, which this command reads: remove it")
-        given = {name: value for name, value in variables.items() if name not in {*of_job, *own}}
+        given = {name: value for name, value in variables.items() if name not in has}
         command = [*command, *(f"++{prefix}{name}={run_folder.quoted(value)}" for name, value in given.items())]
     env = {**os.environ, "HYDRA_FULL_ERROR": "1", **variables}
     with log.open("a") as stream:

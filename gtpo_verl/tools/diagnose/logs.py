@@ -300,11 +300,12 @@ def _columns(name: str, header: Iterable[str]) -> list[str]:
 def _read_rows(columns: Iterable[str], rows: Iterable[list[str]]) -> Iterator[tuple[Any, Pairs]]:
     for cells in rows:
         row = dict(zip(columns, cells, strict=False))
-        numbers = {name: number for name, x in row.items() if is_metric(name) and (number := _number(x)) is not None}
-        kinds = {name.startswith(_VALIDATION) for name, number in numbers.items() if math.isfinite(number)}
-        # Some write nan into a validation's cells of a row of training, and into those of training beside a validation.
-        empty = {True: False in kinds, False: kinds == {True}}
-        row = {name: x for name, x in row.items() if x.lower() != "nan" or not empty[name.startswith(_VALIDATION)]}
+        if "nan" in map(str.lower, cells):
+            finite = (name for name, x in _numbers(row.items()).items() if is_metric(name) and math.isfinite(x))
+            kinds = {name.startswith(_VALIDATION) for name in finite}
+            # Some write it into a validation's cells beside training, and into those of training beside a validation.
+            empty = {True: False in kinds, False: kinds == {True}}
+            row = {name: x for name, x in row.items() if x.lower() != "nan" or not empty[name.startswith(_VALIDATION)]}
         yield next((row[x] for x in _STEP_COLUMNS if _step(row.get(x)) is not None), None), row.items()
 
 
