@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from reference import advantages as slow_advantages
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
@@ -332,18 +332,29 @@ def test_advantages_equal_the_slow_reference(batch, config, initial_entropy, nor
     torch.testing.assert_close(fast, torch.tensor(slow), rtol=1e-5, atol=1e-5)
 
 
+THREE_EQUAL = {
+    "rewards": [11.1] * 3,
+    "response_mask": [[1]] * 3,
+    "index": ["a"] * 3,
+    "responses": [[0]] * 3,
+    "entropy": [[0.5]] * 3,
+}
+
+
 @given(batch=batches(), norm=st.booleans())
+@example(batch=THREE_EQUAL, norm=True)
 def test_all_components_off_is_verls_grpo(batch, norm):
-    """But for groups of one, to which verl gives their raw reward, and the rounding residue of equal rewards."""
+    """But for groups of one, to which verl gives their raw reward, and of equal rewards, whose rounding residue it
+    divides by itself: three times 11.1 get -0.44."""
     response_mask = torch.tensor(batch["response_mask"])
     real = response_mask.any(-1)
     index = np.array([u if r else f"pad{i}" for i, (u, r) in enumerate(zip(batch["index"], real, strict=True))])
     rewards = at_last_token([r * x for r, x in zip(batch["rewards"], real.tolist(), strict=True)], response_mask)
     grpo, _ = compute_grpo_outcome_advantage(rewards.clone(), response_mask, index, norm_adv_by_std_in_grpo=norm)
-    alone = torch.tensor([(index == uid).sum() == 1 for uid in index])
+    equal = torch.tensor([len({*rewards.sum(-1)[torch.from_numpy(index == uid)].tolist()}) == 1 for uid in index])
     gtpo = run(batch, config=ALL_OFF, norm_adv_by_std_in_grpo=norm)
-    torch.testing.assert_close(gtpo[~alone], grpo[~alone], rtol=1e-5, atol=1e-5)
-    assert (gtpo[alone] == 0).all()
+    torch.testing.assert_close(gtpo[~equal], grpo[~equal], rtol=1e-5, atol=1e-5)
+    assert (gtpo[equal] == 0).all()
 
 
 def test_a_wrong_completion_above_the_mean_of_its_group_gets_no_positive_advantage(two_completions):
