@@ -56,9 +56,11 @@ class Completions:
     def mean(self, values: torch.Tensor) -> torch.Tensor:
         """Mean of (bs, response_length) values over each completion's own tokens, (bs,) float32; 0 if it has none."""
         rows = values.detach().float().cpu().numpy()
-        # In float64 neither padding nor the order of summation changes a bit of the float32 that is left.
-        totals = [row[own].sum(dtype=float) for row, own in zip(rows, self._own_of_row, strict=True)]
-        return torch.tensor(totals, dtype=torch.float32, device=values.device) / self.lengths.clamp(min=1)
+        # Sum and quotient are float64, and rounded to float32 once. So neither padding nor the order of summation
+        # changes a bit, and the mean of equal numbers is that number, as Eq. 10 needs at exactly ln 2.
+        totals = np.array([row[own].sum(dtype=float) for row, own in zip(rows, self._own_of_row, strict=True)])
+        counts = self.lengths.clamp(min=1).cpu().numpy()
+        return torch.tensor(totals / counts, dtype=torch.float32, device=values.device)
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
         """(bs, response_length) with each completion's value, of (bs,), on its own tokens and 0 elsewhere."""

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -58,6 +60,13 @@ def test_own_tokens_are_where_the_mask_is_one(length, holes, padding, dtype):
     values = torch.where(mask.bool(), torch.arange(mask.shape[1]).float(), torch.nan)
     assert completions.mean(values)[1] == (ones.double().mean().float() if len(ones) else 0)
     assert torch.equal(completions.spread(torch.tensor([2.0, 3.0])), mask.float() * torch.tensor([[2.0], [3.0]]))
+
+
+def test_the_mean_of_equal_numbers_is_that_number():
+    """So a completion all of whose tokens have an entropy of exactly ln 2 is not above ln 2 (Eq. 10)."""
+    ln_2 = torch.tensor(math.log(2))
+    mask = torch.ones(2000, 2000).tril()
+    assert (Completions(mask, range(2000)).mean(ln_2.expand(2000, 2000)) == ln_2).all()
 
 
 @pytest.mark.parametrize("index", [np.array(["a", "b"]), torch.tensor([0, 1]), ("a", "b")])

@@ -75,6 +75,16 @@ def test_micro_batches_of_whole_rows_get_eq_11(batch, settings, size):
     torch.testing.assert_close(means, (batch["entropy"] * mask).sum(-1) / mask.sum(-1).clamp(min=1))
 
 
+def test_both_ways_of_taking_the_entropy_give_one_mean_to_the_bit():
+    """The estimator's, of the pass before the update, and the actor's, of the update itself."""
+    generator = torch.Generator().manual_seed(0)
+    entropy = torch.rand(3000, 60, generator=generator) * torch.rand(3000, 1, generator=generator) * 9
+    mask = (torch.rand(3000, 60, generator=generator) < 0.8).long()
+    inputs = UpdateInputs.make(torch.ones(3000), GTPOConfig(), 0.1)
+    _, means = apply_entropy(mask.float(), mask, entropy, inputs)
+    assert torch.equal(means, Completions(mask, range(3000)).mean(entropy))
+
+
 def test_entropy_off_the_mask_may_be_anything(batch):
     inputs = UpdateInputs.make(torch.ones(16), GTPOConfig(), 0.1)
     kept, _ = apply_entropy(batch["response_mask"].float(), batch["response_mask"], batch["entropy"], inputs)
