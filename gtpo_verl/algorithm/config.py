@@ -16,6 +16,12 @@ LN2 = math.log(2)
 
 _OWN_MASK = "pkg://module.function"
 _VERLS = ("base", "entropy_from", "dump_dir", "dump_freq")  # the further keys of verl_plugin.run_config
+_SYMBOLS = {
+    "gamma": "entropy_coeff",
+    "lambda": "conflict_weight_positive and conflict_weight_negative",
+    "delta": "completion_filter and entropy_threshold",
+}
+"""The keys behind the symbols of the paper's Eq. 9 to 11."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,7 @@ class GTPOConfig:
             config: such settings, a mapping or OmegaConf config of either kind, or None.
 
         Raises:
-            ValueError: an unknown key under `algorithm.gtpo`, or a value out of its range.
+            ValueError: unknown keys under `algorithm.gtpo`, all of them, or a value out of its range.
         """
         if isinstance(config, cls):
             return config
@@ -109,14 +115,21 @@ class GTPOConfig:
         if not hasattr(section, "keys"):
             raise ValueError(f"{cls.section}={section!r} is no mapping: set one of its keys, such as entropy_coeff")
         known = [field.name for field in fields(cls)]
-        for key in section:
-            if key not in known:
-                near = get_close_matches(str(key), known)
-                hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}"
-                if key in _VERLS:
-                    hint = "only the plugin for verl has it: remove it"
-                raise ValueError(f"{cls.section}.{key}={section[key]!r}: unknown key; {hint}")
+        unknown = [key for key in section if key not in known]
+        if unknown:
+            raise ValueError("; ".join(f"{cls.section}.{key}={section[key]!r}: {cls._hint(key)}" for key in unknown))
         return cls(**dict(section))
+
+    @classmethod
+    def _hint(cls, key: Any) -> str:
+        """Return what the writer of an unknown key may have meant, by its likeness to a key or to the paper's symbol."""
+        known = [field.name for field in fields(cls)]
+        near = get_close_matches(str(key), [*known, *_SYMBOLS])
+        if key in _VERLS:
+            return "unknown key; only the plugin for verl has it: remove it"
+        if not near:
+            return f"unknown key; the keys are {', '.join(known)}"
+        return f"unknown key; did you mean {_SYMBOLS.get(near[0], near[0])}?"
 
     @property
     def own_mask(self) -> Callable | None:

@@ -81,6 +81,28 @@ def test_an_unknown_key_gives_the_nearest_one_or_all_and_one_of_verls_the_remedy
         GTPOConfig.from_config(OmegaConf.create({"adv_estimator": "gtpo", "gtpo": {key: 1}}))
 
 
+@pytest.mark.parametrize(
+    ("symbol", "keys"),
+    [
+        ("gamma", ["entropy_coeff"]),
+        ("gama", ["entropy_coeff"]),
+        ("lambda", ["conflict_weight_positive", "conflict_weight_negative"]),
+        ("delta", ["completion_filter", "entropy_threshold"]),
+    ],
+)
+def test_a_symbol_of_the_paper_gives_the_keys_that_set_it(symbol, keys):
+    assert set(keys) <= asdict(GTPOConfig()).keys()
+    with pytest.raises(ValueError, match=rf"{symbol}=1: unknown key; did you mean .*{'.*'.join(keys)}"):
+        GTPOConfig.from_config({"gtpo": {symbol: 1}})
+
+
+def test_every_unknown_key_is_named():
+    with pytest.raises(ValueError) as error:
+        GTPOConfig.from_config({"gtpo": {"gama": 0.1, "entropy_coeff": 0.1, "lamda": 2, "x": 1}})
+    named = [text.partition(": ")[0] for text in str(error.value).split("; algorithm")]
+    assert named == ["algorithm.gtpo.gama=0.1", ".gtpo.lamda=2", ".gtpo.x=1"]
+
+
 @pytest.mark.parametrize("value", [0.1, "gtpo", [1], True, False])
 def test_a_value_in_place_of_the_section_is_refused(value):
     with pytest.raises(ValueError, match=rf"^algorithm\.gtpo={re.escape(repr(value))} is no mapping: set one of"):
