@@ -122,7 +122,7 @@ class GTPOConfig:
 
     @classmethod
     def _hint(cls, key: Any) -> str:
-        """Return what the writer of an unknown key may have meant, by its likeness to a key or to the paper's symbol."""
+        """Return what an unknown key may be meant for, by its likeness to a key or to a symbol of the paper."""
         known = [field.name for field in fields(cls)]
         near = get_close_matches(str(key), [*known, *_SYMBOLS])
         if key in _VERLS:
