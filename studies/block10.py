@@ -4,16 +4,15 @@ The runs of a comparison have one device and one dtype. On CPUs the other halves
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import product
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 from scipy.stats import binomtest
 
 from studies.comparisons import LOST, TITLES, Comparison, interval
 from studies.learning_rates import least_accuracy, results
 from studies.plan import CANDIDATES, LAST_SEEDS, Cell, complete, planned, read_log
+from studies.statistics import sign_flips
 
 CLAMPED = CANDIDATES[0]
 """GTPO with the clamp, as block 9 ran it; the key `min_correct_reward` is the same."""
@@ -162,13 +161,6 @@ def difference(runs: pd.DataFrame, first: str, second: str, metric: str) -> str:
 def described(comparison: Comparison) -> str:
     """Its mean with the interval, and the p of sign flips."""
     return f"{comparison} (p {short(sign_flips(comparison.differences))})"
-
-
-def sign_flips(differences: Sequence[float]) -> float:
-    """Exact two-sided p of paired differences whose mean is 0 if each sign is a coin's."""
-    values = np.abs(differences)
-    sums = np.abs([np.dot(signs, values) for signs in product((-1, 1), repeat=len(values))])
-    return float(np.mean(sums >= abs(np.sum(differences)) - 1e-12))
 
 
 def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> float:

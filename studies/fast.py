@@ -335,7 +335,11 @@ def template_mask(rollouts: Sequence[Rollout], tokenizer: Any) -> torch.Tensor:
 
 
 def read_scores(rollouts: Sequence[Rollout], questions: Sequence[Asked], task: Task, reward: str) -> list[dict]:
-    """What the reward function named `reward` says of each completion, its answer, and whether it ended cleanly."""
+    """What the reward function named `reward` says of each completion, its answer, and the three measures of its form.
+
+    `strict` is the exact format: the two blocks and nothing else, then EOS. `eos` is 1 if the completion ends with EOS.
+    `well_formed` is 1 if its text up to the first ``</answer>`` is in the exact format.
+    """
     results = []
     for rollout, asked in zip(rollouts, questions, strict=True):
         texts = task.tokenizer.batch_decode(rollout.responses, skip_special_tokens=True)
@@ -344,6 +348,7 @@ def read_scores(rollouts: Sequence[Rollout], questions: Sequence[Asked], task: T
             parts = getattr(rewards, reward)("", text, asked.answer, least_reasoning=task.least_reasoning)
             short = re.match(r"\s*<reasoning>\s*<(/reasoning|answer)>", text) is not None
             parts |= {"strict": parts["strict"] * end, "eos": float(end), "short": float(short)}
+            parts["well_formed"] = float(rewards.is_well_formed(text))
             results.append({**parts, "answer": extract_answer(text)})
     return results
 
@@ -357,13 +362,15 @@ def train(
     keep: int = 0,
     files: Sequence[TextIO] = (),
     checkpoint: Path | None = None,
+    after_step: Callable[[int], None] | None = None,
 ) -> list[dict[str, list[float]]]:
     """Train runs that share task, prompts a step, group size and temperature; a list of numbers per metric and run,
     and with those of the first run the seconds of each step.
 
     The completions of the first `keep` steps go into each run's list in `kept`. Each run's file in `files` gets a line
     of JSON with the metrics of a step, and the seconds since the step began, as the step is made. `checkpoint` is
-    written every `CHECKPOINT_EVERY` steps, and is where runs that were interrupted go on.
+    written every `CHECKPOINT_EVERY` steps, and is where runs that were interrupted go on. `after_step` is called with
+    the number of each step that was made, before its checkpoint is written.
     """
     config = learners[0].config
     rollout, prompts = config.actor_rollout_ref.rollout, config.data.train_batch_size
@@ -399,6 +406,8 @@ def train(
                 line = {"step": step + 1, "seconds": round(time.monotonic() - began, 1), **record}
                 print(json.dumps(line), file=files[run], flush=True)
         logs[0].setdefault("seconds", []).append(time.monotonic() - began)
+        if after_step:
+            after_step(step + 1)
         if checkpoint and (step + 1) % CHECKPOINT_EVERY == 0:
             states = [learner.state() for learner in learners]
             torch.save({"step": step + 1, "logs": logs, "learners": states, "kept": list(kept)}, f"{checkpoint}.new")
@@ -431,10 +440,18 @@ def draw(
 def hold_out(
     learners: Sequence[Learner], task: Task, questions: Sequence[Asked], samples: int, prompts: int
 ) -> list[dict[str, Any]]:
-    """For each run and each of its held-out questions: how many of `samples` completions are right and how many clean,
-    how many different answers there are, and one of the texts; `prompts` questions are answered together."""
+    """Ask each run the held-out questions; `prompts` of them are answered together.
+
+    The draws come from generators of their own, so that a run which is asked goes on as one which is not.
+
+    Returns:
+        For each run, lists with an item a question: how many of `samples` completions are right, in the exact format
+        (`strict`), end with EOS, are well formed up to the first ``</answer>``; how many different answers there are;
+        and the `texts` of all of them, special tokens included. Logs of blocks 1 to 12 have one `text` a question.
+    """
+    counted = {"right": "acc", "strict": "strict", "eos": "eos", "well_formed": "well_formed"}
     results: list[dict[str, Any]] = [
-        {"samples": samples, "right": [], "strict": [], "answers": [], "text": []} for _ in learners
+        {"samples": samples, **{name: [] for name in counted}, "answers": [], "texts": []} for _ in learners
     ]
     generators = [torch.Generator().manual_seed(0) for _ in learners]
     for first in range(0, len(questions), prompts):
@@ -443,8 +460,9 @@ def hold_out(
             scored = read_scores(own, some, task, "paper")
             for i, rollout in enumerate(own):
                 group = scored[i * samples : (i + 1) * samples]
-                result["right"].append(int(sum(s["acc"] for s in group)))
-                result["strict"].append(int(sum(s["strict"] for s in group)))
-                result["answers"].append(len({s["answer"] for s in group}))
-                result["text"].append(task.tokenizer.decode(rollout.responses[0][rollout.response_mask[0] == 1]))
+                for name, key in counted.items():
+                    result[name].append(int(sum(score[key] for score in group)))
+                result["answers"].append(len({score["answer"] for score in group}))
+                own_tokens = zip(rollout.responses, rollout.response_mask == 1, strict=True)
+                result["texts"].append([task.tokenizer.decode(ids[is_own]) for ids, is_own in own_tokens])
     return results

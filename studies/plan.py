@@ -131,6 +131,7 @@ class Start:
         kept_seeds: of the runs whose logs have the completions of the first steps.
         device: where the model is; the tiny one stays on the CPU.
         again: whether its runs repeat those of a start that is the same otherwise.
+        held_out_at: steps after which held-out questions are asked too, which changes nothing in the run.
     """
 
     task: str
@@ -143,6 +144,7 @@ class Start:
     kept_seeds: tuple[int, ...] = ()
     device: str = "cpu"
     again: bool = False
+    held_out_at: tuple[int, ...] = ()
 
     @property
     def is_real(self) -> bool:
@@ -235,6 +237,7 @@ def one_prompt() -> list[tuple[Cell, int]]:
 
 LEGS, LONG_LEGS = Start("leg_counting", 5, 1.0, 4, 60), Start("leg_counting", 7, 1.0, 4, 60, animals=2)
 ON_GPU, AGAIN = replace(LEGS, device="cuda"), replace(LEGS, again=True)
+HALFWAY, HALFWAY_ON_GPU = replace(LEGS, held_out_at=(30,)), replace(ON_GPU, held_out_at=(30,))
 MANY = tuple(Start(task, prompts=8, steps=100) for task in ("letter_counting", "spell_backward", "arithmetic"))
 WORDY = tuple(Start(task, prompts=8, steps=100) for task in FURTHER_CHARACTERS)
 SUBTRACTION = Start("subtraction", prompts=8, steps=100)
@@ -275,6 +278,11 @@ CONTROL_ARMS = {
 ENDINGS_ARMS, BESIDE_ENDINGS = ("grpo_clamped", CANDIDATES[0]), ("grpo", "gtpo", "corpo_masks")
 ENDINGS_SEEDS, ENDINGS_SEEDS_ON_CPUS = range(13, 25), range(15, 23)
 """Of block 12: what its question compares, what stands beside it, and the seeds, those on CPUs last."""
+USED_ARMS = {"gtpo_clamped": (CANDIDATES[0], 1e-5), "grpo": ("grpo", 1e-5), "grpo_half": ("grpo", 5e-6)}
+"""Of block 13: GTPO with the clamp, GRPO as people run it, and GRPO at half that learning rate."""
+USED_SEEDS_ON_CPUS, USED_SEEDS = range(25, 33), range(33, 45)
+ANSWER_ARMS, ANSWER_SEEDS = ("grpo_answer", "gtpo_answer"), range(45, 75)
+"""Of block 14, whose reward is for the answer alone."""
 GUESSING_ARMS, GUESSING_SEEDS = ("grpo", "gtpo", "grpo_clamped", "gtpo_clamped", "masks"), range(41, 53)
 """Of block 11."""
 BESIDE = ("grpo", "gtpo", CANDIDATES[0], "corpo_masks")
@@ -433,6 +441,15 @@ def blocks() -> dict[str, list[tuple[Cell, int]]]:
         ],
         "12-beside. the same without the clamp, and without γ": [
             (cell, seed) for seed in ENDINGS_SEEDS for cell in cells([ON_GPU], BESIDE_ENDINGS, [REAL_RATES[1]])
+        ],
+        "13-cpu. the control that users have": [
+            (Cell(HALFWAY, method, rate), seed) for seed in USED_SEEDS_ON_CPUS for method, rate in USED_ARMS.values()
+        ],
+        "13. the same on a GPU": [
+            (Cell(HALFWAY_ON_GPU, method, rate), seed) for seed in USED_SEEDS for method, rate in USED_ARMS.values()
+        ],
+        "14. a reward for the answer alone, on a GPU": [
+            (cell, seed) for seed in ANSWER_SEEDS for cell in cells([HALFWAY_ON_GPU], ANSWER_ARMS, [REAL_RATES[1]])
         ],
     }
 

@@ -42,6 +42,12 @@ def authors(data_source: str, solution_str: str, ground_truth: str, **kwargs: An
     return {**parts, "score": parts["format"] + 10 * parts["acc"] * parts["strict"]}
 
 
+def is_well_formed(text: str) -> bool:
+    """Whether the text up to its first ``</answer>`` is in the exact format, as a stop string would leave it."""
+    before, closing, _ = text.partition("</answer>")
+    return is_strict(before + closing)
+
+
 def coin(data_source: str, solution_str: str, ground_truth: str, **kwargs: Any) -> dict[str, float]:
     """20 or 0, by chance."""
     return {**paper(data_source, solution_str, ground_truth), "score": random.choice([0.0, 20.0])}

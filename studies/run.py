@@ -1,6 +1,7 @@
 """Run what is missing of the study's plan, on one core, and keep its logs. Started by run.sh.
 
-Several processes, one for each core, share the runs: a start of one seed is in one process at a time.
+Several processes, one for each core, share the runs: a start of one seed is in one process at a time, or, where runs
+go one by one, each run.
 Runs with one start and one seed train side by side (see `studies.model.sample`); those of the real model do so on a GPU
 alone, and on the CPU one after another. A run that is complete has its log in results/ and is not run again; what was
 interrupted begins anew, or, of the real model on a CPU, goes on from its last tenth step. The steps of a run that has
@@ -25,6 +26,7 @@ from typing import Any, Literal, TextIO
 import torch
 from filelock import FileLock, Timeout
 
+from gtpo_verl.run_files.records import atomic_write
 from studies.fast import Learner, build_config, hold_out, train
 from studies.model import product_dtype
 from studies.plan import (
@@ -89,7 +91,8 @@ def batches(runs: Sequence[tuple[Cell, int]]) -> Iterator[tuple[Start, int, list
 
 def begin(start: Start, seed: int, cells: Sequence[Cell], outputs: Path) -> tuple[Task, list[Asked], list[Learner]]:
     """The start, its questions in the order of the seed, and a learner for each cell."""
-    task = open_task(start, seed, outputs)
+    with FileLock(outputs / f"{start.name}-seed{seed}-start.lock"):  # the processes of a seed share its warm start
+        task = open_task(start, seed, outputs)
     order = random.Random(seed).sample(task.train, len(task.train))
     learners = [
         Learner(
@@ -115,6 +118,12 @@ def steps_of(cell: Cell, seed: int, outputs: Path) -> Path:
     return outputs / f"{cell.start.name}-seed{seed}" / f"{cell.method}-lr{cell.lr:g}.jsonl"
 
 
+def held_out_of(cell: Cell, seed: int, step: int, outputs: Path) -> Path:
+    """Where a run's answers to the held-out questions stand that were asked after a step on the way."""
+    steps = steps_of(cell, seed, outputs)
+    return steps.with_name(f"{steps.stem}-held_out_{step}.json")
+
+
 def execute(start: Start, seed: int, cells: Sequence[Cell], outputs: Path) -> None:
     """Train and evaluate the runs, and write their logs."""
     made_by = commit()
@@ -122,18 +131,31 @@ def execute(start: Start, seed: int, cells: Sequence[Cell], outputs: Path) -> No
     kept: list[list[list[dict[str, Any]]]] = [[] for _ in cells]
     keep_steps = KEPT_STEPS if seed in start.kept_seeds else 0
     checkpoint = steps_of(cells[0], seed, outputs).with_suffix(".pt") if start.trains_alone else None
-    with step_files(seed, cells, outputs, "a" if checkpoint and checkpoint.exists() else "w") as files:
-        logs = train(learners, task, order, start.steps, kept, keep_steps, files, checkpoint)
-    began = time.monotonic()
     samples, prompts = (8, 8) if start.is_real else (16, 8)
+
+    def evaluate_on_the_way(step: int) -> None:
+        if step in start.held_out_at:
+            results = hold_out(learners, task, task.held_out, samples, prompts)
+            for cell, result in zip(cells, results, strict=True):
+                atomic_write(held_out_of(cell, seed, step, outputs), json.dumps(result).encode())
+
+    with step_files(seed, cells, outputs, "a" if checkpoint and checkpoint.exists() else "w") as files:
+        logs = train(learners, task, order, start.steps, kept, keep_steps, files, checkpoint, evaluate_on_the_way)
+    began = time.monotonic()
     results = hold_out(learners, task, task.held_out, samples, prompts) if start.evaluated else [None] * len(cells)
     seconds = (sum(logs[0].pop("seconds")) + time.monotonic() - began) / len(cells)
     common = {"commit": made_by, "initial_entropy": task.initial_entropy, "seconds": seconds}
     common |= {"dtype": str(start.dtype).removeprefix("torch."), "device": start.device}
     common |= {"products": str(product_dtype(start.dtype, start.device)).removeprefix("torch.")}
     for cell, log, result, rollouts in zip(cells, logs, results, kept, strict=True):
-        more = {"held_out": result} if result else {}
-        keep({**common, "steps": log, **more, **({"rollouts": rollouts} if rollouts else {})}, cell.log(seed))
+        record = {**common, "steps": log}
+        if result:
+            record["held_out"] = result
+        for step in start.held_out_at:
+            record[f"held_out_{step}"] = json.loads(held_out_of(cell, seed, step, outputs).read_text())
+        if rollouts:
+            record["rollouts"] = rollouts
+        keep(record, cell.log(seed))
     if checkpoint:
         checkpoint.unlink(missing_ok=True)
     print(f"{time.strftime('%H:%M:%S')} {start.name} seed {seed}: {len(cells)} runs, {seconds:.0f} s each", flush=True)
@@ -216,7 +238,8 @@ def run_next(block: str, outputs: Path) -> bool:
     chosen = dict.fromkeys(run for name in map(number, blocks()) if name not in left_out for run in planned(name))
     missing = [run for run in planned(block) if run in chosen and not is_stored(run[0].log(run[1]))]
     for start, seed, cells in batches(missing):
-        lock = FileLock(outputs / f"{start.name}-seed{seed}.lock")
+        alone = f"-{cells[0].method}-lr{cells[0].lr:g}" if start.trains_alone else ""
+        lock = FileLock(outputs / f"{start.name}-seed{seed}{alone}.lock")
         with contextlib.suppress(Timeout), lock.acquire(blocking=False):
             if left := [cell for cell in cells if not is_stored(cell.log(seed))]:
                 execute(start, seed, left, outputs)

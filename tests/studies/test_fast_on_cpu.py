@@ -16,6 +16,7 @@ from studies.plan import METHODS
 from studies.tasks import Asked, Task
 
 EOS = 1
+GOOD = "<reasoning>3</reasoning><answer>3</answer>"
 PROMPT = torch.tensor([2, 9, 8, 7, 3])
 PROMPTS = [PROMPT, torch.tensor([2, 9, 4]), torch.tensor([2, 5, 5, 5, 8, 6, 3])]
 
@@ -293,6 +294,47 @@ def test_a_run_that_was_interrupted_goes_on_as_if_it_had_not_been(shape, weights
     ]
     for name, values in after.items():
         torch.testing.assert_close(after_too[name], values, rtol=1e-4, atol=1e-6)
+
+
+def test_a_run_that_is_asked_on_the_way_goes_on_as_if_it_had_not_been(shape, weights):
+    task = Task([], [], tiny.build_tokenizer(), 9, shape, weights[0], 0.3, 0)
+    order = [Asked(PROMPT, "3"), Asked(PROMPTS[1], "4")]
+    config = fast.build_config([*METHODS["gtpo"], "algorithm.gtpo.initial_entropy=9"])
+    asked_at = []
+
+    def run(is_asked):
+        learner = fast.Learner(shape, weights[0], config, seed=3)
+
+        def ask(step):
+            if is_asked:
+                (result,) = fast.hold_out([learner], task, order, 3, 2)
+                asked_at.append((step, result))
+
+        (log,) = fast.train([learner], task, order, 3, after_step=ask)
+        del log["seconds"]
+        return log
+
+    assert run(is_asked=True) == run(is_asked=False)
+    assert [step for step, _ in asked_at] == [1, 2, 3]
+    assert [len(texts) for texts in asked_at[0][1]["texts"]] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "measures"),
+    [
+        (GOOD + "<eos>", {"eos": 1, "well_formed": 1, "strict": 1}),
+        (GOOD, {"eos": 0, "well_formed": 1, "strict": 0}),
+        (GOOD + "3</answer><eos>", {"eos": 1, "well_formed": 1, "strict": 0}),
+        ("<answer>3</answer><eos>", {"eos": 1, "well_formed": 0, "strict": 0}),
+        ("<reasoning>3<eos>", {"eos": 1, "well_formed": 0, "strict": 0}),
+    ],
+)
+def test_three_measures_of_a_completion(text, measures, shape, weights):
+    tokenizer = tiny.build_tokenizer()
+    ids = torch.tensor([tokenizer.encode(text.replace("<eos>", tokenizer.eos_token), add_special_tokens=False)])
+    task = Task([], [], tokenizer, ids.shape[1], shape, weights[0], 0.3, 0)
+    (score,) = fast.read_scores([Rollout(PROMPT, ids, torch.ones_like(ids))], [Asked(PROMPT, "3")], task, "paper")
+    assert {name: score[name] for name in measures} == measures
 
 
 @pytest.mark.parametrize("rows", [1, 40])
