@@ -23,31 +23,42 @@ hydra() {
     esac
 }
 
-# The folder $1 as an absolute path, by a link if it has a character that matches $2.
-linked() {
-    local LC_ALL=C folder link
-    folder=$(realpath -m "$1")
+# Set the variable $1 to the absolute path of the folder $2, or to a link to it if the path has a character that matches $3.
+# Everybody writes to /tmp, and what a link leads to is run and loaded: unless the link is this user's, the recipe ends.
+set_linked() {
+    local LC_ALL=C linked_folder linked_path
+    linked_folder=$(realpath -m "$2") || fail "$2: has no absolute path"
     # shellcheck disable=SC2254
-    case $folder in
-        *$2*)
-            link=/tmp/gtpo-$UID-$(sha256sum <<<"$folder" | head -c 16)
-            ln -sfnT "$folder" "$link"
-            folder=$link
+    case $linked_folder in
+        *$3*)
+            linked_path=/tmp/gtpo-$UID-$(sha256sum <<<"$linked_folder" | head -c 16)
+            ln -sfnT "$linked_folder" "$linked_path" ||
+                fail "$linked_path: no link to $linked_folder can be made there: remove it, or rename that folder"
+            [ "$(stat -c %u "$linked_path") $(readlink "$linked_path")" = "$EUID $linked_folder" ] ||
+                fail "$linked_path: is not this user's link to $linked_folder: remove it, or rename that folder"
+            linked_folder=$linked_path
             ;;
     esac
-    printf '%s\n' "$folder"
+    printf -v "$1" '%s' "$linked_folder"
 }
 
-# A folder of data or a model, and a file: datasets and vLLM would take [1], * and ? for a pattern.
-plain_folder() { linked "$1" '[][*?]'; }
-plain_file() { printf '%s\n' "$(plain_folder "$(dirname "$1")")/$(basename "$1")"; }
+# Set $1 to the path of a folder of data or of a model, or of a file, in which datasets and vLLM see no pattern: they would
+# take [1], * and ? for one.
+set_plain_folder() { set_linked "$1" "$2" '[][*?]'; }
+set_plain_file() {
+    set_plain_folder "$1" "$(dirname "$2")"
+    printf -v "$1" '%s' "${!1}/$(basename "$2")"
+}
 
 # Ray starts its workers by the path of Python, which it does not quote.
 use_plain_python() {
-    local LC_ALL=C bin
+    local LC_ALL=C bin environment
     bin=$(dirname "$(command -v python3)")
     case $bin in
-        *[!A-Za-z0-9/._+-]*) PATH=$(linked "$(dirname "$bin")" '[!A-Za-z0-9/._+-]')/$(basename "$bin"):$PATH ;;
+        *[!A-Za-z0-9/._+-]*)
+            set_linked environment "$(dirname "$bin")" '[!A-Za-z0-9/._+-]'
+            PATH=$environment/$(basename "$bin"):$PATH
+            ;;
     esac
 }
 use_plain_python

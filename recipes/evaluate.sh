@@ -41,7 +41,8 @@ for dataset in $datasets; do
         [ ! -e "$data_root/$dataset/train.parquet" ] || split=(--split test)
         python3 -m recipes data --dataset "$dataset" "${split[@]}" --out "$data_root/$dataset"
     fi
-    test_files+=("$(hydra "$(plain_folder "$data_root/$dataset")/test.parquet")")
+    set_plain_file test_file "$data_root/$dataset/test.parquet"
+    test_files+=("$(hydra "$test_file")")
 done
 val_files=$(IFS=, && echo "${test_files[*]}")
 
@@ -64,15 +65,16 @@ if [ -e "$model_path/adapter_config.json" ]; then
     of_adapter() {
         python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))[sys.argv[2]])' "$model_path/adapter_config.json" "$1"
     }
+    set_plain_folder adapter_path "$model_path"
     adapter=(
-        actor_rollout_ref.model.lora_adapter_path="$(hydra "$(plain_folder "$model_path")")"
+        actor_rollout_ref.model.lora_adapter_path="$(hydra "$adapter_path")"
         actor_rollout_ref.model.lora_rank="$(of_adapter r)"
         actor_rollout_ref.rollout.load_format=safetensors
         actor_rollout_ref.rollout.layered_summon=True
     )
     model_path=$(of_adapter base_model_name_or_path)
 elif [ -d "$model_path" ]; then
-    model_path=$(plain_folder "$model_path")
+    set_plain_folder model_path "$model_path"
 fi
 
 DATA=(

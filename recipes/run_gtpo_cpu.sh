@@ -49,7 +49,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$threads} PYTHONHASHSEED=$seed RAY_wor
 export HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 RAY_DEDUP_LOGS=0
 
 python3 -m recipes make-task "$task" --out "$task_dir" --seed "$seed"
-task_dir=$(plain_folder "$task_dir")
+set_plain_folder task_dir "$task_dir"
 
 # SmolLM2's supervised start by recipes/run_sft.sh: the tags are mostly known, the legs of few animals.
 sft_steps=5

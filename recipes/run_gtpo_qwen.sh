@@ -62,9 +62,9 @@ OUT=$(realpath -m "${OUT:-outputs/$experiment_name}")
 [ "$rollout_dump" = null ] || rollout_dump=$(realpath -m "$rollout_dump")   # Ray's workers run elsewhere
 # ---- end user-adjustable ----
 
-if [ -d "$MODEL_PATH" ]; then MODEL_PATH=$(plain_folder "$MODEL_PATH"); fi
-train_file=$(plain_file "${TRAIN_FILE:-$data_dir/train.parquet}")
-val_file=$(plain_file "${VAL_FILE:-$data_dir/test.parquet}")
+if [ -d "$MODEL_PATH" ]; then set_plain_folder MODEL_PATH "$MODEL_PATH"; fi
+set_plain_file train_file "${TRAIN_FILE:-$data_dir/train.parquet}"
+set_plain_file val_file "${VAL_FILE:-$data_dir/test.parquet}"
 
 ########################### parameter arrays ###########################
 

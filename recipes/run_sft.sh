@@ -36,9 +36,9 @@ logger=${LOGGER:-console}                               # console,tensorboard,sw
 OUT=$(realpath -m "${OUT:-outputs/$experiment_name}")
 # ---- end user-adjustable ----
 
-if [ -d "$MODEL_PATH" ]; then MODEL_PATH=$(plain_folder "$MODEL_PATH"); fi
-train_file=$(plain_file "${TRAIN_FILE:-$data_dir/sft_train.parquet}")
-val_file=$(plain_file "${VAL_FILE:-$data_dir/sft_test.parquet}")
+if [ -d "$MODEL_PATH" ]; then set_plain_folder MODEL_PATH "$MODEL_PATH"; fi
+set_plain_file train_file "${TRAIN_FILE:-$data_dir/sft_train.parquet}"
+set_plain_file val_file "${VAL_FILE:-$data_dir/sft_test.parquet}"
 [ $((train_batch_size % NGPUS_PER_NODE)) = 0 ] ||
     fail "TRAIN_BATCH_SIZE=$train_batch_size cannot be split over NGPUS_PER_NODE=$NGPUS_PER_NODE"
 

@@ -3,6 +3,7 @@
 python tests/recipes/test_recipes_on_cpu.py --update     writes recipes.txt anew, for the commands that it names
 """
 
+import hashlib
 import json
 import os
 import re
@@ -299,6 +300,74 @@ def test_folders_may_have_any_name(call, tmp_path):
     assert measured[measured.index("--model") + 1] == compose_call(trained).actor_rollout_ref.model.path
     assert trained[4] == f"{folder}/out"
     assert run_folder.unquoted(overrides(trained)["trainer.default_local_dir"]) == f"{folder}/out/checkpoints"
+
+
+def reserved_link(folder: Path) -> Path:
+    """Return the place in /tmp at which a recipe makes its link to `folder`."""
+    digest = hashlib.sha256(f"{folder}\n".encode()).hexdigest()
+    return Path(f"/tmp/gtpo-{os.getuid()}-{digest[:16]}")
+
+
+@pytest.fixture
+def occupied():
+    """Make the folder of somebody else where a recipe would make its link to a folder, and remove it at the end."""
+    made = []
+
+    def occupy(folder: Path) -> Path:
+        made.append(reserved_link(folder))
+        made[-1].mkdir()
+        return made[-1]
+
+    yield occupy
+    for path in made:
+        shutil.rmtree(path)
+
+
+def test_no_python_is_started_from_a_folder_that_somebody_else_made_in_tmp(tmp_path, occupied):
+    environment = tmp_path / "my environment"
+    started = tmp_path / "started"
+    for folder in (environment, occupied(environment)):
+        (folder / "bin").mkdir(parents=True)
+        python = folder / "bin/python3"
+        python.write_text(f"#!/bin/sh\necho {shlex.quote(str(python))} >> {started}\nexit 1\n")
+        python.chmod(0o755)
+    env = {"PATH": f"{environment}/bin:/usr/bin:/bin", "OUT": str(tmp_path / "out")}
+    command = ["bash", str(ROOT / "recipes/run_gtpo_qwen.sh")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert not started.exists()
+    assert done.returncode == 2 and str(reserved_link(environment)) in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "variable", "folder"),
+    [
+        ("run_gtpo_qwen", "MODEL_PATH", "model"),
+        ("run_gtpo_qwen", "DATA_DIR", "data"),
+        ("run_sft", "MODEL_PATH", "model"),
+        ("run_sft", "DATA_DIR", "data"),
+        ("evaluate some/model", "DATA_ROOT", "data"),
+        ("evaluate MODEL", "MODEL", "model"),
+    ],
+)
+def test_no_model_and_no_data_are_taken_from_a_folder_that_somebody_else_made_in_tmp(
+    call, tmp_path, occupied, script, variable, folder
+):
+    given = tmp_path / "[1]" / folder
+    linked = given / "gsm8k" if variable == "DATA_ROOT" else given
+    linked.mkdir(parents=True)
+    link = occupied(linked)
+    with pytest.raises(AssertionError, match=str(link)):
+        call(*script.replace("MODEL", str(given)).split(), **{variable: str(given)})
+
+
+def test_a_link_that_leads_elsewhere_is_made_anew(call, tmp_path):
+    model = tmp_path / "model[1]"
+    model.mkdir()
+    link = reserved_link(model)
+    link.symlink_to(tmp_path)
+    trained = call("run_gtpo_qwen", MODEL_PATH=str(model))[-1]
+    assert compose_call(trained).actor_rollout_ref.model.path == str(link) and link.readlink() == model
+    link.unlink()
 
 
 @pytest.mark.parametrize("name", ["run_gtpo_qwen", "run_sft", "evaluate"])
