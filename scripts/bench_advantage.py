@@ -27,7 +27,7 @@ import torch
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 from gtpo_verl import GTPOConfig
-from gtpo_verl.algorithm.advantage import apply_gtpo, compute_group_advantages
+from gtpo_verl.algorithm.advantage import compute_gtpo
 from gtpo_verl.algorithm.completions import Completions
 from gtpo_verl.algorithm.metrics import compute_gtpo_metrics
 
@@ -72,9 +72,15 @@ def grpo(batch: dict[str, Any]) -> torch.Tensor:
 def gtpo(batch: dict[str, Any]) -> torch.Tensor:
     config = GTPOConfig()
     completions = Completions(batch["response_mask"], batch["index"])
-    advantages = compute_group_advantages(batch["token_level_rewards"].sum(-1), completions)
-    means = completions.mean(batch["entropy"])
-    result = apply_gtpo(advantages, completions, batch["responses"], means, config, INITIAL_ENTROPY)
+    result = compute_gtpo(
+        rewards=batch["token_level_rewards"].sum(-1),
+        responses=batch["responses"],
+        response_mask=batch["response_mask"],
+        group_ids=completions,
+        entropy=batch["entropy"],
+        config=config,
+        initial_entropy=INITIAL_ENTROPY,
+    )
     truncated = completions.lengths >= batch["responses"].shape[1]
     compute_gtpo_metrics(result, config, INITIAL_ENTROPY, truncated)
     return result.advantages

@@ -1,11 +1,12 @@
 """The advantage of GTPO for a whole batch: δ_i (A_i − γ⟨H⟩_i) λ_{i,t} of arXiv:2508.03772, Eq. 11."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from gtpo_verl.algorithm.completions import Completions
+from gtpo_verl.algorithm.completions import Completions, GroupIds
 from gtpo_verl.algorithm.config import GTPOConfig
 from gtpo_verl.algorithm.conflict import Conflicts, compute_conflict_weights, find_conflicts
 
@@ -18,39 +19,36 @@ class GTPOAdvantage(NamedTuple):
     trajectory_entropy: torch.Tensor  # (bs,), ⟨H⟩_i in nats per token
     regularizer: torch.Tensor  # (bs,), γ⟨H⟩_i
     keep: torch.Tensor  # (bs,) bool, δ_i
+    unweighted_advantages: torch.Tensor  # (bs,), δ_i (A_i − γ⟨H⟩_i): the advantage of a token with λ = 1
     conflicts: Conflicts  # the conflict mask M and the lengths of its runs
     conflict_weights: torch.Tensor  # (bs,), λ of each completion's tokens on M
     completions: Completions
 
     @property
-    def unweighted_advantages(self) -> torch.Tensor:
-        """(bs,), δ_i (A_i − γ⟨H⟩_i): the advantage of a token off the conflict mask."""
-        return torch.where(self.keep, self.group_advantages - self.regularizer, 0)
-
-    @property
     def token_weights(self) -> torch.Tensor:
         """(bs, response_length) float32, λ_{i,t} of Eq. 9: 1 off the conflict mask."""
-        weights = torch.ones(self.advantages.shape, device=self.advantages.device)
-        weights[self.conflicts.rows, self.conflicts.columns] = self.conflict_weights[self.conflicts.rows]
-        return weights
+        return self.conflicts.spread(self.conflict_weights, self.advantages.shape)
 
 
-def compute_gtpo_outcome_advantage(
-    token_level_rewards: torch.Tensor,
-    response_mask: torch.Tensor,
-    index: Iterable[Hashable],
+@torch.no_grad()
+def compute_gtpo(
+    *,
     responses: torch.Tensor,
-    entropy: torch.Tensor,
+    response_mask: torch.Tensor,
+    group_ids: GroupIds | Completions,
+    entropy: torch.Tensor | None,
+    rewards: torch.Tensor | None = None,
+    advantages: torch.Tensor | None = None,
     config: GTPOConfig | Mapping[str, Any] | None = None,
     initial_entropy: float | None = None,
     norm_adv_by_std_in_grpo: bool = True,
     epsilon: float = 1e-6,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantage of GTPO (Group-relative Trajectory-based Policy Optimization, arXiv:2508.03772, Eq. 11).
+    trajectory_entropy: torch.Tensor | None = None,
+) -> GTPOAdvantage:
+    """Compute the advantages of GTPO (Group-relative Trajectory-based Policy Optimization, arXiv:2508.03772, Eq. 11).
 
     advantages[i, t] = δ_i · (A_i − γ⟨H⟩_i) · λ_{i,t} · response_mask[i, t], with
-    A_i = (R_i − mean(R)) / (std(R) + epsilon) over the completions of one prompt (Sec. 3, as in GRPO),
+    A_i = (R_i − mean(R)) / (std(R) + epsilon) over the completions of one group (Sec. 3, as in GRPO),
     ⟨H⟩_i the mean entropy of the completion, δ_i the completion filter (Eq. 10) and λ the conflict weights (Eq. 9).
     Unlike GRPO's, the advantage differs from token to token. With all three parts off it is GRPO's.
 
@@ -59,153 +57,300 @@ def compute_gtpo_outcome_advantage(
     belongs to no group.
 
     Args:
-        token_level_rewards (torch.Tensor): (bs, response_length), summed to one reward per completion.
-        response_mask (torch.Tensor): (bs, response_length), 1 on the completion's own tokens.
-        index: (bs,) uids; completions with equal uids are one group.
         responses (torch.Tensor): (bs, response_length) int64 token ids.
-        entropy (torch.Tensor): (bs, response_length), entropy of the policy at each token, in nats; any floating dtype.
+        response_mask (torch.Tensor): (bs, response_length), 1 on the completion's own tokens, 0 elsewhere.
+        group_ids: (bs,) ids of any type that can be hashed; completions with equal ids are one group. Or the
+            `Completions` of this mask, where the caller has them.
+        entropy (torch.Tensor | None): (bs, response_length), entropy of the policy at each token, in nats; any floating
+            dtype. None: it is not known yet, and the advantages are λ_{i,t} A_i.
+        rewards (torch.Tensor | None): (bs,), R_i. Give them, or A_i as `advantages`.
+        advantages (torch.Tensor | None): (bs,), A_i of any group-relative estimator, exactly 0 where a group gives no
+            signal, or a completion is at its group's mean. The paper's have zero mean over a group, which keeps the
+            total signal (App. 8.2). With `rewards` too they are taken as differences of these rewards, and
+            `compute_group_advantages` sets to 0 what is only rounding.
         config: the settings; a `GTPOConfig`, verl's `algorithm` config or its `gtpo` section. None: the defaults.
         initial_entropy (float | None): ⟨H⟩_ini in nats per token; by default `config.initial_entropy`.
         norm_adv_by_std_in_grpo (bool): divide by the group's standard deviation, plus `epsilon`, as in Sec. 3.
-        **kwargs: what else a trainer hands to every estimator; not used.
+        trajectory_entropy (torch.Tensor | None): (bs,), ⟨H⟩_i in nats per token, where the caller has them.
+
+    Raises:
+        ValueError: no initial entropy for the filter `auto`; wrong shapes; a value that is not finite, or no entropy;
+            neither rewards nor advantages; a wrong setting.
+    """
+    settings = GTPOConfig.from_config(config)
+    completions = group_ids if isinstance(group_ids, Completions) else Completions(response_mask, group_ids)
+    _check_shapes(completions.shape, response_mask=response_mask, responses=responses)
+    if entropy is not None:
+        _check_shapes(completions.shape, entropy=entropy)
+    if trajectory_entropy is None:
+        trajectory_entropy = _mean_entropy(entropy, completions)
+    check_finite("entropy", trajectory_entropy, completions.uids)
+
+    group_advantages = _group_advantages(rewards, advantages, completions, settings, norm_adv_by_std_in_grpo, epsilon)
+    check_finite("advantage", group_advantages, completions.uids)
+
+    if initial_entropy is None:
+        initial_entropy = settings.initial_entropy
+    highest_kept = highest_kept_entropy(group_advantages, settings, initial_entropy)
+    regularized = regularize(group_advantages, trajectory_entropy, settings.entropy_coeff, highest_kept)
+
+    conflicts = find_conflicts(responses, completions, group_advantages, settings)
+    conflict_weights = compute_conflict_weights(
+        group_advantages, settings.conflict_weight_positive, settings.conflict_weight_negative
+    )
+    weighted = completions.spread_in_numpy(regularized.advantages)
+    rows = conflicts.rows.cpu().numpy()
+    columns = conflicts.columns.cpu().numpy()
+    weighted[rows, columns] = (regularized.advantages * conflict_weights).cpu().numpy()[rows]
+    return GTPOAdvantage(
+        advantages=torch.from_numpy(weighted).to(group_advantages.device),
+        group_advantages=group_advantages,
+        trajectory_entropy=trajectory_entropy,
+        regularizer=regularized.regularizer,
+        keep=regularized.keep,
+        unweighted_advantages=regularized.advantages,
+        conflicts=conflicts,
+        conflict_weights=conflict_weights,
+        completions=completions,
+    )
+
+
+def compute_gtpo_outcome_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: GroupIds,
+    responses: torch.Tensor,
+    entropy: torch.Tensor,
+    config: GTPOConfig | Mapping[str, Any] | None = None,
+    initial_entropy: float | None = None,
+    norm_adv_by_std_in_grpo: bool = True,
+    epsilon: float = 1e-6,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the advantages of GTPO (arXiv:2508.03772, Eq. 11) with the names of verl's estimators.
+
+    `token_level_rewards`, (bs, response_length), are summed to one reward per completion; `index` are the ids of the
+    groups, verl's uids. All else is as for `compute_gtpo`, which says what is raised.
 
     Returns:
         (advantages, returns), the same (bs, response_length) tensor twice.
-
-    Raises:
-        ValueError: no initial entropy for the filter `auto`; wrong shapes; a value that is not finite; a wrong setting.
     """
-    _check_shapes(token_level_rewards.shape, response_mask=response_mask, entropy=entropy)
-    completions = Completions(response_mask, index)
-    settings, means = GTPOConfig.from_config(config), completions.mean(entropy)
-    advantages = compute_group_advantages(
-        token_level_rewards.sum(-1), completions, norm_adv_by_std_in_grpo, epsilon, settings.min_correct_reward
+    _check_shapes(token_level_rewards.shape, response_mask=response_mask)
+    result = compute_gtpo(
+        rewards=token_level_rewards.sum(-1),
+        responses=responses,
+        response_mask=response_mask,
+        group_ids=index,
+        entropy=entropy,
+        config=config,
+        initial_entropy=initial_entropy,
+        norm_adv_by_std_in_grpo=norm_adv_by_std_in_grpo,
+        epsilon=epsilon,
     )
-    result = apply_gtpo(advantages, completions, responses, means, settings, initial_entropy)
     return result.advantages, result.advantages
 
 
 def compute_gtpo_token_advantages(
     advantages: torch.Tensor,
-    index: Iterable[Hashable],
+    index: GroupIds,
     responses: torch.Tensor,
     response_mask: torch.Tensor,
     entropy: torch.Tensor,
     config: GTPOConfig | Mapping[str, Any] | None = None,
     initial_entropy: float | None = None,
 ) -> GTPOAdvantage:
-    """GTPO (arXiv:2508.03772, Eq. 9 to 11) on advantages A_i that a trainer already has: (bs,), one per completion.
+    """Compute GTPO (arXiv:2508.03772, Eq. 9 to 11) on (bs,) advantages A_i that a trainer already has.
 
-    The A_i may come from any group-relative estimator, and are exactly 0 where a group gives no signal, or a completion
-    is at its group's mean. The paper's have zero mean over a group, which keeps the total signal (App. 8.2). To learn
-    nothing from a completion, such as one that nobody scored, clear its row of `response_mask`: A = 0 alone leaves
-    −γ⟨H⟩. All else is as for `compute_gtpo_outcome_advantage`.
-
-    Raises:
-        ValueError: as there, and for `min_correct_reward`, since there are no rewards here.
+    To learn nothing from a completion, such as one that nobody scored, clear its row of `response_mask`: A = 0 alone
+    leaves −γ⟨H⟩. All else is as for `compute_gtpo`, which says what is raised.
     """
-    completions = Completions(response_mask, index)
-    _check_shapes(completions.shape, entropy=entropy)
-    settings, means = GTPOConfig.from_config(config), completions.mean(entropy)
-    if (least := settings.min_correct_reward) is not None:
-        raise ValueError(f"{settings.section}.min_correct_reward={least!r}: leave it out, and limit the A_i yourself")
-    return apply_gtpo(advantages, completions, responses, means, settings, initial_entropy)
-
-
-@torch.no_grad()
-def apply_gtpo(
-    advantages: torch.Tensor,
-    completions: Completions,
-    responses: torch.Tensor,
-    trajectory_entropy: torch.Tensor,
-    config: GTPOConfig,
-    initial_entropy: float | None = None,
-) -> GTPOAdvantage:
-    """`compute_gtpo_token_advantages` of `Completions` and (bs,) ⟨H⟩_i (nats per token) that the caller already has."""
-    _check_shapes(completions.shape, responses=responses)
-    check_finite("advantage", advantages, completions.uids)
-    check_finite("entropy", trajectory_entropy, completions.uids)
-
-    known = config.initial_entropy if initial_entropy is None else initial_entropy
-    keep = completions_to_keep(trajectory_entropy, advantages, config, known)
-    conflicts = find_conflicts(responses, completions, advantages, config)
-    weights = compute_conflict_weights(advantages, config.conflict_weight_positive, config.conflict_weight_negative)
-
-    regularizer = config.entropy_coeff * trajectory_entropy
-    regularized = torch.where(keep, advantages - regularizer, 0)
-    weighted = completions.spread(regularized)
-    weighted[conflicts.rows, conflicts.columns] = (regularized * weights)[conflicts.rows]
-    return GTPOAdvantage(weighted, advantages, trajectory_entropy, regularizer, keep, conflicts, weights, completions)
+    return compute_gtpo(
+        advantages=advantages,
+        responses=responses,
+        response_mask=response_mask,
+        group_ids=index,
+        entropy=entropy,
+        config=config,
+        initial_entropy=initial_entropy,
+    )
 
 
 def compute_group_advantages(
-    scores: torch.Tensor,
-    completions: Completions,
+    rewards: torch.Tensor,
+    group_ids: GroupIds | Completions,
     norm_adv_by_std_in_grpo: bool = True,
     epsilon: float = 1e-6,
     min_correct_reward: float | None = None,
     base: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A_i of Sec. 3, as in GRPO: (R_i − mean(R)) / (std(R) + epsilon) over the completions of one group.
+    """Compute A_i of Sec. 3, as in GRPO: (R_i − mean(R)) / (std(R) + epsilon) over the completions of one group.
 
-    For (bs,) scores; (bs,), at least float32. It is exactly 0 where R_i is the mean, and where a row has no tokens.
+    Returns (bs,) for (bs,) rewards, at least float32. It is exactly 0 where R_i is the mean, and for a group of one.
     Without `norm_adv_by_std_in_grpo` it is R_i − mean(R). With `min_correct_reward` it is at most 0 where R_i is lower.
     With `base`, (bs,) float64, it is this difference of rewards instead, with the same zeros and the same limit.
+    `group_ids` are (bs,) ids, or the `Completions` of the batch, of which a row without tokens gets 0.
 
     The mean of .1, .2 and .3 is the second, but not once each is rounded to float32, and λ would go by the sign that is
     left. So a deviation of up to four ulps of the group's largest |R| is 0: each rounding is half an ulp of its own
     reward, that of the mean as much again, and a reward may be a sum of parts. The rewards' range would not do: 100.1,
     100.2 and 100.3 are rounded as 100 is. Whole rewards below 2^21 / G deviate by more, if at all.
+
+    Raises:
+        ValueError: a reward that is not finite; rewards that are not (bs,).
     """
-    check_finite("reward", scores, completions.uids)
-    groups, rewards = completions.groups, scores.double()
-    sizes, largest = groups.bincount(), torch.zeros_like(rewards).scatter_reduce(0, groups, rewards.abs(), "amax")
+    if rewards.ndim != 1:
+        raise ValueError(f"rewards has shape {tuple(rewards.shape)}: give one per completion, (bs,)")
+    if isinstance(group_ids, Completions):
+        completions = group_ids
+    else:
+        completions = Completions(torch.ones_like(rewards, dtype=torch.bool).unsqueeze(-1), group_ids)
+    check_finite("reward", rewards, completions.uids)
+    groups = completions.groups
+    exact = rewards.double()
+    sizes = groups.bincount()
+    largest = torch.zeros_like(exact).scatter_reduce(0, groups, exact.abs(), "amax")
+
     if base is None:
         # Less the highest of the group, equal rewards are 0, and so is their mean, without rounding.
-        rewards = rewards - rewards.scatter_reduce(0, groups, rewards, "amax", include_self=False)[groups]
-        deviation = rewards - (groups.bincount(rewards) / sizes)[groups]
+        highest = exact.scatter_reduce(0, groups, exact, "amax", include_self=False)
+        exact = exact - highest[groups]
+        means = groups.bincount(exact) / sizes
+        deviation = exact - means[groups]
     else:
         deviation = torch.where(sizes[groups] > 1, base, 0)
     rounding = 4 * torch.finfo(torch.float32).eps * largest[groups]
     deviation = torch.where(deviation.abs() > rounding, deviation, 0)
+
     if norm_adv_by_std_in_grpo and base is None:
         variance = groups.bincount(deviation.square()) / (sizes - 1).clamp(min=1)
         deviation = deviation / (variance.sqrt() + epsilon)[groups]
     if min_correct_reward is not None:
-        deviation = torch.where(scores.float() < min_correct_reward, deviation.clamp(max=0), deviation)
-    return deviation.to(torch.promote_types(scores.dtype, torch.float32))
+        deviation = torch.where(rewards.float() < min_correct_reward, deviation.clamp(max=0), deviation)
+    return deviation.to(torch.promote_types(rewards.dtype, torch.float32))
 
 
 def compute_trajectory_entropy(entropy: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """Mean entropy of each completion, ⟨H⟩_i = Σ_t H(π(·|s_t)) / |o_i| (Sec. 4.2): (bs,) float32, nats per token.
+    """Compute the mean entropy of each completion, ⟨H⟩_i = Σ_t H(π(·|s_t)) / |o_i| (Sec. 4.2).
 
-    Entropy, in nats, and mask are (bs, response_length). 0 for a row without tokens. Carries no gradient.
+    Entropy, in nats, and mask are (bs, response_length); returns (bs,) float32, nats per token, 0 for a row without
+    tokens. It carries no gradient.
     """
     return Completions(response_mask, range(len(response_mask))).mean(entropy)
 
 
-def completions_to_keep(
-    trajectory_entropy: torch.Tensor, advantages: torch.Tensor, config: GTPOConfig, initial_entropy: float | None
-) -> torch.Tensor:
-    """Return δ of a run with these settings (Eq. 10), (bs,) bool: all True where its filter is off.
+@torch.no_grad()
+def entropy_from_logits(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """Compute H(π(·|s_t)) = −Σ_v π(v|s_t) log π(v|s_t) from logits of shape (…, vocabulary): (…) float32, nats.
 
-    Raises what `GTPOConfig.filter_is_active` raises.
+    `temperature` is the one that completions are sampled at. The result carries no gradient; a logit of −inf is a token
+    that cannot be sampled.
     """
-    if not config.filter_is_active(initial_entropy):
-        return torch.ones_like(advantages, dtype=torch.bool)
-    only_negative = advantages if config.filter_scope == "negative" else None
-    return compute_completion_filter(trajectory_entropy, config.entropy_threshold, only_negative)
+    positions = logits.reshape(-1, logits.shape[-1])
+    # In parts, since float32 logits of a whole batch can be larger than the model.
+    entropies = [torch.special.entr((part.float() / temperature).softmax(-1)).sum(-1) for part in positions.split(1024)]
+    return torch.cat(entropies).reshape(logits.shape[:-1])
 
 
 def compute_completion_filter(
-    trajectory_entropy: torch.Tensor, threshold: float, advantages: torch.Tensor | None = None
+    trajectory_entropy: torch.Tensor,
+    threshold: float | torch.Tensor,
+    advantages: torch.Tensor | None = None,
+    initial_entropy: float | None = None,
 ) -> torch.Tensor:
-    """Return δ of an active completion filter (Eq. 10), (bs,) bool: whether ⟨H⟩_i <= threshold (nats per token).
+    """Return δ of Eq. 10, (bs,) bool: whether ⟨H⟩_i <= threshold (nats per token).
 
-    With (bs,) `advantages`, before the entropy term, only those below 0 are filtered (OnlyNeg, Fig. 4c).
+    With (bs,) `advantages`, before the entropy term, only those below 0 are filtered (OnlyNeg, Fig. 4c). With
+    `initial_entropy`, ⟨H⟩_ini, the filter acts only if that is below the threshold; without, it acts.
     """
     keep = trajectory_entropy <= threshold
-    return keep if advantages is None else keep | (advantages >= 0)
+    if advantages is not None:
+        keep = keep | (advantages >= 0)
+    if initial_entropy is not None and not initial_entropy < threshold:
+        keep = torch.ones_like(keep)
+    return keep
+
+
+def highest_kept_entropy(advantages: torch.Tensor, config: GTPOConfig, initial_entropy: float | None) -> torch.Tensor:
+    """Return the highest ⟨H⟩_i that δ_i keeps with these settings (Eq. 10), nats per token: (bs,) float64.
+
+    It is infinite where the filter is off or, with `filter_scope="negative"`, where A_i, of the (bs,) `advantages`, is
+    not negative. Raises what `GTPOConfig.filter_is_active` raises.
+    """
+    infinite = torch.full_like(advantages, math.inf, dtype=torch.float64)
+    if not config.filter_is_active(initial_entropy):
+        return infinite
+    # Entropies are float32, in which ln 2 lies higher.
+    highest = torch.full_like(
+        infinite, float(torch.tensor(config.entropy_threshold, dtype=torch.float32, device="cpu"))
+    )
+    if config.filter_scope == "negative":
+        highest = torch.where(advantages < 0, highest, infinite)
+    return highest
+
+
+class Regularized(NamedTuple):
+    """The advantages of completions after δ and the entropy term, and these two."""
+
+    advantages: torch.Tensor  # (bs,), δ_i (A_i − γ⟨H⟩_i)
+    regularizer: torch.Tensor  # (bs,), γ⟨H⟩_i
+    keep: torch.Tensor  # (bs,) bool, δ_i
+
+
+def regularize(
+    group_advantages: torch.Tensor,
+    trajectory_entropy: torch.Tensor,
+    entropy_coeff: float | torch.Tensor,
+    highest_kept: torch.Tensor,
+) -> Regularized:
+    """Return δ_i (A_i − γ⟨H⟩_i) of Eq. 11, which λ_{i,t} then multiplies.
+
+    Args:
+        group_advantages, trajectory_entropy: (bs,), A_i, and ⟨H⟩_i in nats per token.
+        entropy_coeff: γ, or (bs,) the same γ in each row.
+        highest_kept: (bs,), `highest_kept_entropy`.
+    """
+    regularizer = entropy_coeff * trajectory_entropy
+    keep = compute_completion_filter(trajectory_entropy, highest_kept)
+    return Regularized(torch.where(keep, group_advantages - regularizer, 0), regularizer, keep)
+
+
+def _group_advantages(
+    rewards: torch.Tensor | None,
+    advantages: torch.Tensor | None,
+    completions: Completions,
+    settings: GTPOConfig,
+    norm_by_std: bool,
+    epsilon: float,
+) -> torch.Tensor:
+    """Return A_i as `compute_gtpo` takes them from its arguments."""
+    shape = completions.shape[:1]
+    for name, values in (("rewards", rewards), ("advantages", advantages)):
+        if values is not None and values.shape != shape:
+            raise ValueError(f"{name} has shape {tuple(values.shape)}: give one per completion, {tuple(shape)}")
+    if rewards is not None:
+        least = settings.min_correct_reward
+        return compute_group_advantages(rewards, completions, norm_by_std, epsilon, least, base=advantages)
+    if advantages is None:
+        raise ValueError("give rewards, or advantages: A_i, one per completion")
+    if settings.min_correct_reward is not None:
+        key = f"{settings.section}.min_correct_reward={settings.min_correct_reward!r}"
+        raise ValueError(f"{key}: leave it out, and limit the A_i yourself")
+    return advantages
+
+
+def _mean_entropy(entropy: torch.Tensor | None, completions: Completions) -> torch.Tensor:
+    """Return ⟨H⟩_i, or without entropies zeros, with which δ = 1 and γ⟨H⟩ = 0."""
+    if entropy is None:
+        return torch.zeros(completions.shape[:1], device=completions.device)
+    means = completions.mean(entropy)
+    # Entropies of logits in 16 bits may lie below 0, by up to a quarter of a nat and as often above it.
+    lowest = means.min() if len(means) else 0
+    if lowest < -0.25 or (len(means) and means.mean() < -0.01):
+        row = int(means.argmin())
+        raise ValueError(
+            f"the entropy of row {row} (uid {completions.uids[row]}) is {means[row]:.4g} nats per token, and the mean "
+            f"of the batch {means.mean():.4g}: an entropy is at least 0; were log-probabilities given?"
+        )
+    return means
 
 
 def _check_shapes(shape: torch.Size, **tensors: torch.Tensor) -> None:

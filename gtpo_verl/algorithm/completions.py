@@ -1,70 +1,125 @@
 """The completions of a batch: which tokens are a completion's own, and which completions answer the same prompt."""
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
+GroupIds: TypeAlias = torch.Tensor | np.ndarray | Iterable[Hashable]
+"""(bs,) ids of groups: a tensor, an array or any other iterable of values that can be hashed, or of 0-d tensors."""
+
 
 class Completions:
-    """Token ownership and groups, from response_mask and uids.
+    """Token ownership and groups of a batch, from its response mask and the ids of its groups.
+
+    All work on indices is numpy's, on the CPU. torch would share out each of these many small operations over its
+    threads, and they would spend more time waiting for one another than at work.
 
     Args:
         response_mask (torch.Tensor): (bs, response_length), 1 on the completion's own tokens. Zeros may occur anywhere:
             padding after a response, tool output inside it.
-        index: (bs,) uids of any hashable type; completions with equal uids are one group.
-        prompts: (bs,), if the prompts of a group differ: token positions are compared between equal ones only.
+        group_ids (GroupIds): (bs,); completions with equal ids are one group, verl's `uid`.
+        prompts (GroupIds): (bs,), if the prompts of a group differ: token positions are compared between completions of
+            equal prompts only.
 
     Attributes:
         shape (torch.Size): (bs, response_length).
         mask (torch.Tensor): (bs, response_length) bool, response_mask.
         lengths (torch.Tensor): (bs,) int64, own tokens of each completion.
-        uids (list): (bs,).
-        groups, prompts (torch.Tensor): (bs,) int64, a number from 0 on for each uid and prompt. A row without tokens,
-            such as verl's padding rows, is alone whatever its uid.
+        uids (list): (bs,), the ids of the groups as plain values.
+        groups, prompts (torch.Tensor): (bs,) int64, a number from 0 on for each group and each prompt. A row without
+            tokens, such as verl's padding rows, is alone whatever its id.
+
+    Raises:
+        ValueError: a mask that is not 0 or 1 everywhere, or another number of ids than of rows.
     """
 
-    def __init__(self, response_mask: torch.Tensor, index: Iterable[Hashable], prompts: Iterable[Hashable] = ()):
+    def __init__(self, response_mask: torch.Tensor, group_ids: GroupIds, prompts: GroupIds = ()):
         self.shape = response_mask.shape
-        self.mask = response_mask.bool()
-        mask, width = response_mask.cpu().numpy(), self.shape[1]
-        lengths = mask.sum(-1, dtype=int)
-        self.lengths = torch.from_numpy(lengths).to(response_mask.device)
-        self.uids: list[Hashable] = index.tolist() if hasattr(index, "tolist") else list(index)
-        self.groups = self._numbers(self.uids)
-        self.prompts = self._numbers(list(prompts) or self.uids)
-        self._own_of_row: list[slice | np.ndarray] = [slice(length) for length in lengths.tolist()]
-        self._own: torch.Tensor | None = None
-        if width and ((lengths < width) & (mask.argmin(-1) != lengths)).any():  # a one comes after a zero
-            self._own_of_row = list(mask.astype(bool))
-            self._own = response_mask.flatten().nonzero().flatten()
-            self._first_own = self.lengths.cumsum(0) - self.lengths
+        self.device = response_mask.device
+        is_own = _as_booleans(response_mask)
+        lengths = np.count_nonzero(is_own, axis=-1)
+        self.mask = torch.from_numpy(is_own).to(self.device)
+        self.lengths = torch.from_numpy(lengths).to(self.device)
 
-    def _numbers(self, keys: Sequence[Hashable]) -> torch.Tensor:
-        if len(keys) != len(self.lengths):
-            raise ValueError(f"index has {len(keys)} uids for {len(self.lengths)} rows: give one uid per row")
+        self.uids = _as_values(group_ids)
+        prompt_ids = _as_values(prompts)
+        self.groups = self._number(self.uids)
+        self.prompts = self._number(prompt_ids) if prompt_ids else self.groups
+
+        self._own_columns: list[slice | np.ndarray] = [slice(length) for length in lengths.tolist()]
+        self._own_places: np.ndarray | None = None
+        # A row has a hole if its first zero comes before its last one.
+        width = self.shape[-1]
+        if width and ((lengths < width) & (is_own.argmin(-1) != lengths)).any():
+            self._own_columns = list(is_own)
+            self._own_places = np.flatnonzero(is_own)
+            self._first_own = lengths.cumsum() - lengths
+
+    def _number(self, ids: list[Hashable]) -> torch.Tensor:
+        lengths = self.lengths.tolist()
+        if len(ids) != len(lengths):
+            raise ValueError(f"index has {len(ids)} uids for {len(lengths)} rows: give one uid per row")
         numbers: dict[Hashable, int] = {}
-        keys = [key if length else object() for key, length in zip(keys, self.lengths.tolist(), strict=True)]
-        return self.lengths.new_tensor([numbers.setdefault(key, len(numbers)) for key in keys])
+        number_of_row = []
+        for row_id, length in zip(ids, lengths, strict=True):
+            key = row_id if length else object()
+            number_of_row.append(numbers.setdefault(key, len(numbers)))
+        return torch.tensor(number_of_row, dtype=torch.int64, device=self.device)
 
-    def places(self, rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        """Where own tokens are in the flattened (bs * response_length,) batch; a row's first has number 0."""
-        if self._own is None:
-            return rows * self.shape[1] + numbers
-        return self._own[self._first_own[rows] + numbers]
+    def places(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Return where own tokens are in the flattened (bs * response_length,) batch; a row's first has position 0."""
+        if self._own_places is None:
+            return rows * self.shape[1] + positions
+        return self._own_places[self._first_own[rows] + positions]
 
     def mean(self, values: torch.Tensor) -> torch.Tensor:
-        """Mean of (bs, response_length) values over each completion's own tokens, (bs,) float32; 0 if it has none."""
+        """Return the mean of (bs, response_length) values over each completion's own tokens, (bs,) float32; 0 if it has
+        none."""
         rows = values.detach().float().cpu().numpy()
         # Sum and quotient are float64, and rounded to float32 once. So neither padding nor the order of summation
         # changes a bit, and the mean of equal numbers is that number, as Eq. 10 needs at exactly ln 2.
-        totals = np.array([row[own].sum(dtype=float) for row, own in zip(rows, self._own_of_row, strict=True)])
-        counts = self.lengths.clamp(min=1).cpu().numpy()
+        totals = np.array([row[own].sum(dtype=float) for row, own in zip(rows, self._own_columns, strict=True)])
+        counts = self.lengths.cpu().numpy().clip(min=1)
         return torch.tensor(totals / counts, dtype=torch.float32, device=values.device)
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """(bs, response_length) with each completion's value, of (bs,), on its own tokens and 0 elsewhere."""
-        spread = np.zeros(self.shape, dtype=values.cpu().numpy().dtype)
-        for row, own, value in zip(spread, self._own_of_row, values.tolist(), strict=True):
+        """Return (bs, response_length) with each completion's value, of (bs,), on its own tokens and 0 elsewhere."""
+        return torch.from_numpy(self.spread_in_numpy(values)).to(values.device)
+
+    def spread_in_numpy(self, values: torch.Tensor) -> np.ndarray:
+        """Return what `spread` returns, to be changed before it becomes a tensor."""
+        per_row = values.cpu().numpy()
+        spread = np.zeros(self.shape, dtype=per_row.dtype)
+        for row, own, value in zip(spread, self._own_columns, per_row, strict=True):
             row[own] = value
-        return torch.from_numpy(spread).to(values.device)
+        return spread
+
+
+def _as_booleans(response_mask: torch.Tensor) -> np.ndarray:
+    """Return a mask as (bs, response_length) bool."""
+    if response_mask.ndim != 2:
+        raise ValueError(f"response_mask has shape {tuple(response_mask.shape)}, not (bs, response_length)")
+    mask = response_mask.detach().cpu()
+    if mask.dtype == torch.bfloat16:  # which numpy has not
+        mask = mask.float()
+    numbers = mask.numpy()
+    if numbers.dtype == bool:
+        return numbers
+    is_one = numbers == 1
+    if np.count_nonzero(numbers) != np.count_nonzero(is_one):
+        row, column = np.argwhere((numbers != 0) & (numbers != 1))[0]
+        raise ValueError(
+            f"response_mask[{row}, {column}] is {numbers[row, column]:g}: it must be 1 on a completion's own tokens "
+            "and 0 elsewhere; were responses and response_mask swapped?"
+        )
+    return is_one
+
+
+def _as_values(ids: GroupIds) -> list[Hashable]:
+    """Return ids as plain values: tensors are compared as objects, so that each would be another id."""
+    if getattr(ids, "ndim", 1) != 1:
+        raise ValueError(f"index has shape {tuple(ids.shape)}, not (bs,): give one uid per row")  # type: ignore[union-attr]
+    values = ids.tolist() if isinstance(ids, torch.Tensor | np.ndarray) else list(ids)
+    return [value.item() if isinstance(value, torch.Tensor) else value for value in values]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from inspect import signature
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 LN2 = math.log(2)
 """Mean entropy (nats per token) of a policy that chooses between two equiprobable tokens at every step."""
 
+CompletionFilter = Literal["auto", "always", "never"]
+FilterScope = Literal["all", "negative"]
+ConflictMasks = Literal["both", "forward", "backward"]
+
 _OWN_MASK = "pkg://module.function"
-_VERLS = ("base", "entropy_from", "dump_dir", "dump_freq")  # the further keys of verl_plugin.run_config
 _SYMBOLS = {
     "gamma": "entropy_coeff",
     "lambda": "conflict_weight_positive and conflict_weight_negative",
@@ -56,45 +59,49 @@ class GTPOConfig:
     section: ClassVar[str] = "algorithm.gtpo"
     """Where a trainer's config has these keys, for messages."""
 
+    trainer: ClassVar[str] = "your own trainer"
+    """Who reads these keys, for messages; a trainer that has more keys extends this class."""
+
     entropy_coeff: float = 0.1
     entropy_threshold: float = LN2
-    completion_filter: str = "auto"
-    filter_scope: str = "all"
+    completion_filter: CompletionFilter = "auto"
+    filter_scope: FilterScope = "all"
     initial_entropy: float | None = None
     conflict_span: str = "leading"
     conflict_weight_positive: float = 2.0
     conflict_weight_negative: float = 0.0
-    conflict_masks: str = "both"
+    conflict_masks: ConflictMasks = "both"
     min_correct_reward: float | None = None
 
     def __post_init__(self) -> None:
-        self._check_choice("completion_filter", "auto", "always", "never")
-        self._check_choice("filter_scope", "all", "negative")
-        self._check_choice("conflict_masks", "both", "forward", "backward")
+        self._check_choice("completion_filter", *get_args(CompletionFilter))
+        self._check_choice("filter_scope", *get_args(FilterScope))
+        self._check_choice("conflict_masks", *get_args(ConflictMasks))
         if self.own_mask is None:
             self._check_choice("conflict_span", "leading", "first", "all", "none", _OWN_MASK)
         elif self.conflict_masks != "both":
             both = f"{self.section}.conflict_masks={self.conflict_masks!r} with conflict_span={self.conflict_span}"
             raise ValueError(f"{both}: leave the first out; the function alone says which tokens are masked")
         for key in ("entropy_coeff", "conflict_weight_positive", "conflict_weight_negative"):
-            self._check_number(key, "a number of at least 0", lambda x: x >= 0)
+            self._check_number(key, "a number of at least 0", lambda number: number >= 0)
         remedy = "a number of nats per token above 0 (ln 2 in the paper)"
-        self._check_number("entropy_threshold", remedy, lambda x: x > 0)
+        self._check_number("entropy_threshold", remedy, lambda number: number > 0)
         if self.initial_entropy is not None:
             remedy = "a number of nats per token of at least 0, or null to measure it on the first rollouts"
-            self._check_number("initial_entropy", remedy, lambda x: x >= 0)
+            self._check_number("initial_entropy", remedy, lambda number: number >= 0)
         if self.min_correct_reward is not None:
-            self._check_number("min_correct_reward", "the least reward of a right answer, or null", lambda x: True)
+            remedy = "the least reward of a right answer, or null"
+            self._check_number("min_correct_reward", remedy, lambda number: True)
 
     def _check_choice(self, key: str, *choices: str) -> None:
         value = getattr(self, key)
         if value not in choices:
             raise ValueError(f"{self.section}.{key}={value!r} is not one of {', '.join(choices)}")
 
-    def _check_number(self, key: str, remedy: str, in_range) -> None:
+    def _check_number(self, key: str, remedy: str, is_in_range: Callable[[float], bool]) -> None:
         value = getattr(self, key)
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not (is_number and in_range(value)):
+        if not is_number or not is_in_range(value):
             raise ValueError(f"{self.section}.{key}={value!r}: must be {remedy}")
 
     @classmethod
@@ -111,7 +118,9 @@ class GTPOConfig:
             return config
         section: Any = config or {}
         if "adv_estimator" in section or "gtpo" in section:
-            section = {} if (own := section.get("gtpo")) is None else own
+            section = section.get("gtpo")
+            if section is None:
+                section = {}
         if not hasattr(section, "keys"):
             raise ValueError(f"{cls.section}={section!r} is no mapping: set one of its keys, such as entropy_coeff")
         known = [field.name for field in fields(cls)]
@@ -122,11 +131,13 @@ class GTPOConfig:
 
     @classmethod
     def _hint(cls, key: Any) -> str:
-        """Return what an unknown key may be meant for, by its likeness to a key or to a symbol of the paper."""
+        """Return what an unknown key may be meant for: one that another trainer has, or by its likeness to a key or to
+        a symbol of the paper."""
+        for other in GTPOConfig.__subclasses__():
+            if key in [field.name for field in fields(other)]:
+                return f"unknown key; only {other.trainer} has it: remove it"
         known = [field.name for field in fields(cls)]
         near = get_close_matches(str(key), [*known, *_SYMBOLS])
-        if key in _VERLS:
-            return "unknown key; only the plugin for verl has it: remove it"
         if not near:
             return f"unknown key; the keys are {', '.join(known)}"
         return f"unknown key; did you mean {_SYMBOLS.get(near[0], near[0])}?"
@@ -158,8 +169,10 @@ class GTPOConfig:
             initial_entropy: ⟨H⟩_ini in nats per token; needed for `completion_filter="auto"` only.
 
         Raises:
-            ValueError: the filter is `auto` and `initial_entropy` is None.
+            ValueError: the filter is `auto` and `initial_entropy` is None, or it is no entropy.
         """
+        if initial_entropy is not None and not 0 <= initial_entropy < math.inf:
+            raise ValueError(f"initial_entropy={initial_entropy}: must be a number of nats per token of at least 0")
         if self.completion_filter != "auto":
             return self.completion_filter == "always"
         if initial_entropy is None:

@@ -5,13 +5,14 @@ counted from the first token for the forward mask, from the last token for the b
 completion's own tokens (`response_mask` = 1), so tool output inside a response shifts nothing.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from gtpo_verl.algorithm.completions import Completions
-from gtpo_verl.algorithm.config import GTPOConfig
+from gtpo_verl.algorithm.completions import Completions, GroupIds
+from gtpo_verl.algorithm.config import ConflictMasks, GTPOConfig
 
 _BLOCK = 32  # positions looked at together; later blocks only while a run continues
 
@@ -30,6 +31,13 @@ class Conflicts(NamedTuple):
     # (bs,) bool, whether the forward mask runs past the beginning that all completions of the prompt share
     forks: torch.Tensor | None = None
 
+    def spread(self, weights: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """Return (bs, response_length) float32, of this shape, with each completion's weight, of (bs,), on M and 1 off
+        it."""
+        spread = torch.ones(shape, device=weights.device)
+        spread[self.rows, self.columns] = weights[self.rows]
+        return spread
+
     def ends(self, row: int) -> dict[str, int]:
         """`prefix_len` and `suffix_len` of a row, where they are known."""
         lengths = {"prefix_len": self.prefix_len, "suffix_len": self.suffix_len}
@@ -40,9 +48,9 @@ def compute_conflict_mask(
     responses: torch.Tensor,
     response_mask: torch.Tensor,
     advantages: torch.Tensor,
-    index: Iterable[Hashable],
+    index: GroupIds,
     span: str = "leading",
-    masks: str = "both",
+    masks: ConflictMasks = "both",
 ) -> torch.Tensor:
     """`find_conflicts` as a (bs, response_length) bool mask; span and masks are keys of `GTPOConfig`."""
     config = GTPOConfig(conflict_span=span, conflict_masks=masks)
@@ -59,6 +67,24 @@ def compute_conflict_weights(advantages: torch.Tensor, positive: float = 2.0, ne
     updates of conflict tokens are skipped and positive ones doubled. A = 0, which Eq. 9 leaves open, keeps λ = 1.
     """
     return torch.where(advantages > 0, positive, torch.where(advantages < 0, negative, 1.0))
+
+
+def compute_token_weights(
+    *,
+    responses: torch.Tensor,
+    response_mask: torch.Tensor,
+    group_ids: GroupIds,
+    advantages: torch.Tensor,
+    config: GTPOConfig | Mapping[str, Any] | None = None,
+) -> torch.Tensor:
+    """Compute λ_{i,t} (arXiv:2508.03772, Eq. 9), (bs, response_length) float32: 1 off the conflict mask.
+
+    Responses, mask and ids are as for `compute_gtpo`; `advantages` are (bs,) A_i, before the entropy term.
+    """
+    settings = GTPOConfig.from_config(config)
+    conflicts = find_conflicts(responses, Completions(response_mask, group_ids), advantages, settings)
+    weights = compute_conflict_weights(advantages, settings.conflict_weight_positive, settings.conflict_weight_negative)
+    return conflicts.spread(weights, responses.shape)
 
 
 @torch.no_grad()
@@ -85,19 +111,36 @@ def find_conflicts(
     bs, width = responses.shape
     if advantages.shape != (bs,):
         raise ValueError(f"advantages has shape {tuple(advantages.shape)}: give one per completion, {(bs,)}")
-    if function := config.own_mask:
-        mask = function(*(x.clone() for x in (responses, completions.mask, completions.prompts, advantages)))
+    function = config.own_mask
+    if function is not None:
+        copies = [x.clone() for x in (responses, completions.mask, completions.prompts, advantages)]
+        mask = function(*copies)
         _check_own_mask(mask, completions, f"{config.section}.conflict_span={config.conflict_span}")
         rows, columns = mask.nonzero(as_tuple=True)
-        return Conflicts(rows, columns, mask.sum(-1))
-    forward = backward = unshared = completions.lengths.new_empty(0)
-    if config.conflict_span != "none" and config.conflict_masks != "backward":
-        forward, unshared = _find_runs(responses, completions, advantages, config.conflict_span, from_end=False)
-    if config.conflict_span != "none" and config.conflict_masks != "forward":
+        return Conflicts(rows, columns, conflict_len=mask.sum(-1))
+
+    # Places are indices into the flattened (bs * response_length,) batch.
+    forward = forks = backward = np.empty(0, dtype=int)
+    if config.conflict_span != "none" and config.conflict_masks in ("both", "forward"):
+        forward, forks = _find_runs(responses, completions, advantages, config.conflict_span, from_end=False)
+    if config.conflict_span != "none" and config.conflict_masks in ("both", "backward"):
         backward, _ = _find_runs(responses, completions, advantages, config.conflict_span, from_end=True)
-    either = torch.cat([forward, backward]).unique()
-    first, last, both, forks = ((x // width).bincount(minlength=bs) for x in (forward, backward, either, unshared))
-    return Conflicts(either // width, either % width, both, first, last, forks > 0)
+    on_mask = np.union1d(forward, backward)
+
+    def tensor(values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(values).to(responses.device)
+
+    def per_row(places: np.ndarray) -> torch.Tensor:
+        return tensor(np.bincount(places // width, minlength=bs))
+
+    return Conflicts(
+        rows=tensor(on_mask // width),
+        columns=tensor(on_mask % width),
+        conflict_len=per_row(on_mask),
+        prefix_len=per_row(forward),
+        suffix_len=per_row(backward),
+        forks=per_row(forks) > 0,
+    )
 
 
 def _check_own_mask(mask: Any, completions: Completions, setting: str) -> None:
@@ -111,47 +154,80 @@ def _check_own_mask(mask: Any, completions: Completions, setting: str) -> None:
 
 def _find_runs(
     responses: torch.Tensor, completions: Completions, advantages: torch.Tensor, span: str, from_end: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Places of the tokens on the forward mask, or from the end on the backward mask, in the flattened responses; and
-    those among them at which another completion of the prompt has another token, or none.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Find the tokens on the forward mask, or with `from_end` those on the backward mask.
 
-    The rows of a prompt are left once all their runs have ended: the work grows with the conflicts, not the responses.
+    It looks at `_BLOCK` positions of all remaining completions at a time. A prompt whose runs have all ended is left,
+    so that the work grows with the conflicts and not with the responses.
+
+    Returns:
+        Places of the tokens in the flattened responses; and those of them that are forks, where another completion of
+        the prompt has another token, or none.
     """
-    rows = _with_both_signs(completions.prompts, advantages)[0].nonzero().flatten()
-    sizes = completions.prompts.bincount()
-    begun = torch.full((len(rows), 1), span != "first", device=rows.device)
-    ended = torch.zeros_like(begun)
-    found, unshared, start = [rows.new_empty(0)], [rows.new_empty(0)], 0
+    all_tokens = responses.cpu().numpy().reshape(-1)
+    all_prompts = completions.prompts.cpu().numpy()
+    all_lengths = completions.lengths.cpu().numpy()
+    all_signs = advantages.sign().cpu().to(torch.int8).numpy()
+    completions_of_prompt = np.bincount(all_prompts)
+
+    is_in_mixed_prompt, _ = _shared_by_both_signs(all_prompts[:, None], all_signs)
+    rows = np.flatnonzero(is_in_mixed_prompt)
+    # Whether a completion's run has begun, and has ended, at each position of the block before.
+    has_begun = np.full((len(rows), 1), span != "first")
+    has_ended = np.zeros((len(rows), 1), dtype=bool)
+    found = [np.empty(0, dtype=int)]
+    forks = [np.empty(0, dtype=int)]
+    start = 0
     while len(rows):
-        prompts, lengths = completions.prompts[rows, None], completions.lengths[rows, None]
-        positions = torch.arange(start, start + _BLOCK, device=rows.device)
+        prompts = all_prompts[rows, None]
+        lengths = all_lengths[rows, None]
+        positions = np.arange(start, start + _BLOCK)
         is_token = positions < lengths
-        numbers = torch.where(is_token, lengths - 1 - positions if from_end else positions, 0)
-        places = completions.places(rows[:, None], numbers)
 
-        tokens = responses.take(places)
-        tokens = tokens - tokens.min()
-        keys = (prompts * _BLOCK + positions) * (tokens.max() + 1) + tokens  # (prompt, position, token) as one number
-        conflict, sharing = _with_both_signs(torch.where(is_token, keys, -1), advantages[rows])
-        conflict &= is_token
-        if span != "all":  # the last column of the block before tells whether a run has begun or ended
-            begun = begun[:, -1:] | (conflict.cumsum(-1) > 0)
-            ended = ended[:, -1:] | ((begun & ~conflict).cumsum(-1) > 0)
-            conflict &= ~ended
-        found.append(places.masked_select(conflict))
-        unshared.append(places.masked_select(conflict & (sharing < sizes[prompts])))
+        # Position p is a completion's p-th token, from its start or from its end.
+        from_start = lengths - 1 - positions if from_end else np.broadcast_to(positions, is_token.shape)
+        places = completions.places(rows[:, None], np.where(is_token, from_start, 0))
+        tokens = all_tokens[places].astype(np.int64)
 
+        # Completions share a token if these three numbers, packed into one, are equal.
+        tokens -= tokens.min()
+        keys = (prompts * _BLOCK + positions - start) * (tokens.max() + 1) + tokens
+        keys[~is_token] = -1
+        is_shared_by_both, times_shared = _shared_by_both_signs(keys, all_signs[rows])
+        is_conflict = is_shared_by_both & is_token
+
+        if span != "all":
+            has_begun = has_begun[:, -1:] | (is_conflict.cumsum(-1) > 0)
+            has_ended = has_ended[:, -1:] | ((has_begun & ~is_conflict).cumsum(-1) > 0)
+            is_conflict &= ~has_ended
+        found.append(places[is_conflict])
+        forks.append(places[is_conflict & (times_shared < completions_of_prompt[prompts])])
+
+        # Go on with the prompts of which a completion has a run that reaches the end of the block.
         start += _BLOCK
-        goes_on = ~ended[:, -1:] & (lengths > start)
-        stay = torch.isin(prompts, prompts[goes_on]).squeeze(-1)
-        rows, begun, ended = rows[stay], begun[stay], ended[stay]
-    return torch.cat(found), torch.cat(unshared)
+        goes_on = ~has_ended[:, -1] & (all_lengths[rows] > start)
+        stay = np.isin(all_prompts[rows], all_prompts[rows][goes_on])
+        rows = rows[stay]
+        has_begun = has_begun[stay]
+        has_ended = has_ended[stay]
+    return np.concatenate(found), np.concatenate(forks)
 
 
-def _with_both_signs(keys: torch.Tensor, advantages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which of the (bs, …) keys occur both in a row with A > 0 and in one with A < 0; and how often each occurs."""
-    _, numbers, counts = keys.unique(return_inverse=True, return_counts=True)
-    positive, negative = torch.zeros(2, keys.numel(), dtype=torch.bool, device=keys.device)
-    positive[numbers[advantages > 0]] = True
-    negative[numbers[advantages < 0]] = True
-    return (positive & negative).take(numbers), counts.take(numbers)
+def _shared_by_both_signs(keys: np.ndarray, signs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return which of the (bs, n) keys occur in a row of sign 1 and in one of sign −1; and how often each occurs."""
+    if not keys.size:
+        return np.zeros(keys.shape, dtype=bool), np.zeros(keys.shape, dtype=int)
+    order = keys.argsort(axis=None, kind="stable")
+    sorted_keys = keys.ravel()[order]
+    sorted_signs = np.broadcast_to(signs[:, None], keys.shape).ravel()[order]
+
+    # Equal keys are neighbours now.
+    starts = np.flatnonzero(np.diff(sorted_keys, prepend=sorted_keys[0] - 1))
+    counts = np.diff(starts, append=keys.size)
+    has_both = (np.maximum.reduceat(sorted_signs, starts) > 0) & (np.minimum.reduceat(sorted_signs, starts) < 0)
+
+    has_both_of_key = np.empty(keys.size, dtype=bool)
+    has_both_of_key[order] = has_both.repeat(counts)
+    count_of_key = np.empty(keys.size, dtype=int)
+    count_of_key[order] = counts.repeat(counts)
+    return has_both_of_key.reshape(keys.shape), count_of_key.reshape(keys.shape)

@@ -1,5 +1,8 @@
 """The `gtpo/*` metrics of a batch, over real completions only (rows without tokens are padding)."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from gtpo_verl.algorithm.advantage import GTPOAdvantage
@@ -9,9 +12,12 @@ from gtpo_verl.algorithm.config import GTPOConfig
 
 @torch.no_grad()
 def compute_gtpo_metrics(
-    result: GTPOAdvantage, config: GTPOConfig, initial_entropy: float | None, truncated: torch.Tensor
+    result: GTPOAdvantage,
+    config: GTPOConfig | Mapping[str, Any] | None = None,
+    initial_entropy: float | None = None,
+    truncated: torch.Tensor | None = None,
 ) -> dict[str, float]:
-    """Return what GTPO (arXiv:2508.03772) did to a batch, as a flat dict of floats for any logger of verl.
+    """Compute what GTPO (arXiv:2508.03772) did to a batch, as a flat dict of floats for any logger.
 
     A fraction `*_frac` is of all tokens (`conflict/token_frac`, λ), of all groups (`*group_frac`, `zero_std_frac`), or
     of all completions (the others).
@@ -21,45 +27,96 @@ def compute_gtpo_metrics(
 
     Args:
         result (GTPOAdvantage): of the batch.
-        config (GTPOConfig): the settings it was computed with.
-        initial_entropy (float | None): ⟨H⟩_ini of the run, if it is known.
-        truncated (torch.Tensor): (bs,) bool, completions that reached a limit of length.
+        config: the settings it was computed with, as for `compute_gtpo`.
+        initial_entropy (float | None): ⟨H⟩_ini of the run in nats per token, if it is known.
+        truncated (torch.Tensor | None): (bs,) bool, completions that reached a limit of length, if they are known.
     """
-    a, entropy = result.group_advantages, result.trajectory_entropy
-    conflicts, weights = result.conflicts, result.conflict_weights
-    lengths, groups = result.completions.lengths, result.completions.groups
-    real, tokens = lengths > 0, lengths.sum().clamp(min=1)
-    sizes = groups[real].unique(return_counts=True)[1]
-    signal = (weights - 1) * (conflicts.conflict_len / lengths.clamp(min=1)) * a
-    added, removed = signal[a > 0].sum(), signal[a < 0].sum()
-    moved = added.abs() + removed.abs()
+    settings = GTPOConfig.from_config(config)
+    if initial_entropy is None:
+        initial_entropy = settings.initial_entropy
+    is_real = result.completions.lengths > 0
     metrics = {
-        "conflict/token_frac": conflicts.conflict_len.sum() / tokens,
-        "conflict/group_frac": _mean(_groups_with_any(result, conflicts.conflict_len > 0)),
-        "conflict/fork_frac": None if conflicts.forks is None else _mean(conflicts.forks[real]),
-        "lambda/zeroed_frac": (conflicts.conflict_len * (weights == 0)).sum() / tokens,
-        "lambda/amplified_frac": (conflicts.conflict_len * (weights > 1)).sum() / tokens,
-        "lambda/signal_residual": (added - removed) / moved if moved > 0 else 0.0,
+        **_conflict_metrics(result, is_real),
+        **_lambda_metrics(result),
         "entropy/initial": initial_entropy,
-        "entropy/threshold": config.entropy_threshold,
-        "entropy/mean": _mean(entropy[real]),
-        "entropy/max": _max(entropy[real]),
-        "entropy/positive": _mean(entropy[real & (a > 0)]),
-        "entropy/negative": _mean(entropy[real & (a < 0)]),
-        "entropy/truncated": _mean(entropy[real & truncated]),
-        "filter/active": config.filter_is_active(initial_entropy),
-        "filter/dropped_frac": _mean(~result.keep[real]),
+        "entropy/threshold": settings.entropy_threshold,
+        **_entropy_metrics(result, is_real, truncated),
+        "filter/active": settings.filter_is_active(initial_entropy),
+        "filter/dropped_frac": _mean(~result.keep[is_real]),
         "filter/dropped_group_frac": _mean(~_groups_with_any(result, result.keep)),
-        "regularizer/mean": _mean(result.regularizer[real]),
-        "regularizer/sign_flip_frac": _mean(((a > 0) & (a < result.regularizer))[real]),
-        "group/size_min": sizes.min() if len(sizes) else None,
-        "group/zero_std_frac": _mean(~_groups_with_any(result, a != 0)),
-        "group/positive_frac": _mean(a[real] > 0),
+        **_regularizer_metrics(result, is_real),
+        **_group_metrics(result, is_real),
     }
+    return {f"gtpo/{name}": float(value) for name, value in metrics.items() if value is not None}
+
+
+def _conflict_metrics(result: GTPOAdvantage, is_real: torch.Tensor) -> dict[str, Any]:
+    conflicts = result.conflicts
+    metrics = {
+        "conflict/token_frac": conflicts.conflict_len.sum() / _number_of_tokens(result),
+        "conflict/group_frac": _mean(_groups_with_any(result, conflicts.conflict_len > 0)),
+    }
+    if conflicts.forks is not None:
+        metrics["conflict/fork_frac"] = _mean(conflicts.forks[is_real])
     for end, length in (("prefix", conflicts.prefix_len), ("suffix", conflicts.suffix_len)):
         if length is not None:
-            metrics |= {f"conflict/{end}_len/mean": _mean(length[real]), f"conflict/{end}_len/max": _max(length[real])}
-    return {f"gtpo/{name}": float(value) for name, value in metrics.items() if value is not None}
+            metrics[f"conflict/{end}_len/mean"] = _mean(length[is_real])
+            metrics[f"conflict/{end}_len/max"] = _max(length[is_real])
+    return metrics
+
+
+def _lambda_metrics(result: GTPOAdvantage) -> dict[str, Any]:
+    a = result.group_advantages
+    lengths = result.completions.lengths
+    conflict_len = result.conflicts.conflict_len
+    weights = result.conflict_weights
+    tokens = _number_of_tokens(result)
+
+    # The change of each completion's weight: the mean of λ − 1 over its tokens, times A_i.
+    signal = (weights - 1) * (conflict_len / lengths.clamp(min=1)) * a
+    added = signal[a > 0].sum()
+    removed = signal[a < 0].sum()
+    moved = added.abs() + removed.abs()
+    return {
+        "lambda/zeroed_frac": (conflict_len * (weights == 0)).sum() / tokens,
+        "lambda/amplified_frac": (conflict_len * (weights > 1)).sum() / tokens,
+        "lambda/signal_residual": (added - removed) / moved if moved > 0 else 0.0,
+    }
+
+
+def _entropy_metrics(
+    result: GTPOAdvantage, is_real: torch.Tensor, truncated: torch.Tensor | None
+) -> dict[str, float | None]:
+    a = result.group_advantages
+    entropy = result.trajectory_entropy
+    metrics = {
+        "entropy/mean": _mean(entropy[is_real]),
+        "entropy/max": _max(entropy[is_real]),
+        "entropy/positive": _mean(entropy[is_real & (a > 0)]),
+        "entropy/negative": _mean(entropy[is_real & (a < 0)]),
+    }
+    if truncated is not None:
+        metrics["entropy/truncated"] = _mean(entropy[is_real & truncated])
+    return metrics
+
+
+def _regularizer_metrics(result: GTPOAdvantage, is_real: torch.Tensor) -> dict[str, float | None]:
+    a = result.group_advantages
+    flips_sign = (a > 0) & (a < result.regularizer)
+    return {
+        "regularizer/mean": _mean(result.regularizer[is_real]),
+        "regularizer/sign_flip_frac": _mean(flips_sign[is_real]),
+    }
+
+
+def _group_metrics(result: GTPOAdvantage, is_real: torch.Tensor) -> dict[str, Any]:
+    a = result.group_advantages
+    _, sizes = result.completions.groups[is_real].unique(return_counts=True)
+    return {
+        "group/size_min": sizes.min() if len(sizes) else None,
+        "group/zero_std_frac": _mean(~_groups_with_any(result, a != 0)),
+        "group/positive_frac": _mean(a[is_real] > 0),
+    }
 
 
 @torch.no_grad()
@@ -73,9 +130,12 @@ def compute_log_prob_metrics(
     neither. `old_log_probs` is (bs, response_length), of the old-log-prob pass; `group_advantages` (bs,).
     """
     means = completions.mean(old_log_probs)
-    sides = {"positive": group_advantages > 0, "negative": group_advantages < 0}
-    found = {side: _mean(means[chosen & (completions.lengths > 0)]) for side, chosen in sides.items()}
-    return {f"gtpo/log_prob/{side}": value for side, value in found.items() if value is not None}
+    is_real = completions.lengths > 0
+    metrics = {
+        "gtpo/log_prob/positive": _mean(means[is_real & (group_advantages > 0)]),
+        "gtpo/log_prob/negative": _mean(means[is_real & (group_advantages < 0)]),
+    }
+    return {name: value for name, value in metrics.items() if value is not None}
 
 
 def _mean(values: torch.Tensor) -> float | None:
@@ -86,7 +146,12 @@ def _max(values: torch.Tensor) -> float | None:
     return values.max().item() if values.numel() else None
 
 
+def _number_of_tokens(result: GTPOAdvantage) -> torch.Tensor:
+    return result.completions.lengths.sum().clamp(min=1)
+
+
 def _groups_with_any(result: GTPOAdvantage, flags: torch.Tensor) -> torch.Tensor:
     """Return, (groups,) bool, whether one of the group's (bs,) flags is set."""
     groups = result.completions.groups
-    return torch.isin(groups[result.completions.lengths > 0].unique(), groups[flags])
+    real_groups = groups[result.completions.lengths > 0].unique()
+    return torch.isin(real_groups, groups[flags])

@@ -10,6 +10,7 @@ import wrapt
 from openrlhf.utils.logging_utils import init_logger
 from openrlhf.utils.utils import zero_pad_sequences
 
+from gtpo_verl.algorithm.advantage import compute_gtpo
 from gtpo_verl.algorithm.completions import Completions
 from gtpo_verl.algorithm.config import GTPOConfig
 from gtpo_verl.algorithm.metrics import compute_gtpo_metrics
@@ -29,8 +30,8 @@ class GTPOStage:
         self.config: GTPOConfig = trainer.args.algo.gtpo
         self.metrics: dict[str, float] = {}
         self._actors = trainer.actor_model_group
-        folder, norm_by_std = self.args.ckpt.path, not self.args.algo.advantage.no_std_norm
-        self._run = GTPORun(self.config, folder, folder if resumed else None, norm_by_std)
+        folder = self.args.ckpt.path
+        self._run = GTPORun(self.config, folder, folder if resumed else None)
         # One that OpenRLHF knows, whose advantages GTPO's then replace; elsewhere `gtpo` stays, and raises.
         trainer.experience_maker.advantage_estimator = "group_norm"
         wrapt.wrap_function_wrapper(trainer.experience_maker, "compute_advantages_and_returns", self._estimate)
@@ -48,7 +49,19 @@ class GTPOStage:
         truncated = torch.cat([experience.truncated for experience in experiences])
 
         completions = Completions(mask, index)
-        result = self._run.compute(rewards, completions, responses, completions.mean(entropy))
+        trajectory_entropy = completions.mean(entropy)
+        self._run.observe(rewards, completions, trajectory_entropy)
+        result = compute_gtpo(
+            rewards=rewards,
+            responses=responses,
+            response_mask=mask,
+            group_ids=completions,
+            entropy=entropy,
+            trajectory_entropy=trajectory_entropy,
+            config=self.config,
+            initial_entropy=self._run.initial_entropy_value,
+            norm_adv_by_std_in_grpo=not self.args.algo.advantage.no_std_norm,
+        )
         rows = result.advantages.split([len(experience.index) for experience in experiences])
         for experience, advantages in zip(experiences, rows, strict=True):
             experience.advantages = advantages[:, : experience.action_mask.size(1)].clone()

@@ -1,10 +1,9 @@
-"""GTPO in one run of any trainer: the advantages of its rollouts, and what the first of them fix or show."""
+"""What the first rollouts of a run fix and show, in any trainer: ⟨H⟩_ini, and rewards that do not fit the settings."""
 
 import logging
 
 import torch
 
-from gtpo_verl.algorithm.advantage import GTPOAdvantage, apply_gtpo, compute_group_advantages
 from gtpo_verl.algorithm.completions import Completions
 from gtpo_verl.algorithm.config import GTPOConfig
 from gtpo_verl.run_files.initial_entropy import InitialEntropy
@@ -20,12 +19,10 @@ class GTPORun:
     `InitialEntropy.known_before` raises.
     """
 
-    def __init__(
-        self, config: GTPOConfig, folder: str, resumed_from: str | None, norm_by_std: bool, applied: bool = True
-    ):
+    def __init__(self, config: GTPOConfig, folder: str, resumed_from: str | None, applied: bool = True):
         self.initial_entropy: InitialEntropy | None = None
         self._config, self._folder, self._resumed = config, folder, resumed_from is not None
-        self._norm_by_std, self._applied = norm_by_std, applied
+        self._applied = applied
         self._rewards: list[torch.Tensor] = []
         if known := InitialEntropy.known_before(config, resumed_from):
             self._fix_initial_entropy(known)
@@ -35,26 +32,12 @@ class GTPORun:
         """⟨H⟩_ini in nats per token; None in a resumed run that does not need it and has no record of it."""
         return self.initial_entropy.value if self.initial_entropy else None
 
-    def compute(
-        self,
-        rewards: torch.Tensor,
-        completions: Completions,
-        responses: torch.Tensor,
-        trajectory_entropy: torch.Tensor | None,
-        base: torch.Tensor | None = None,
-    ) -> GTPOAdvantage:
-        """Return GTPO's result for (bs,) rewards, (bs, response_length) token ids and (bs,) ⟨H⟩_i in nats per token.
-
-        Without ⟨H⟩_i the advantages are λA. `base` is as in `compute_group_advantages`.
-        """
-        if trajectory_entropy is None:
-            trajectory_entropy = torch.zeros(len(rewards))  # with which δ = 1 and γ⟨H⟩ = 0
-        else:
+    def observe(self, rewards: torch.Tensor, completions: Completions, trajectory_entropy: torch.Tensor | None) -> None:
+        """Take the next rollout, before its advantages are computed: (bs,) rewards, and ⟨H⟩_i in nats per token where
+        they are known before the update."""
+        if trajectory_entropy is not None:
             self.measure(trajectory_entropy, completions)
         self._compare(rewards[completions.lengths > 0].float())
-        least = self._config.min_correct_reward
-        a = compute_group_advantages(rewards, completions, self._norm_by_std, min_correct_reward=least, base=base)
-        return apply_gtpo(a, completions, responses, trajectory_entropy, self._config, self.initial_entropy_value)
 
     def measure(self, trajectory_entropy: torch.Tensor, completions: Completions) -> None:
         """Fix ⟨H⟩_ini, if this is the first rollout of a run that does not know it."""

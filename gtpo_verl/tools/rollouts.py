@@ -200,7 +200,7 @@ def _read_text(path: Path, rows: list[dict[str, Any]], name: str, config: GTPOCo
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
-    from gtpo_verl.algorithm.advantage import apply_gtpo, compute_group_advantages
+    from gtpo_verl.algorithm.advantage import compute_group_advantages, compute_gtpo
     from gtpo_verl.algorithm.completions import Completions
 
     tokenizer = load_tokenizer(name)
@@ -224,7 +224,14 @@ def _read_text(path: Path, rows: list[dict[str, Any]], name: str, config: GTPOCo
         # TRL's rounding can leave a sign at the mean; the sum is without weights, and may be at its mean by chance.
         advantages = own.masked_fill((advantages == 0) & (own.abs() < 1e-3), 0)
     completions = Completions(mask, uids, [(row["uid"], row["input"]) for row in rows])
-    result = apply_gtpo(advantages, completions, responses, torch.zeros(len(rows)), config)
+    result = compute_gtpo(
+        advantages=advantages,
+        responses=responses,
+        response_mask=mask,
+        group_ids=completions,
+        entropy=None,
+        config=config,
+    )
     return [
         {
             "step": step_of(path),

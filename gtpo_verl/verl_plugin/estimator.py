@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from gtpo_verl.algorithm.advantage import GTPOAdvantage, check_finite
+from gtpo_verl.algorithm.advantage import (
+    GTPOAdvantage,
+    check_finite,
+    compute_gtpo,
+    regularize,
+)
 from gtpo_verl.algorithm.completions import Completions
 from gtpo_verl.algorithm.metrics import compute_gtpo_metrics
 from gtpo_verl.run_files.gtpo_run import GTPORun
@@ -75,8 +80,8 @@ class GTPOEstimator:
             folder = run.gtpo.dump_dir or folder
             resumed_from = folder if InitialEntropy.path(folder).exists() else None
         self.run, self.config = run, run.gtpo
-        norm_by_std = config.algorithm.get("norm_adv_by_std_in_grpo", True)
-        self.gtpo_run = GTPORun(self.config, folder, resumed_from, norm_by_std, applied=run.applies_gtpo)
+        self._norm_by_std = config.algorithm.get("norm_adv_by_std_in_grpo", True)
+        self.gtpo_run = GTPORun(self.config, folder, resumed_from, applied=run.applies_gtpo)
         self._max_response_length = config.data.max_response_length
         self._max_model_len = select(config, "actor_rollout_ref.rollout.max_model_len") or math.inf
         self._rejects = select(config, "algorithm.rollout_correction.rollout_rs") is not None
@@ -131,8 +136,14 @@ class GTPOEstimator:
         entropy = trajectory_entropy[last]
         check_finite("entropy", entropy, result.completions.uids)
         self.gtpo_run.measure(entropy, result.completions)
-        keep, regularizer = entropy <= pending.inputs.highest_entropy[last], self.config.entropy_coeff * entropy
-        pending.result = result._replace(trajectory_entropy=entropy, regularizer=regularizer, keep=keep)
+        highest_kept = pending.inputs.highest_entropy[last]
+        regularized = regularize(result.group_advantages, entropy, self.config.entropy_coeff, highest_kept)
+        pending.result = result._replace(
+            trajectory_entropy=entropy,
+            regularizer=regularized.regularizer,
+            keep=regularized.keep,
+            unweighted_advantages=regularized.advantages,
+        )
         pending.metrics |= self._metrics(pending.fields, pending.result)
 
     def compute(self, fields: BatchFields, token_level_rewards: torch.Tensor, index: Any) -> GTPOAdvantage:
@@ -147,7 +158,20 @@ class GTPOEstimator:
             update_pass.check_range("entropy", entropy, self._entropy_range, completions.uids)
         name = self.config.base
         base = None if name == "gtpo" else compute_base_advantages(name, token_level_rewards, completions)
-        return self.gtpo_run.compute(token_level_rewards.sum(-1), completions, fields.responses, entropy, base)
+        rewards = token_level_rewards.sum(-1)
+        self.gtpo_run.observe(rewards, completions, entropy)
+        return compute_gtpo(
+            rewards=rewards,
+            advantages=base,
+            responses=fields.responses,
+            response_mask=fields.response_mask,
+            group_ids=completions,
+            entropy=fields.entropy,
+            trajectory_entropy=entropy,
+            config=self.config,
+            initial_entropy=self.gtpo_run.initial_entropy_value,
+            norm_adv_by_std_in_grpo=self._norm_by_std,
+        )
 
     def _metrics(self, fields: BatchFields, result: GTPOAdvantage) -> dict[str, float]:
         self._check_filter(result)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -65,6 +65,8 @@ class VerlGTPOConfig(GTPOConfig):
         dump_dir (str | None): folder for the token dump that `gtpo-verl view` shows. None: no dump.
         dump_freq (int): dump the first step and every step that this number divides. At least 1.
     """
+
+    trainer: ClassVar[str] = "the plugin for verl"
 
     base: str = "gtpo"
     entropy_from: str = "old_log_prob"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gtpo_verl.algorithm.advantage import completions_to_keep
+from gtpo_verl.algorithm.advantage import highest_kept_entropy, regularize
 from gtpo_verl.algorithm.config import GTPOConfig
 
 ENTROPIES = "gtpo_entropies"
@@ -61,11 +61,13 @@ class UpdateInputs(NamedTuple):
     def make(cls, group_advantages: torch.Tensor, config: GTPOConfig, initial_entropy: float | None) -> "UpdateInputs":
         """Of A_i, (bs,), and ⟨H⟩_ini in nats per token. Raises what `GTPOConfig.filter_is_active` raises."""
         advantages = group_advantages.double()
-        coeff, infinite = torch.full_like(advantages, config.entropy_coeff), torch.full_like(advantages, torch.inf)
-        can_be_filtered = ~completions_to_keep(infinite, advantages, config, initial_entropy)
-        threshold = float(torch.tensor(config.entropy_threshold))  # entropies are float32, in which ln 2 lies higher
-        highest = infinite.masked_fill(can_be_filtered, threshold)
-        return cls(torch.arange(len(advantages)), advantages, coeff, highest, torch.zeros_like(advantages).bool())
+        return cls(
+            row=torch.arange(len(advantages)),
+            group_advantage=advantages,
+            entropy_coeff=torch.full_like(advantages, config.entropy_coeff),
+            highest_entropy=highest_kept_entropy(advantages, config, initial_entropy),
+            dumped=torch.zeros_like(advantages, dtype=torch.bool),
+        )
 
     def to_batch(self) -> dict[str, torch.Tensor]:
         """Return the fields of a batch of verl."""
@@ -99,11 +101,10 @@ def apply_entropy(
     mask = response_mask.bool()
     total = torch.where(mask, entropy, 0).sum(-1, dtype=torch.float64)
     means = (total / mask.sum(-1).clamp(min=1)).float()
+    regularized = regularize(inputs.group_advantage, means, inputs.entropy_coeff, inputs.highest_entropy)
     group_advantage = inputs.group_advantage.unsqueeze(-1)
-    regularized = inputs.group_advantage - inputs.entropy_coeff * means
-    kept = torch.where(means <= inputs.highest_entropy, regularized, 0).unsqueeze(-1)
     weights = torch.where(group_advantage == 0, mask.double(), advantages / group_advantage)
-    return (kept * weights).to(advantages.dtype), means
+    return (regularized.advantages.unsqueeze(-1) * weights).to(advantages.dtype), means
 
 
 def apply_in_actor(

@@ -12,11 +12,12 @@ from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 from gtpo_verl import (
     GTPOConfig,
     compute_completion_filter,
+    compute_gtpo,
     compute_gtpo_outcome_advantage,
     compute_gtpo_token_advantages,
     compute_trajectory_entropy,
 )
-from gtpo_verl.algorithm.advantage import compute_group_advantages
+from gtpo_verl.algorithm.advantage import compute_group_advantages, entropy_from_logits
 from gtpo_verl.algorithm.completions import Completions
 from gtpo_verl.algorithm.metrics import compute_gtpo_metrics
 
@@ -418,3 +419,95 @@ def test_shapes_that_do_not_fit_are_an_error(two_completions):
     two_completions["responses"] = two_completions["responses"][:, :3]
     with pytest.raises(ValueError, match=r"^responses has shape \(2, 3\), not .* = \(2, 4\)$"):
         compute_gtpo_token_advantages(torch.tensor([1.0, -1.0]), **two_completions, initial_entropy=0.3)
+
+
+def test_the_given_entropies_of_completions_are_those_of_their_tokens(two_completions):
+    rewards = two_completions.pop("token_level_rewards").sum(-1)
+    mask = two_completions["response_mask"]
+    batch = {"rewards": rewards, "responses": two_completions["responses"], "response_mask": mask}
+    completions = Completions(mask, two_completions["index"])
+    means = completions.mean(two_completions["entropy"])
+    first = compute_gtpo(**batch, group_ids=["p", "p"], entropy=two_completions["entropy"], initial_entropy=0.3)
+    second = compute_gtpo(**batch, group_ids=completions, entropy=None, trajectory_entropy=means, initial_entropy=0.3)
+    assert torch.equal(first.advantages, second.advantages)
+
+
+def test_without_entropies_the_advantages_are_lambda_a(two_completions):
+    result = compute_gtpo(
+        rewards=torch.tensor([20.0, 10.0]),
+        responses=two_completions["responses"],
+        response_mask=two_completions["response_mask"],
+        group_ids="pp",
+        entropy=None,
+        initial_entropy=0.3,
+    )
+    assert torch.equal(result.advantages, result.token_weights * result.group_advantages.unsqueeze(-1))
+    assert torch.equal(result.unweighted_advantages, result.group_advantages)
+
+
+@pytest.mark.parametrize("entropy", [-0.1, -0.02, -3.0])
+def test_log_probabilities_in_place_of_entropies_are_an_error(two_completions, entropy):
+    two_completions["entropy"][:] = entropy
+    with pytest.raises(ValueError, match=rf"entropy of row 0 \(uid p\) is {entropy:g} .*at least 0"):
+        compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3)
+    two_completions["entropy"][:] = torch.tensor([[-0.2], [0.4]])  # as 16 bits may round
+    compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3)
+
+
+@pytest.mark.parametrize("initial_entropy", [math.nan, -1.0, math.inf])
+def test_an_initial_entropy_that_is_none_is_an_error_under_any_filter(two_completions, initial_entropy):
+    for completion_filter in ("auto", "always", "never"):
+        config = {"completion_filter": completion_filter}
+        with pytest.raises(ValueError, match=f"^initial_entropy={initial_entropy}: must be a number of nats"):
+            compute_gtpo_outcome_advantage(**two_completions, config=config, initial_entropy=initial_entropy)
+
+
+def test_an_argument_of_another_name_is_an_error(two_completions):
+    with pytest.raises(TypeError, match="entropy_coeff"):
+        compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3, entropy_coeff=0.0)
+
+
+def test_swapped_responses_and_mask_are_an_error(two_completions):
+    mask, responses = two_completions["response_mask"], two_completions["responses"]
+    with pytest.raises(ValueError, match="were responses and response_mask swapped"):
+        compute_gtpo_outcome_advantage(
+            **two_completions | {"response_mask": responses, "responses": mask}, initial_entropy=0.3
+        )
+
+
+def test_neither_rewards_nor_advantages_or_those_of_tokens_are_an_error(two_completions):
+    rewards = two_completions.pop("token_level_rewards")
+    two_completions["group_ids"] = two_completions.pop("index")
+    with pytest.raises(ValueError, match="^give rewards, or advantages"):
+        compute_gtpo(**two_completions, initial_entropy=0.3)
+    for name in ("rewards", "advantages"):
+        with pytest.raises(ValueError, match=rf"^{name} has shape \(2, 4\): give one per completion, \(2,\)$"):
+            compute_gtpo(**two_completions, initial_entropy=0.3, **{name: rewards})
+    with pytest.raises(ValueError, match=r"^rewards has shape \(2, 4\): give one per completion"):
+        compute_group_advantages(rewards, "pp")
+
+
+def test_group_advantages_of_ids_are_those_of_completions():
+    rewards = torch.tensor([1.0, 2.0, 3.0, 5.0])
+    of_ids = compute_group_advantages(rewards, torch.tensor([7, 7, 7, 8]))
+    assert torch.equal(of_ids, compute_group_advantages(rewards, Completions(torch.ones(4, 1), "aaab")))
+    assert of_ids[1] == of_ids[3] == 0 and of_ids[0] == -of_ids[2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_entropy_from_logits_is_that_of_the_distribution(dtype, temperature):
+    logits = torch.randn(3, 1500, 11, generator=torch.Generator().manual_seed(0)).to(dtype)
+    logits[0, 0] = -torch.inf
+    logits[0, 0, 3] = 5.0  # the only token that can be sampled
+    expected = torch.distributions.Categorical(logits=logits.float() / temperature).entropy()
+    expected[0, 0] = 0
+    entropy = entropy_from_logits(logits.requires_grad_(), temperature)
+    torch.testing.assert_close(entropy, expected)
+    assert entropy.dtype == torch.float32 and not entropy.requires_grad
+
+
+def test_equation_10_with_the_initial_entropy_filters_only_from_below_the_threshold():
+    entropy = torch.tensor([0.5, 1.5])
+    for initial_entropy, kept in ((0.9, [True, False]), (1.0, [True, True]), (1.1, [True, True])):
+        assert compute_completion_filter(entropy, 1.0, initial_entropy=initial_entropy).tolist() == kept

@@ -55,8 +55,8 @@ def test_own_tokens_are_where_the_mask_is_one(length, holes, padding, dtype):
     ones = mask[1].nonzero().flatten()
     completions = Completions(mask, "ab")
     assert completions.lengths.tolist() == [length, len(ones)]
-    rows = torch.ones(len(ones), dtype=torch.int64)
-    assert torch.equal(completions.places(rows, torch.arange(len(ones))), mask.shape[1] + ones)
+    rows = np.ones(len(ones), dtype=int)
+    assert completions.places(rows, np.arange(len(ones))).tolist() == (mask.shape[1] + ones).tolist()
     values = torch.where(mask.bool(), torch.arange(mask.shape[1]).float(), torch.nan)
     assert completions.mean(values)[1] == (ones.double().mean().float() if len(ones) else 0)
     assert torch.equal(completions.spread(torch.tensor([2.0, 3.0])), mask.float() * torch.tensor([[2.0], [3.0]]))
@@ -69,7 +69,41 @@ def test_the_mean_of_equal_numbers_is_that_number():
     assert (Completions(mask, range(2000)).mean(ln_2.expand(2000, 2000)) == ln_2).all()
 
 
-@pytest.mark.parametrize("index", [np.array(["a", "b"]), torch.tensor([0, 1]), ("a", "b")])
+@pytest.mark.parametrize(
+    "index",
+    [
+        np.array(["a", "b", "a"]),
+        torch.tensor([0, 1, 0]),
+        ("a", "b", "a"),
+        list(torch.tensor([0, 1, 0])),
+        np.array([*torch.tensor([0.5, 1.5, 0.5])], dtype=object),
+    ],
+)
 def test_uids_are_plain_values_of_whatever_holds_them(index):
-    uids = Completions(torch.ones(2, 3), index).uids
-    assert len(set(uids)) == 2 and all(type(uid) in (str, int) for uid in uids)
+    """Tensors are compared as objects: a list of them would make each completion a group of its own."""
+    completions = Completions(torch.ones(3, 3), index)
+    assert len(set(completions.uids)) == 2 and all(type(uid) in (str, int, float) for uid in completions.uids)
+    assert completions.groups.tolist() == completions.prompts.tolist() == [0, 1, 0]
+
+
+def test_ids_that_are_no_column_are_an_error():
+    with pytest.raises(ValueError, match=r"^index has shape \(2, 1\), not \(bs,\)"):
+        Completions(torch.ones(2, 3), torch.zeros(2, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("value", [-1, 2, 7, 0.5])
+def test_a_mask_that_is_not_0_or_1_is_an_error_that_names_the_place(dtype, value):
+    mask = torch.ones(2, 3, dtype=dtype)
+    Completions(mask, "ab")
+    if value == 0.5 and not dtype.is_floating_point:
+        return
+    mask[1, 2] = value
+    with pytest.raises(ValueError, match=rf"^response_mask\[1, 2\] is {value:g}.*must be 1 on"):
+        Completions(mask, "ab")
+
+
+def test_a_mask_of_bfloat16_is_read():
+    mask = torch.tensor([[1, 0, 1], [1, 1, 0]])
+    for dtype in (torch.bfloat16, torch.float16, torch.uint8, torch.bool):
+        assert Completions(mask.to(dtype), "ab").lengths.tolist() == [2, 2]

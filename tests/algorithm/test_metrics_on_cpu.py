@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gtpo_verl import GTPOConfig, compute_gtpo_token_advantages
-from gtpo_verl.algorithm.advantage import apply_gtpo, compute_group_advantages
+from gtpo_verl.algorithm.advantage import compute_gtpo
 from gtpo_verl.algorithm.completions import Completions
 from gtpo_verl.algorithm.metrics import compute_gtpo_metrics, compute_log_prob_metrics
 
@@ -24,9 +24,15 @@ def metrics_of(config=GTPOConfig(), padding_rows=0):  # noqa: B008
     entropy = torch.full((rows, 4), 9.0)
     entropy[:4] = torch.tensor([0.1, 0.9, 0.2, 0.4]).unsqueeze(-1)
     index = np.array(["p", "p", "q", "q", *["pad"] * padding_rows], dtype=object)
-    completions = Completions(response_mask, index)
-    advantages = compute_group_advantages(rewards.sum(-1), completions)
-    result = apply_gtpo(advantages, completions, responses, completions.mean(entropy), config, 0.3)
+    result = compute_gtpo(
+        rewards=rewards.sum(-1),
+        responses=responses,
+        response_mask=response_mask,
+        group_ids=index,
+        entropy=entropy,
+        config=config,
+        initial_entropy=0.3,
+    )
     truncated = response_mask.sum(-1) >= 4
     return compute_gtpo_metrics(result, config, 0.3, truncated)
 

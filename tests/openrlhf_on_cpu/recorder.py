@@ -90,13 +90,13 @@ class Forgetful:
 
 
 def shift_tokens(module):
-    compute = module.apply_gtpo
+    compute = module.compute_gtpo
 
     @functools.wraps(compute)
-    def shifted(advantages, completions, responses, *args):
-        return compute(advantages, completions, responses.roll(1, -1), *args)
+    def shifted(*, responses, **kwargs):
+        return compute(responses=responses.roll(1, -1), **kwargs)
 
-    module.apply_gtpo = shifted
+    module.compute_gtpo = shifted
 
 
 def install():
@@ -109,4 +109,4 @@ def install():
     if "sync" in broken:
         wrapt.register_post_import_hook(forget_weights, "openrlhf.trainer.ray.vllm_worker_wrap")
     if "tokens" in broken:
-        wrapt.register_post_import_hook(shift_tokens, "gtpo_verl.run_files.gtpo_run")
+        wrapt.register_post_import_hook(shift_tokens, "gtpo_verl.openrlhf.stage")

@@ -11,12 +11,12 @@ from gtpo_verl.run_files.gtpo_run import GTPORun
 def warnings_of(rollouts, folder, caplog, applied=True, **config):
     """Of a run with these rewards in each rollout; the last row is padding."""
     caplog.set_level(logging.WARNING, "gtpo_verl")
-    run = GTPORun(GTPOConfig(completion_filter="never", **config), folder, None, norm_by_std=True, applied=applied)
+    run = GTPORun(GTPOConfig(completion_filter="never", **config), folder, None, applied=applied)
     for rewards in rollouts:
         mask = torch.ones(len(rewards) + 1, 2)
         mask[-1] = 0
         completions = Completions(mask, [*"p" * len(rewards), "pad"])
-        run.compute(torch.tensor([*rewards, 0.0]), completions, torch.ones_like(mask).long(), torch.zeros(len(mask)))
+        run.observe(torch.tensor([*rewards, 0.0]), completions, torch.zeros(len(mask)))
     return [record.getMessage() for record in caplog.records]
 
 
