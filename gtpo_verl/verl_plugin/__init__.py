@@ -7,8 +7,9 @@ What happens to a batch:
    from TransferQueue (V1 trainer) or from the batch (legacy trainer), and puts it into the trainer's `TrainerState`.
 2. verl's `compute_advantage` calls the estimator, which finds it there, and weighs each token. The result goes to the
    token dump, if there is one.
-3. verl's update sees only `advantages`, under any policy loss; GTPO's metrics join those of the update. Where verl
-   logs an update before which nobody asked for GTPO's advantages, the run ends.
+3. verl's update sees only `advantages`, under any policy loss; GTPO's metrics join those of the update.
+4. Where the trainer hands over the batch that it has updated with, its advantages are compared with GTPO's; the run
+   ends if they are others (`update_check`).
 
 With `algorithm.gtpo.entropy_from=update` there is no entropy before the update: the estimator gives λA, and a hook on
 the actor's loss, in the workers' processes, applies δ and −γ⟨H⟩ (`update_pass`). The update's metrics bring back each

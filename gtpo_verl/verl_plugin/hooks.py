@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import verl
+from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 from gtpo_verl.verl_plugin import batch_fields, compat, preflight, update_pass
 from gtpo_verl.verl_plugin.loss import compute_policy_loss_gtpo
 from gtpo_verl.verl_plugin.one_run_per_cluster import refuse_second_run
-from gtpo_verl.verl_plugin.run_config import ADV_ESTIMATOR, LOSS_MODE, NAMES, foreign_function, registry
-from gtpo_verl.verl_plugin.state import TrainerState, current, estimate_gtpo_advantage
+from gtpo_verl.verl_plugin.run_config import ADV_ESTIMATOR, LOSS_MODE, registry, select
+from gtpo_verl.verl_plugin.state import TrainerState, current, enter, estimate_gtpo_advantage, set_current
 from gtpo_verl.verl_plugin.training_monitor import KEY, TrainerWatch
 from gtpo_verl.verl_plugin.weight_transfer import use_own_socket
 
@@ -51,7 +52,7 @@ def get_policy_loss_fn(proceed: Callable, *, name: Any) -> Callable:
 
 def v1_compute_advantage(proceed: Callable, trainer: Any, *, batch: Any) -> Any:
     """The V1 trainer's advantages: its rows are in TransferQueue."""
-    state = TrainerState.enter(trainer)
+    state = enter(trainer)
     if not state.begin_step():
         return proceed()
     from verl.trainer.ppo.v1 import trainer_base
@@ -75,23 +76,24 @@ def v1_compute_advantage(proceed: Callable, trainer: Any, *, batch: Any) -> Any:
 def legacy_compute_old_log_prob(proceed: Callable, trainer: Any, *, batch: Any) -> Any:
     """The legacy trainer has entropies only here, and may move its rows before it computes advantages."""
     result = proceed()
-    if TrainerState.enter(trainer).reads_entropy:
+    if enter(trainer).reads_entropy:
         batch_fields.keep_in_batch(result[0].batch, batch.batch)
     return result
 
 
 def separate_compute_advantage(proceed: Callable, trainer: Any) -> Any:
     """fully_async and one_step_off have loops of their own, and under bypass mode no old-log-prob pass."""
-    TrainerState.enter(trainer)
+    enter(trainer)
     return proceed()
 
 
 def compute_advantage(proceed: Callable, *, data: Any) -> Any:
     """Both trainers call this, with padded rows."""
-    state = current.get()
+    state = current()
     if state is None:
         return proceed()
-    fields, state.batch = state.batch, None  # it serves once
+    fields = state.batch
+    state.batch = None  # it serves once
     if fields is None and state.begin_step():  # the legacy trainer
         fields = batch_fields.take_from_batch(data.batch, state.reads_entropy)
     return state.compute_advantage(proceed, fields, data) if fields else proceed()
@@ -113,9 +115,11 @@ def ppo_loss(proceed: Callable, *, config: Any, model_output: Any, data: Any) ->
 
 def reduce_metrics(proceed: Callable, *, metrics: dict[str, Any]) -> dict[str, Any]:
     """Metrics of every actor and critic update pass through here; those of the step join them."""
-    key = f"actor/{update_pass.ENTROPIES}"
-    entropies = metrics.pop(key) if key in metrics else None
-    reduced, state = proceed(), current.get()
+    # A trainer may give the actor's metrics another prefix than verl's `actor/`.
+    key = next((name for name in metrics if str(name).endswith(f"/{update_pass.ENTROPIES}")), None)
+    entropies = metrics.pop(key) if key else None
+    reduced = proceed()
+    state = current()
     if state is None or state.pending is None:
         return reduced
     if state.pending.inputs:
@@ -127,60 +131,64 @@ def reduce_metrics(proceed: Callable, *, metrics: dict[str, Any]) -> dict[str, A
                 "verl's own (verl.workers.engine_workers), or has not loaded gtpo_verl; set entropy_from=old_log_prob"
             )
         state.complete(state.pending, entropies)
-    pending, state.pending = state.pending, None
+    pending = state.pending
+    state.pending = None
     return reduced | pending.metrics
+
+
+def compute_data_metrics(proceed: Callable, *, batch: Any) -> dict[str, Any]:
+    """verl's trainers call this with the batch that they have updated with."""
+    metrics = proceed()
+    state = current()
+    if state and state.update_check:
+        state.update_check.compare(batch.batch["advantages"], batch.batch["response_mask"])
+    return metrics
 
 
 def fit(proceed: Callable, trainer: Any) -> Any:
     """The watch for collapse lives as long as the trainer's loop."""
-    before, state = current.get(), TrainerState.enter(trainer)
+    before = current()
+    state = enter(trainer)
     state.watch = TrainerWatch.of(trainer)
     try:
         return proceed()
     finally:
         state.watch = None
-        current.set(before)
+        set_current(before)
 
 
 def track(proceed: Callable, tracking: Any, *, config: Any) -> None:
     """verl's logger gets the whole config in every trainer, whatever methods of it a trainer replaces."""
     proceed()
-    config = config if isinstance(config, Mapping) else {}
-    algorithm, trainer = (x if isinstance(x := config.get(name), Mapping) else {} for name in ("algorithm", "trainer"))
-    name = algorithm.get("adv_estimator")
-    if name in NAMES and not foreign_function(name):
-        tracking.gtpo_logged = None, TrainerState.estimates
-    tracking.gtpo_watch = trainer.get("collapse_watch") or "none"
+    if current() or not isinstance(config, Mapping):
+        return
+    sections = {name: config[name] for name in ("algorithm", "trainer") if isinstance(config.get(name), Mapping)}
+    set_current(TrainerState(OmegaConf.create(sections, flags={"allow_objects": True})))
 
 
 _UPDATED = {"actor/pg_loss", "actor/grad_norm"}
-"""What verl logs of every update of the actor, and of nothing else."""
+"""What verl logs of an update of the actor, and of nothing else."""
 
 
 def log(proceed: Callable, tracking: Any, *, data: dict[str, Any], step: Any) -> Any:
-    """What the trainer logs, under any estimator; raises what `_check_update` raises."""
-    result, state = proceed(), current.get()
-    if data.keys() & _UPDATED:
-        _check_update(tracking, state, step)
-    if state and "estimator" in vars(state):
+    """What the trainer logs, under any estimator.
+
+    Raises:
+        RuntimeError: the run is to be watched for collapse, but its trainer's loop is not verl's.
+    """
+    result = proceed()
+    state = current()
+    if state is None:
+        return result
+    if data.keys() & _UPDATED and not state.watch and select(state.config, KEY) not in (None, False, "none"):
+        raise RuntimeError(f"{KEY} does not watch a trainer with a fit of its own, as this one: remove it")
+    if state.update_check:
+        state.update_check.logged(step)
+    if "estimator" in vars(state):
         state.estimator.keep_with_checkpoint()  # verl saves a step before it logs it
-    if state and state.watch:
+    if state.watch:
         state.watch.logged(data)
     return result
-
-
-def _check_update(tracking: Any, state: TrainerState | None, step: Any) -> None:
-    """A RuntimeError if a run of GTPO was updated by other advantages, or if one that is to be watched is not."""
-    if getattr(tracking, "gtpo_watch", "none") != "none" and not (state and state.watch):
-        raise RuntimeError(f"{KEY} does not watch a trainer with a fit of its own, as this one: remove it")
-    if hasattr(tracking, "gtpo_logged"):
-        (last, before), tracking.gtpo_logged = tracking.gtpo_logged, (step, TrainerState.estimates)
-        if before == TrainerState.estimates and step != last:  # fully_async logs its last update twice
-            raise RuntimeError(
-                f"algorithm.adv_estimator asks for GTPO, but the trainer updated the actor at step {step} with other "
-                "advantages: let its own _compute_advantage call verl's, super()._compute_advantage, or set "
-                "algorithm.adv_estimator=grpo"
-            )
 
 
 _V1, _LEGACY = "verl.trainer.ppo.v1.trainer_base", "verl.trainer.ppo.ray_trainer"
@@ -200,6 +208,7 @@ HOOKS = (
     Hook("advantages", _LEGACY, "compute_advantage", compute_advantage),
     Hook("actor's loss", "verl.workers.utils.losses", "ppo_loss", ppo_loss),
     Hook("update's metrics", "verl.utils.metric", "reduce_metrics", reduce_metrics),
+    Hook("update's batch", "verl.trainer.ppo.metric_utils", "compute_data_metrics", compute_data_metrics),
     Hook("logger's config", "verl.utils.tracking", "Tracking.__init__", track),
     Hook("logger", "verl.utils.tracking", "Tracking.log", log),
 )

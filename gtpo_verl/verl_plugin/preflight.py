@@ -22,6 +22,7 @@ from gtpo_verl.verl_plugin import compat, training_monitor
 from gtpo_verl.verl_plugin.run_config import (
     ADV_ESTIMATOR,
     ALIAS,
+    ALLOW_CHANGES,
     LOSS_MODE,
     NAMES,
     RunConfig,
@@ -93,6 +94,8 @@ def start(config: DictConfig) -> None:
     if run.from_update and not select(config, _CALCULATE):
         OmegaConf.update(config, _CALCULATE, True)
         logger.info("%s=True, since %s=update", _CALCULATE, _ENTROPY_FROM)
+    if run.gtpo.allow_changed_advantages:
+        logger.warning("%s=True: whether GTPO's advantages are those of the update is not checked", ALLOW_CHANGES)
     if warning := resume_warning(config, run):
         logger.warning("%s", warning)
     if not need_reference_policy(config):

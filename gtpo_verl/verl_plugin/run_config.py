@@ -18,6 +18,7 @@ NAMES = ("gtpo", ALIAS)
 
 ADV_ESTIMATOR = "algorithm.adv_estimator"
 LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
+ALLOW_CHANGES = "algorithm.gtpo.allow_changed_advantages"
 
 
 def select(config: Any, key: str) -> Any:
@@ -64,6 +65,8 @@ class VerlGTPOConfig(GTPOConfig):
             update. `update`: the update's own, so that verl can skip the other.
         dump_dir (str | None): folder for the token dump that `gtpo-verl view` shows. None: no dump.
         dump_freq (int): dump the first step and every step that this number divides. At least 1.
+        allow_changed_advantages (bool): the trainer changes GTPO's advantages on purpose, or updates with older ones.
+            False: the run ends at an update with other advantages than GTPO's.
     """
 
     trainer: ClassVar[str] = "the plugin for verl"
@@ -72,6 +75,7 @@ class VerlGTPOConfig(GTPOConfig):
     entropy_from: str = "old_log_prob"
     dump_dir: str | None = None
     dump_freq: int = 10
+    allow_changed_advantages: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,6 +84,8 @@ class VerlGTPOConfig(GTPOConfig):
         if self.dump_dir is not None and not (isinstance(self.dump_dir, str) and self.dump_dir.strip()):
             raise ValueError(f"{self.section}.dump_dir={self.dump_dir!r}: must be the name of a folder, or null")
         self._check_number("dump_freq", "a whole number of steps of at least 1", lambda x: x >= 1 and x == int(x))
+        if not isinstance(self.allow_changed_advantages, bool):
+            raise ValueError(f"{ALLOW_CHANGES}={self.allow_changed_advantages!r}: must be True or False")
 
 
 class RunConfig(NamedTuple):
@@ -97,11 +103,16 @@ class RunConfig(NamedTuple):
         return self.applies_gtpo and self.gtpo.entropy_from == "update"
 
     @classmethod
+    def of_nothing(cls) -> "RunConfig":
+        """Return that of a run that asks for nothing."""
+        return cls(applies_gtpo=False, gtpo=VerlGTPOConfig())
+
+    @classmethod
     def read(cls, config: Any) -> "RunConfig":
         """Read it from verl's whole config; a ValueError for a wrong setting of GTPO in a run that asks for it."""
         applied = uses_gtpo(config)
         if not applied and select(config, "algorithm.gtpo.dump_dir") is None:
-            return cls(False, VerlGTPOConfig())
+            return cls.of_nothing()
         gtpo = VerlGTPOConfig.from_config(config.algorithm)
         if applied and not config.trainer.default_local_dir:
             raise ValueError("trainer.default_local_dir=null: GTPO keeps its initial entropy there: name a folder")

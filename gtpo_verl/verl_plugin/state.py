@@ -3,9 +3,8 @@
 import logging
 import time
 from collections.abc import Callable
-from contextvars import ContextVar
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -14,50 +13,46 @@ from gtpo_verl.algorithm.metrics import compute_log_prob_metrics
 from gtpo_verl.verl_plugin import compat, preflight, update_pass
 from gtpo_verl.verl_plugin.batch_fields import BatchFields
 from gtpo_verl.verl_plugin.estimator import GTPOEstimator, PendingUpdate
-from gtpo_verl.verl_plugin.run_config import select
+from gtpo_verl.verl_plugin.run_config import RunConfig, select
 from gtpo_verl.verl_plugin.token_dump import BATCH_FIELDS, TokenDump, bounded_rows
 from gtpo_verl.verl_plugin.training_monitor import TrainerWatch
+from gtpo_verl.verl_plugin.update_check import UpdateCheck
 
 logger = logging.getLogger("gtpo_verl")
 
 
 class TrainerState:
-    """The plugin's state for one trainer of verl, whether or not its config asks for GTPO.
+    """What the plugin knows of one trainer of verl, whether or not its config asks for GTPO.
 
-    Raises what `preflight.validated` raises.
+    Args:
+        config: the trainer's.
+        trainer: None, if only its logger has been seen: a trainer may replace every method that the plugin hooks.
+
+    Raises what `preflight.validated` raises, if there is a trainer.
     """
 
-    estimates: ClassVar[int] = 0
-    """How often verl has asked for GTPO's advantages in this process."""
-
-    def __init__(self, trainer: Any):
-        self._trainer = trainer
-        self.run = preflight.validated(trainer.config)
+    def __init__(self, config: Any, trainer: Any = None):
+        self.config = config
+        self.trainer = trainer
+        self.run = RunConfig.of_nothing() if trainer is None else preflight.validated(config)
         self.watch: TrainerWatch | None = None
         self.batch: BatchFields | None = None  # at hand, while verl computes its advantages
         self.pending: PendingUpdate | None = None
+        self.update_check = UpdateCheck.of(config)
 
     @cached_property
     def estimator(self) -> GTPOEstimator:
         """Made at the first batch: before that a trainer does not know whether it is resumed."""
-        return GTPOEstimator(self._trainer, self.run)
+        return GTPOEstimator(self.trainer, self.run)
 
     @cached_property
     def dump(self) -> TokenDump | None:
         """The run's token dump, if it asks for one."""
         try:
-            return TokenDump.of(self._trainer, self.run)
+            return TokenDump.of(self.trainer, self.run)
         except OSError as error:  # an earlier start's files may be another user's
             logger.warning("GTPO: the run goes on without its token dump: %s", error)
             return None
-
-    @classmethod
-    def enter(cls, trainer: Any) -> "TrainerState":
-        """Return the state of a trainer, from now on that of this process."""
-        if not hasattr(trainer, "_gtpo_state"):
-            trainer._gtpo_state = cls(trainer)
-        current.set(trainer._gtpo_state)
-        return trainer._gtpo_state
 
     @property
     def has_work(self) -> bool:
@@ -71,14 +66,18 @@ class TrainerState:
 
     @property
     def _dump_is_due(self) -> bool:
-        return self.dump is not None and self.dump.is_due(self._trainer.global_steps)
+        return self.dump is not None and self.dump.is_due(self.trainer.global_steps)
 
     def begin_step(self) -> bool:
-        """Begin the next step, and return whether GTPO or its dump has work in it; a RuntimeError if the last step's
-        update did not pass through the hooks that it needs."""
-        left, self.pending = self.pending, None
-        if left and self.run.applies_gtpo and (left.inputs or left.step < self._trainer.global_steps):
-            if left.step >= (select(self._trainer.config, "trainer.critic_warmup") or 0):
+        """Begin the next step, and return whether GTPO or its dump has work in it.
+
+        Raises:
+            RuntimeError: the last step's update did not pass through the hooks that it needs.
+        """
+        left = self.pending
+        self.pending = None
+        if left and self.run.applies_gtpo and (left.inputs or left.step < self.trainer.global_steps):
+            if left.step >= (select(self.config, "trainer.critic_warmup") or 0):
                 raise RuntimeError(
                     f"step {left.step} computed GTPO advantages, but no actor update passed through verl's "
                     "reduce_metrics: the entropy terms may be missing from the loss, and the metrics gtpo/* from the "
@@ -87,27 +86,43 @@ class TrainerState:
         return self.has_work
 
     def compute_advantage(self, compute: Callable[[], Any], fields: BatchFields, data: Any) -> Any:
-        """Return what verl's `compute_advantage` makes of the batch with these fields, and record it; a ValueError if a
-        log-probability of a completion's own token is not finite, or above 0."""
-        for name in ("old_log_probs", "rollout_log_probs"):
-            if self.run.applies_gtpo and name in data.batch.keys():
-                own, uids = torch.where(fields.response_mask.bool(), data.batch[name], 0), data.non_tensor_batch["uid"]
-                check_finite(name, own.sum(-1), uids)
-                update_pass.check_range(name, own.amax(-1), (-torch.inf, 0.0), uids)
-        pending = self.pending = PendingUpdate(self._trainer.global_steps, fields)
+        """Return what verl's `compute_advantage` makes of the batch with these fields, and record it.
+
+        Raises:
+            ValueError: a log-probability of a completion's own token is not finite, or above 0.
+        """
+        if self.run.applies_gtpo:
+            self._check_log_probs(fields, data)
+        pending = PendingUpdate(self.trainer.global_steps, fields)
+        self.pending = pending
         data = compute()
-        if (result := pending.result) and "old_log_probs" in data.batch.keys():
+        result = pending.result
+
+        if result and self.update_check:
+            self.update_check.estimated(data.batch["advantages"], data.batch["response_mask"])
+        if result and "old_log_probs" in data.batch.keys():
             old_log_probs = data.batch["old_log_probs"][fields.last_outputs]
             pending.metrics |= compute_log_prob_metrics(old_log_probs, result.group_advantages, result.completions)
+
         if result and pending.inputs:
+            # The actor completes these advantages: it gets what it needs, and the dump waits for its entropies.
             if self._dump_is_due:
-                pending.inputs.dumped[[fields.last_outputs[row] for row in bounded_rows(result)]] = True
+                dumped_rows = [fields.last_outputs[row] for row in bounded_rows(result)]
+                pending.inputs.dumped[dumped_rows] = True
                 pending.dumped = data.select([*BATCH_FIELDS & set(data.batch.keys())])
             for name, column in pending.inputs.to_batch().items():
                 data.batch[name] = column
         elif self._dump_is_due:
             self._write_dump(pending, data, fields.entropy)
         return data
+
+    def _check_log_probs(self, fields: BatchFields, data: Any) -> None:
+        uids = data.non_tensor_batch["uid"]
+        for name in ("old_log_probs", "rollout_log_probs"):
+            if name in data.batch.keys():
+                own = torch.where(fields.response_mask.bool(), data.batch[name], 0)
+                check_finite(name, own.sum(-1), uids)
+                update_pass.check_range(name, own.amax(-1), (-torch.inf, 0.0), uids)
 
     def complete(self, pending: PendingUpdate, entropies: list[update_pass.RowEntropy]) -> None:
         """Give a batch the entropies of its update, and the dump the advantages that the update used."""
@@ -116,19 +131,22 @@ class TrainerState:
         means, tokens = update_pass.gather(entropies, fields.responses.shape)
         self.estimator.complete(pending, means)
         if pending.dumped is not None:
-            batch, mask = pending.dumped.batch, fields.response_mask
+            batch = pending.dumped.batch
+            mask = fields.response_mask
             batch["advantages"], _ = update_pass.apply_entropy(batch["advantages"], mask, tokens, inputs)
             self._write_dump(pending, pending.dumped, tokens)
 
     def _write_dump(self, pending: PendingUpdate, data: Any, entropy: torch.Tensor | None) -> None:
-        """One output per session; a dump that fails ends, and the run goes on."""
-        start, fields = time.perf_counter(), pending.fields
+        """Write one output per session; a dump that fails ends, and the run goes on."""
+        start = time.perf_counter()
+        fields = pending.fields
         if entropy is None or self.dump is None:
             return
         if len(data) > len(fields.last_outputs):  # verl's grpo comes with the last outputs alone
             data = data.select_idxs(fields.last_outputs)
         fields = fields._replace(entropy=entropy).of_sessions()
-        rewards, uids = data.batch["token_level_rewards"], data.non_tensor_batch["uid"]
+        rewards = data.batch["token_level_rewards"]
+        uids = data.non_tensor_batch["uid"]
         try:
             result = pending.result or self.estimator.compute(fields, rewards, uids)
             self.dump.write(pending.step, data.batch, fields, result, self.estimator.gtpo_run.initial_entropy_value)
@@ -138,17 +156,39 @@ class TrainerState:
         pending.metrics["timing_s/gtpo_dump"] = time.perf_counter() - start
 
 
-current: ContextVar[TrainerState | None] = ContextVar("gtpo_trainer", default=None)
-"""The trainer that runs now in this process."""
+_current: TrainerState | None = None
+
+
+def current() -> TrainerState | None:
+    """Return the state of the trainer that this process runs, in whichever thread or task: it runs one at a time."""
+    return _current
+
+
+def set_current(state: TrainerState | None) -> None:
+    """Make this state, or none, that of the process."""
+    global _current
+    _current = state
+
+
+def enter(trainer: Any) -> TrainerState:
+    """Return the state of a trainer, from now on that of this process."""
+    if _current is None or _current.trainer is not trainer:
+        set_current(TrainerState(trainer.config, trainer))
+    assert _current
+    return _current
 
 
 def estimate_gtpo_advantage(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, config: Any = None, index: Any = None, **kwargs: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """verl's advantage estimator `gtpo`: `compute_gtpo_outcome_advantage` on the trainer's batch; a RuntimeError in a
-    trainer that GTPO does not hook."""
-    start, state = time.perf_counter(), current.get()
-    if state is None:
+    """verl's advantage estimator `gtpo`: `compute_gtpo_outcome_advantage` on the trainer's batch.
+
+    Raises:
+        RuntimeError: it is called in a trainer that GTPO does not hook.
+    """
+    start = time.perf_counter()
+    state = current()
+    if state is None or state.trainer is None:
         compat.raise_load_errors()
     if state is None or state.pending is None or state.pending.result or not state.run.applies_gtpo:
         raise RuntimeError(
@@ -157,5 +197,4 @@ def estimate_gtpo_advantage(
         )
     advantages = state.estimator.estimate(state.pending, token_level_rewards, response_mask, index)
     state.pending.metrics["timing_s/gtpo"] = time.perf_counter() - start
-    TrainerState.estimates += 1
     return advantages, advantages

@@ -76,7 +76,7 @@ OF_VERL = sorted(asdict(VerlGTPOConfig()).keys() - asdict(GTPOConfig()).keys())
     ],
 )
 def test_an_unknown_key_gives_the_nearest_one_or_all_and_one_of_verls_the_remedy(key, hint):
-    assert OF_VERL == ["base", "dump_dir", "dump_freq", "entropy_from"]
+    assert OF_VERL == ["allow_changed_advantages", "base", "dump_dir", "dump_freq", "entropy_from"]
     with pytest.raises(ValueError, match=rf"^algorithm\.gtpo\.{key}=1: unknown key; {hint}"):
         GTPOConfig.from_config(OmegaConf.create({"adv_estimator": "gtpo", "gtpo": {key: 1}}))
 

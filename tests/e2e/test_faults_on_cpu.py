@@ -1,6 +1,7 @@
 """What a cluster does to a run of verl's trainer: full disks, killed workers, servers, runs; and what then goes on."""
 
 import contextlib
+import re
 import subprocess
 import time
 
@@ -85,11 +86,41 @@ def test_each_start_after_a_fault_goes_on_from_the_last_whole_checkpoint(train):
     assert InitialEntropy.load(train.out / "checkpoints") == InitialEntropy(0.5)
 
 
-def test_a_trainer_with_advantages_and_update_of_its_own_ends_at_the_log_of_its_first_update(train):
+def train_own(train, mode, *overrides):
+    """Train with a trainer of `own_advantages`; the result, and what it printed, each blank one space."""
     modules = "recipes.verl_cpu.plugin,own_advantages"
-    result = train("trainer.v1.trainer_mode=own", VERL_USE_EXTERNAL_MODULES=modules)
+    result = train(f"trainer.v1.trainer_mode={mode}", *overrides, VERL_USE_EXTERNAL_MODULES=modules)
+    return result, " ".join((train.out / "train.log").read_text().split())
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [
+        ("own", "has not asked for GTPO's"),
+        ("renames", "has not asked for GTPO's"),
+        (
+            "writes_over",
+            r"other advantages: they are 0 to [\d.]+ on its response_mask, and GTPO's were -[\d.]+ to [\d.]+",
+        ),
+    ],
+)
+@pytest.mark.parametrize("entropy_from", ["old_log_prob", "update"])
+def test_a_trainer_whose_update_has_other_advantages_ends_at_its_first_step(train, mode, told, entropy_from):
+    known = "algorithm.gtpo.initial_entropy=0.15"
+    result, log = train_own(train, mode, known, f"algorithm.gtpo.entropy_from={entropy_from}")
     assert result.returncode
-    (record,) = train.records()
-    assert record["step"] == 1 and "actor/pg_loss" in record and not any(name.startswith("gtpo/") for name in record)
-    said = " ".join((train.out / "train.log").read_text().split())
-    assert "asks for GTPO, but the trainer updated the actor at step 1 with other advantages" in said
+    assert re.search(rf"RuntimeError.*asks for GTPO, but the trainer updated the actor with .*{told}", log), log[-3000:]
+    assert not train.out.joinpath("metrics.jsonl").exists() or train.records() == []
+
+
+def test_a_trainer_that_changes_the_advantages_on_purpose_trains(train):
+    """The remedy that the error names."""
+    result, log = train_own(train, "writes_over", "++algorithm.gtpo.allow_changed_advantages=True")
+    assert result.returncode == 0, log[-3000:]
+    assert "allow_changed_advantages=True" in log and [record["step"] for record in train.records()] == [1, 2]
+
+
+def test_a_trainer_that_updates_twice_with_the_whole_batch_trains(train):
+    result, log = train_own(train, "updates_twice")
+    assert result.returncode == 0, log[-3000:]
+    assert [record["step"] for record in train.records()] == [1, 1, 2, 2]

@@ -3,20 +3,26 @@ from harness.stages import STAGES
 from verl.trainer.ppo.v1 import trainer_base
 
 from gtpo_verl.verl_plugin import compat
-from gtpo_verl.verl_plugin.state import current
+from gtpo_verl.verl_plugin.state import set_current
+
+
+@pytest.fixture(autouse=True)
+def no_trainer():
+    """A process that has run no trainer yet."""
+    set_current(None)
+    yield
+    set_current(None)
 
 
 @pytest.fixture
 def make_stage(compose_config, rows, monkeypatch):
     """A trainer of verl by its name, with further overrides, on the rows of `rollout_batch` or on others."""
     monkeypatch.setattr(trainer_base, "tq", None)
-    token = current.set(None)
 
     def made(name, *overrides, rows=rows, **kwargs):
         return STAGES[name](compose_config("data.max_response_length=6", *overrides), rows, **kwargs)
 
-    yield made
-    current.reset(token)
+    return made
 
 
 @pytest.fixture(params=STAGES)

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
+from rollout_batch import make_rows
 from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_policy_loss_fn
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
@@ -353,3 +354,17 @@ def test_rollout_importance_weights_multiply_after_the_conflict_weights(loss_mod
     elif loss_mode == "bypass_mode":  # makes its own weights
         weights = torch.ones(())
     torch.testing.assert_close(grad, weights * gradient(loss_mode, advantages()))
+
+
+def test_a_copied_row_counts_in_its_group_as_in_grpo(stage):
+    """A trainer may fill a batch with copies of its rows."""
+    once = make_rows(uids=["p", "p", "p"], lengths=[3, 3, 3], scores=[20.0, 10.0, 0.0])
+    copied = {name: [*column, column[0]] for name, column in once.items()}
+    off = [f"++algorithm.gtpo.{word}" for word in ("entropy_coeff=0", "completion_filter=never", "conflict_span=none")]
+    found = {}
+    for name, rows in {"once": once, "copied": copied}.items():
+        _, gtpo = stage(*off, rows=rows).step()
+        _, grpo = stage("algorithm.adv_estimator=grpo", rows=rows).step()
+        torch.testing.assert_close(gtpo, grpo)
+        found[name] = gtpo[0, 0].item()
+    assert 0 < found["copied"] < found["once"]

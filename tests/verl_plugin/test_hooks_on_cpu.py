@@ -13,13 +13,15 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import ray.cloudpickle
 from omegaconf import OmegaConf
-from verl.trainer.ppo import core_algos
 from verl.utils.metric import reduce_metrics
 from verl.utils.tracking import Tracking
 
 from gtpo_verl import verl_plugin
 from gtpo_verl.verl_plugin import compat, hooks
+from gtpo_verl.verl_plugin.state import current
 from gtpo_verl.verl_plugin.training_monitor import CollapseError
+
+KNOWN = "algorithm.gtpo.initial_entropy=0.3"
 
 
 def hook_into(path, hook, **functions):
@@ -134,114 +136,41 @@ def test_a_trainer_that_validates_nothing_is_checked_before_ray(compose_config):
     assert not ray.is_initialized()
 
 
-class Trainer:
-    """It logs what it is told, and its advantages are those of a stage."""
-
-    def __init__(self, stage):
-        self.stage, config = stage, OmegaConf.to_container(stage.config, resolve=True)
-        self.logger = Tracking("project", "experiment", "console", config)
-
-    def advantages(self, step):
-        self.stage.trainer.global_steps = step
-        self.stage.step()
-
-    def log(self, *names, step=1):
-        self.logger.log({name: 1.0 for name in names}, step=step)
-
-
-KNOWN = "algorithm.gtpo.initial_entropy=0.3"
-UPDATE = ("actor/pg_loss", "actor/grad_norm", "training/global_step")
-
-
-def test_an_update_that_is_logged_without_an_estimate_since_the_last_is_an_error(stage, capsys):
-    trainer = Trainer(stage(KNOWN))
-    trainer.advantages(1)
-    trainer.log(*UPDATE)
-    with pytest.raises(RuntimeError) as error:
-        trainer.log(*UPDATE, step=2)
-    assert "the trainer updated the actor at step 2" in str(error.value)
-    assert "step:2 - actor/pg_loss:1.0" in capsys.readouterr().out  # the loggers wrote first
+def log_with(stage):
+    return Tracking("project", "experiment", "console", OmegaConf.to_container(stage.config, resolve=True))
 
 
 def test_the_step_that_ends_a_run_is_logged_first(make_stage, capsys):
     def end(metrics):
         raise CollapseError("collapsed")
 
-    trainer = Trainer(make_stage("v1", KNOWN, "+trainer.collapse_watch=stop"))
+    stage = make_stage("v1", KNOWN, "+trainer.collapse_watch=stop")
+    log = log_with(stage)
 
     def loop():
-        trainer.stage.trainer._gtpo_state.watch = SimpleNamespace(logged=end)
-        trainer.log("training/global_step", step=7)
+        current().watch = SimpleNamespace(logged=end)
+        log.log({"training/global_step": 1.0}, step=7)
 
     with pytest.raises(CollapseError):
-        hooks.fit(loop, trainer.stage.trainer)
+        hooks.fit(loop, stage.trainer)
     assert "step:7 - training/global_step:1.0" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [[KNOWN], ["algorithm.adv_estimator=grpo"]])
 def test_a_trainer_that_the_watch_does_not_reach_ends_at_its_first_update(stage, words):
-    trainer = Trainer(stage(*words, "+trainer.collapse_watch=warn"))
-    trainer.log("val-core/acc/mean@1", step=0)
+    log = log_with(stage(*words, "+trainer.collapse_watch=warn"))
+    log.log({"val-core/acc/mean@1": 1.0}, step=0)
     with pytest.raises(
         RuntimeError, match="trainer.collapse_watch does not watch a trainer with a fit of its own, .*: remove it"
     ):
-        trainer.log(*UPDATE)
-    Trainer(stage(*words, "+trainer.collapse_watch=none"))
+        log.log({"actor/pg_loss": 1.0}, step=1)
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "gae"])
-def test_updates_of_another_estimator_are_nobodys_business(stage, estimator):
-    trainer = Trainer(stage(f"algorithm.adv_estimator={estimator}"))
-    for step in (1, 2):
-        trainer.log(*UPDATE, step=step)
+@pytest.mark.parametrize("words", [[KNOWN], ["algorithm.adv_estimator=grpo"]])
+def test_a_watch_of_none_needs_no_loop_of_verls(stage, words):
+    log_with(stage(*words, "+trainer.collapse_watch=none")).log({"actor/pg_loss": 1.0}, step=1)
 
 
 @pytest.mark.parametrize("config", [None, {}, {"algorithm": None}, SimpleNamespace(algorithm="gtpo")])
 def test_a_logger_without_a_config_of_verls_logs(config):
     Tracking("project", "experiment", "console", config).log({"actor/pg_loss": 1.0}, step=1)
-
-
-def test_what_verls_trainers_log_beside_updates_needs_no_estimate(stage):
-    """Validation before training, then two steps of critic warm-up, an update of two batches with several logs
-    (separate_async, fully_async), an update after a resume in another process, and a log of timings at its end; then
-    the update again, as fully_async does when its queue has ended between two validations."""
-    trainer = Trainer(stage(KNOWN, "trainer.critic_warmup=3"))
-    trainer.log("val-core/acc/mean@1", step=0)
-    for step in (1, 2):
-        trainer.stage.trainer.global_steps = step
-        trainer.stage.advantages()
-        trainer.log("actor/entropy", "actor/reward_kl_penalty", "critic/vf_loss", step=step)
-    trainer.advantages(3)
-    trainer.advantages(3)
-    trainer.log("timing_s/param_sync", step=3)
-    trainer.log(*UPDATE, step=3)
-    trainer.log("val-core/acc/mean@1", step=3)
-    resumed = Trainer(trainer.stage)
-    resumed.advantages(4)
-    resumed.log(*UPDATE, step=4)
-    resumed.log("timing_s/param_sync", step=4)
-    resumed.log(*UPDATE, step=4)
-
-
-def test_advantages_of_a_trainers_own_that_call_verls_are_gtpos(make_stage):
-    """The remedy that the error names."""
-    stage = make_stage("v1", KNOWN)
-
-    class Own(type(stage.trainer)):
-        def _compute_advantage(self, batch, metrics):
-            return super()._compute_advantage(batch, metrics)
-
-    stage.trainer.__class__ = Own
-    trainer = Trainer(stage)
-    for step in (1, 2):
-        trainer.advantages(step)
-        trainer.log(*UPDATE, step=step)
-
-
-def test_updates_under_another_packages_gtpo_are_not_ours(stage, monkeypatch):
-    def group_turn_policy_optimization(**kwargs): ...
-
-    monkeypatch.setitem(core_algos.ADV_ESTIMATOR_REGISTRY, "gtpo", group_turn_policy_optimization)
-    tracking = Tracking("project", "experiment", "console", OmegaConf.to_container(stage().config, resolve=True))
-    for step in (1, 2):
-        tracking.log({"actor/pg_loss": 1.0}, step=step)

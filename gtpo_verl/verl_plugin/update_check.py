@@ -1,0 +1,125 @@
+"""Whether the actor was updated with GTPO's advantages.
+
+A trainer can have advantages of its own: it may never ask verl for them, or write over them afterwards. Such a run
+logs `gtpo/*` metrics of advantages that nobody used. So the values are compared where verl's trainers hand over the
+batch that they have updated with: `compute_data_metrics`, which all of them call before they aggregate anything. The
+order of rows is another one there, and padding is gone; maximum and minimum stay what they were, to the bit.
+"""
+
+import logging
+import math
+from typing import Any, NamedTuple
+
+import torch
+
+from gtpo_verl.verl_plugin.run_config import ALLOW_CHANGES, select, uses_gtpo
+
+logger = logging.getLogger("gtpo_verl")
+
+_LOGGED_STEPS = 3
+"""Logged steps without a comparison after which the log says so. verl's fully_async logs a validation and the time of
+its first weight transfer before it hands over its first batch."""
+
+
+class Extremes(NamedTuple):
+    """The highest and the lowest advantage on a response mask; both are nan where it has no token."""
+
+    highest: float
+    lowest: float
+
+    @classmethod
+    def of(cls, advantages: torch.Tensor, response_mask: torch.Tensor) -> "Extremes":
+        """Return those of (bs, response_length) advantages and the mask of their batch."""
+        own = advantages.masked_select(response_mask.bool())
+        if not own.numel():
+            return cls(math.nan, math.nan)
+        return cls(own.max().item(), own.min().item())
+
+    def join(self, other: "Extremes") -> "Extremes":
+        """Return those of two batches together."""
+        if math.isnan(self.highest):
+            return other
+        if math.isnan(other.highest):
+            return self
+        return Extremes(max(self.highest, other.highest), min(self.lowest, other.lowest))
+
+    def equals(self, other: "Extremes") -> bool:
+        """Whether both numbers are the same; nan is nan."""
+        return all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(self, other, strict=True))
+
+    def __str__(self) -> str:
+        return f"{self.lowest:.6g} to {self.highest:.6g}"
+
+
+class UpdateCheck:
+    """Compares the batches that a trainer updates with to the advantages that GTPO estimated for it."""
+
+    def __init__(self) -> None:
+        self._estimated: Extremes | None = None  # of all batches since the last comparison
+        self._compared: Extremes | None = None  # of the batches of the last comparison
+        # Steps that were logged before any comparison; None once there was one, or the log has said that there is none.
+        self._steps: set[Any] | None = set()
+
+    @classmethod
+    def of(cls, config: Any) -> "UpdateCheck | None":
+        """Return the check of a run with this config of verl; None if GTPO is not asked for, or changed on purpose."""
+        if not uses_gtpo(config) or select(config, ALLOW_CHANGES):
+            return None
+        return cls()
+
+    def estimated(self, advantages: torch.Tensor, response_mask: torch.Tensor) -> None:
+        """Take the (bs, response_length) advantages that GTPO has given the trainer for a batch."""
+        extremes = Extremes.of(advantages, response_mask)
+        if self._estimated is not None:
+            extremes = extremes.join(self._estimated)  # of several mini-batches one batch is handed over
+        self._estimated = extremes
+
+    def compare(self, advantages: torch.Tensor, response_mask: torch.Tensor) -> None:
+        """Take the (bs, response_length) advantages of the batch that the trainer has updated with.
+
+        They are those of all batches estimated since the last comparison; without a new one the trainer has updated
+        with the last batch again.
+
+        Raises:
+            RuntimeError: they are others.
+        """
+        self._steps = None
+        used = Extremes.of(advantages, response_mask)
+        expected = self._compared if self._estimated is None else self._estimated
+        self._compared = expected
+        self._estimated = None
+        if expected is None:
+            raise RuntimeError(
+                f"algorithm.adv_estimator asks for GTPO, but the trainer updated the actor with advantages of its own, "
+                f"{used}, and has not asked for GTPO's: let its _compute_advantage call verl's, "
+                f"super()._compute_advantage; {_REMEDY}"
+            )
+        if not used.equals(expected):
+            raise RuntimeError(
+                f"algorithm.adv_estimator asks for GTPO, but the trainer updated the actor with other advantages: they "
+                f"are {used} on its response_mask, and GTPO's were {expected}: let nothing write over `advantages` or "
+                f"`response_mask` after verl's _compute_advantage; {_REMEDY}"
+            )
+
+    def logged(self, step: Any) -> None:
+        """Say once that no update could be compared, when the trainer has logged some steps."""
+        if self._steps is None:
+            return
+        self._steps.add(step)
+        if len(self._steps) < _LOGGED_STEPS:
+            return
+        self._steps = None
+        asked = "has asked for them" if self._estimated else "has not even asked for them"
+        logger.warning(
+            "GTPO: whether the actor is updated with GTPO's advantages is not verified: the trainer %s, but in %d "
+            "logged steps it has not called verl's compute_data_metrics (verl.trainer.ppo.metric_utils), where they "
+            "are compared: let it do so with each batch that it has updated with",
+            asked,
+            _LOGGED_STEPS,
+        )
+
+
+_REMEDY = (
+    f"if they are changed on purpose (shaping, replay of older steps), set ++{ALLOW_CHANGES}=True; for a run without "
+    "GTPO set algorithm.adv_estimator=grpo"
+)
