@@ -35,7 +35,6 @@ from typing import Any
 
 import verl
 import wrapt
-from packaging.version import Version
 
 from gtpo_verl.verl_plugin import compat
 from gtpo_verl.verl_plugin.run_config import ALIAS
@@ -106,8 +105,8 @@ def _configure_logging() -> None:
 
 
 def _install() -> None:
-    found, first = compat.verl_version(), compat.SUPPORTED_VERL[0]
-    if found is not None and found < Version(first):
+    if compat.is_too_old():
+        first = compat.SUPPORTED_VERL[0]
         compat.load_errors[f"GTPO needs verl {first} or later; this is {verl.__version__}: upgrade verl"] = None
     _when_imported("verl.trainer.ppo.core_algos", _register)
     for _, module, path, hook in (*HOOKS, *WORKER_HOOKS):

@@ -17,6 +17,16 @@ def verl_version() -> Version | None:
         return None
 
 
+def is_too_old() -> bool:
+    """Whether this verl comes before the first of `SUPPORTED_VERL`.
+
+    What calls itself 0.9.0.dev does not. verl's branch `neo` does so, has the functions that GTPO hooks, and has no
+    later version to upgrade to. Where a function is missing, the hooks say so.
+    """
+    found = verl_version()
+    return found is not None and Version(found.base_version) < Version(SUPPORTED_VERL[0])
+
+
 def is_tested() -> bool:
     """Whether this verl is a release from the first to the last of `SUPPORTED_VERL`, not a checkout or a fork."""
     found, first, last = verl_version(), Version(SUPPORTED_VERL[0]), Version(SUPPORTED_VERL[-1])
