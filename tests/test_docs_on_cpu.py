@@ -101,6 +101,13 @@ def test_what_this_is_is_said_once_in_one_sentence():
     assert (gtpo_verl.__doc__ or "").startswith(f"{sentence}.\n")
 
 
+def test_a_release_has_one_version():
+    (version,) = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    entries = re.findall(r"^## (\S+), \S+$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert entries[0] == version
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+
+
 def test_every_supported_verl_has_a_row():
     rows = re.findall(r"^\| (\d\S*) \|", (ROOT / "docs/versions.md").read_text(), re.MULTILINE)
     assert tuple(reversed(dict.fromkeys(rows))) == SUPPORTED_VERL  # the newest first
