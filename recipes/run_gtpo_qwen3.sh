@@ -6,8 +6,15 @@
 #
 # The settings under which TRL #6407 reports an entropy above 2 nats, as far as it names them: 512 questions, 512 tokens,
 # four clipped updates per rollout, a constant learning rate of 2e-6 after ten updates, 2,000 updates; the optimizer's others
-# are TRL's defaults. docs/reproduce.md says when to stop and what to plot. recipes/run_gtpo_qwen.sh with another model; its
-# variables hold, but for FINETUNE and BETAS.
+# are TRL's defaults. recipes/run_gtpo_qwen.sh with another model; its variables hold, but for FINETUNE and BETAS.
+#
+# Not run yet. Run both methods with three seeds. Stop a run once `actor/entropy` has been above 2 nats for 20 steps and count
+# it as failed; otherwise it ends after 500 steps (2,000 updates). Plot them with
+#   python3 -m recipes plot 'GRPO=outputs/qwen3_grpo_seed?/metrics.jsonl' 'GTPO=outputs/qwen3_gtpo_seed?/metrics.jsonl' --out figures
+# `actor/entropy` is a mean over tokens, `gtpo/entropy/mean` one over completions. GTPO helps if it fails with fewer seeds than
+# GRPO and its accuracy at the end is not below GRPO's best; if GRPO does not fail either, the benchmark says nothing.
+# Then the same with actor_rollout_ref.actor.ppo_epochs=1, and GTPO with its own loss and aggregation:
+#   actor_rollout_ref.actor.policy_loss.loss_mode=gtpo actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean
 set -euo pipefail
 
 export MODEL_PATH=${MODEL_PATH:-Qwen/Qwen3-0.6B}

@@ -13,7 +13,7 @@ from gtpo_verl.verl_plugin.compat import SUPPORTED_VERL
 from recipes import __main__ as clones
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("*.md", "[!.]*/*.md", "patches/*/*.md", "tests/*/*.md")
+PAGES = ("*.md", "[!.]*/*.md", "docs/results/*/*.md", "patches/*/*.md", "tests/*/*.md")
 DOCUMENTS = sorted(page for pattern in PAGES for page in ROOT.glob(pattern))
 
 
@@ -122,7 +122,7 @@ def test_every_variable_of_the_gpu_recipe_is_documented_and_no_other():
 
 
 def test_the_table_of_seconds_on_a_gpu_is_of_its_logs():
-    page = (ROOT / "docs" / "gpu.md").read_text()
+    page = (ROOT / "docs/results/gpu/README.md").read_text()
     columns = re.search(r"^\| \| command \| (step .*) \|$", page, re.MULTILINE)[1].replace("of it ", "").split(" | ")
     keys = {"tokens/s": "perf/throughput", "peak GB of training": "actor/perf/max_memory_allocated_gb"}
     rows = re.findall(r"^\| [^|]+ \| \[([\w-]+)\]\(\S+/command.sh\)[^|]* \| (.*) \|$", page, re.MULTILINE)
