@@ -4,18 +4,32 @@
 worker's end that pushes new weights to it, `HFReplica` what launches it. The log-probs are of the distribution that was
 sampled (verl's `processed_logprobs`); those of a greedy completion are at temperature 1. Each server computes with
 `OMP_NUM_THREADS` threads, which Ray sets to 1 where the environment does not.
+
+A completion is drawn by numbers that follow from the seed, the step of the weights, the prompt, and which of the equal
+prompts it is. Requests that arrive in another order are drawn alike: two runs of a seed begin with equal token ids.
+Several servers share the prompts as the requests arrive, and two such runs differ.
 """
 
 import asyncio
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import ray
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.torch_dtypes import PrecisionType
 from verl.utils.torch_functional import get_response_mask
@@ -43,38 +57,98 @@ def sampling(
         top_p: nucleus size in [0, 1], after `top_k`.
         top_k: most likely tokens kept; 0 or -1 keeps all.
     """
-    sampled_from = {"temperature": float(temperature), "top_p": top_p, "top_k": 0 if top_k == -1 else top_k}
+    sampled_from: dict[str, Any] = {}
+    if temperature:
+        sampled_from["temperature"] = float(temperature)
+        sampled_from["top_p"] = top_p
+        sampled_from["top_k"] = 0 if top_k == -1 else top_k
     return GenerationConfig(
-        **(sampled_from if temperature else {}),
+        **sampled_from,
         do_sample=temperature != 0,
         max_new_tokens=max_tokens,
         eos_token_id=sorted(stop_token_ids) or None,
         pad_token_id=0,
-        return_dict_in_generate=True,
-        output_scores=True,
     )
 
 
-@torch.inference_mode()
-def generate(model: Any, prompts: Sequence[list[int]], config: GenerationConfig) -> list[tuple[list[int], list[float]]]:
-    """Generate one completion per prompt, all in one batch, from torch's current random state.
+class TokenChoice(LogitsProcessor):
+    """Chooses each row's next token, and leaves it as the only one with a probability above 0.
 
-    It holds the logits of all tokens until the batch is done: 4 bytes times rows, longest completion and vocabulary.
+    transformers would draw all rows from one random state, where a completion depends on the rows beside it.
+
+    Args:
+        draws: (rows, tokens) float32 in [0, 1), by which a row's tokens are chosen one after another; None is greedy.
+    """
+
+    def __init__(self, draws: torch.Tensor | None) -> None:
+        self.draws = draws
+        self.log_probs: list[torch.Tensor] = []  # of the tokens chosen so far, each (rows, 1)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if scores.isnan().any():
+            raise ArithmeticError("rollout.name=hf: the model's logits are not numbers; its weights have diverged")
+        if self.draws is None:
+            token_ids = scores.argmax(-1, keepdim=True)
+        else:
+            # The first token up to which the probabilities sum to more than the draw. In float64 a draw below 1 stays
+            # below the sum of them all.
+            cumulated = scores.softmax(-1, dtype=torch.float64).cumsum(-1)
+            draw = self.draws[:, len(self.log_probs), None].double()
+            token_ids = torch.searchsorted(cumulated, draw * cumulated[:, -1:], right=True)
+        self.log_probs.append(scores.log_softmax(-1).gather(-1, token_ids))
+        return torch.full_like(scores, -torch.inf).scatter(-1, token_ids, 0.0)
+
+
+@torch.inference_mode()
+def generate(
+    model: Any, prompts: Sequence[list[int]], config: GenerationConfig, seeds: Sequence[Sequence[int]]
+) -> list[tuple[list[int], list[float]]]:
+    """Generate one completion per prompt, all in one batch.
+
+    Args:
+        model, prompts: a transformers model, and the token ids of each prompt.
+        config: how to sample, as `sampling` returns it.
+        seeds: for each prompt numbers of 0 or above, from which its draws follow.
 
     Returns:
         for every prompt the generated token ids (the stop token included) and their log-probs.
     """
     rows = [torch.tensor(prompt) for prompt in prompts]
-    input_ids, attention_mask = (
-        pad_sequence(columns, batch_first=True, padding_side="left")
-        for columns in (rows, [torch.ones_like(row) for row in rows])
+    masks = [torch.ones_like(row) for row in rows]
+    input_ids = pad_sequence(rows, batch_first=True, padding_side="left")
+    attention_mask = pad_sequence(masks, batch_first=True, padding_side="left")
+
+    processors = LogitsProcessorList()
+    draws = None
+    if config.do_sample:
+        if config.temperature != 1.0:
+            processors.append(TemperatureLogitsWarper(config.temperature))
+        if config.top_k:
+            processors.append(TopKLogitsWarper(config.top_k))
+        if config.top_p < 1.0:
+            processors.append(TopPLogitsWarper(config.top_p))
+        streams = [np.random.default_rng(seed) for seed in seeds]
+        draws = torch.from_numpy(np.stack([stream.random(config.max_new_tokens, np.float32) for stream in streams]))
+    choice = TokenChoice(draws)
+    processors.append(choice)
+
+    # Greedy: one token is left to choose.
+    greedy = GenerationConfig(
+        do_sample=False,
+        max_new_tokens=config.max_new_tokens,
+        eos_token_id=config.eos_token_id,
+        pad_token_id=config.pad_token_id,
     )
-    output = model.generate(input_ids, attention_mask=attention_mask, generation_config=config)
-    token_ids = output.sequences[:, input_ids.shape[1] :]
-    columns = zip(output.scores, token_ids.split(1, dim=-1), strict=True)
-    log_probs = torch.cat([scores.log_softmax(-1).gather(-1, ids) for scores, ids in columns], dim=-1)
-    lengths = get_response_mask(token_ids, config.eos_token_id or [-1]).sum(-1).tolist()
-    return [(ids[:n], lps[:n]) for ids, lps, n in zip(token_ids.tolist(), log_probs.tolist(), lengths, strict=True)]
+    sequences = model.generate(
+        input_ids, attention_mask=attention_mask, generation_config=greedy, logits_processor=processors
+    )
+    token_ids = sequences[:, input_ids.shape[1] :]
+    log_probs = torch.cat(choice.log_probs, dim=-1)
+    lengths = get_response_mask(token_ids, config.eos_token_id or [-1]).sum(-1)
+    completions = []
+    for row, length in enumerate(lengths.tolist()):
+        completions.append((token_ids[row, :length].tolist(), log_probs[row, :length].tolist()))
+    return completions
 
 
 def load_weights(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> None:
@@ -109,8 +183,10 @@ class HFServer:
         sources = (self.model_config.tokenizer, self.model_config.generation_config, hf_config)
         self.eos_token_ids = frozenset(eos_ids(*sources))
         self.max_model_len = config.max_model_len or get_max_position_embeddings(hf_config)
-        torch.manual_seed(config.get("seed", 0) + replica_rank)
+        self.replica_rank = replica_rank
         self.global_steps: int | None = None
+        # How often a prompt was completed in one way of sampling since the weights changed.
+        self._completed: Counter[tuple[GenerationConfig, tuple[int, ...]]] = Counter()
         self._synced = False
         self._waiting: dict[GenerationConfig, list[tuple[list[int], asyncio.Future]]] = defaultdict(list)
         self._serving: asyncio.Task | None = None
@@ -179,10 +255,10 @@ class HFServer:
             try:
                 async with self._model_lock:
                     global_steps = self.global_steps
+                    prompts = [prompt_ids for prompt_ids, _ in batch]
+                    seeds = [self._seed_of(config, prompt_ids) for prompt_ids in prompts]
                     # In a thread, so that requests arriving meanwhile are queued for the next batch.
-                    completions = await asyncio.to_thread(
-                        generate, self.model, [prompt_ids for prompt_ids, _ in batch], config
-                    )
+                    completions = await asyncio.to_thread(generate, self.model, prompts, config, seeds)
             except Exception as error:
                 for _, future in batch:
                     if not future.cancelled():
@@ -192,13 +268,21 @@ class HFServer:
                 if not future.cancelled():
                     future.set_result((*completion, global_steps))
 
+    def _seed_of(self, config: GenerationConfig, prompt_ids: list[int]) -> list[int]:
+        """Return the numbers by which the next completion of a prompt is drawn."""
+        place = (config, tuple(prompt_ids))
+        occurrence = self._completed[place]
+        self._completed[place] += 1
+        return [self.config.get("seed", 0), self.replica_rank, self.global_steps or 0, occurrence, *prompt_ids]
+
     async def update_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None) -> None:
         """Replace all weights, after the batch that is being generated."""
         async with self._model_lock:
             await asyncio.to_thread(load_weights, self.model, weights)
             self._synced = True
-            if global_steps is not None:
+            if global_steps is not None and global_steps != self.global_steps:
                 self.global_steps = global_steps
+                self._completed.clear()
 
     async def _nothing_to_do(self, **kwargs: Any) -> None:
         """No memory to hand back, no cache kept between batches, and a batch ends on the weights it began with."""

@@ -16,6 +16,7 @@ from recipes.verl_cpu.rollout import HFReplica, HFServer, HFServerAdapter, gener
 TOKENIZER = tiny.build_tokenizer()
 EOS, SECOND_EOS = TOKENIZER.eos_token_id, 6
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [5, 6], [20, 21, 22]]
+SEEDS = [[0], [1], [2], [3], [4]]
 
 
 def tiny_model(seed=0, tied=False):
@@ -48,7 +49,7 @@ def greedy_by_transformers(model, prompt_ids, max_tokens, stop_token_ids=()):
 def test_a_completion_ends_with_its_first_stop_token_and_the_others_go_on(model):
     free = [greedy_by_transformers(model, prompt, 20) for prompt in PROMPTS]
     stops = frozenset({free[0][3], free[2][0]})
-    completions = generate(model, PROMPTS, sampling(20, stops, temperature=0.0))
+    completions = generate(model, PROMPTS, sampling(20, stops, temperature=0.0), SEEDS)
     expected = [greedy_by_transformers(model, prompt, 20, stops) for prompt in PROMPTS]
     assert [token_ids for token_ids, _ in completions] == expected
     assert [len(log_probs) for _, log_probs in completions] == [len(token_ids) for token_ids in expected]
@@ -61,7 +62,7 @@ def test_a_completion_ends_with_its_first_stop_token_and_the_others_go_on(model)
 )
 def test_log_probs_are_those_of_the_distribution_that_a_plain_forward_gives(model, temperature, top_k, top_p):
     config = sampling(12, {EOS, 7}, temperature, top_p, top_k)
-    for prompt, (token_ids, log_probs) in zip(PROMPTS, generate(model, PROMPTS, config), strict=True):
+    for prompt, (token_ids, log_probs) in zip(PROMPTS, generate(model, PROMPTS, config, SEEDS), strict=True):
         with torch.no_grad():
             logits = model(torch.tensor([prompt + token_ids])).logits[0, len(prompt) - 1 : -1].float()
         logits /= temperature or 1.0
@@ -72,6 +73,35 @@ def test_log_probs_are_those_of_the_distribution_that_a_plain_forward_gives(mode
         expected = logits.log_softmax(-1).gather(-1, torch.tensor(token_ids)[:, None]).squeeze(-1)
         assert expected.isfinite().all()  # a token outside the nucleus would be -inf
         torch.testing.assert_close(torch.tensor(log_probs), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely(model):
+    rows = 4000
+    with torch.no_grad():
+        likely = model(torch.tensor([[5, 6, 7]])).logits[0, -1].float().softmax(-1)
+    drawn = generate(model, [[5, 6, 7]] * rows, sampling(1), [[seed] for seed in range(rows)])
+    counts = torch.zeros_like(likely)
+    for (token,), _ in drawn:
+        counts[token] += 1
+    deviation = (likely * (1 - likely) / rows).sqrt()
+    assert ((counts / rows - likely).abs() <= 5 * deviation + 1 / rows).all()
+
+
+def test_a_row_is_drawn_alike_whatever_stands_beside_it(model):
+    config = sampling(12, {EOS}, temperature=2.0)
+    together = generate(model, PROMPTS, config, SEEDS)
+    backwards = generate(model, PROMPTS[::-1], config, SEEDS[::-1])[::-1]
+    alone = [generate(model, [prompt], config, [seed])[0] for prompt, seed in zip(PROMPTS, SEEDS, strict=True)]
+    for others in (backwards, alone):
+        assert [token_ids for token_ids, _ in others] == [token_ids for token_ids, _ in together]
+
+
+def test_logits_that_are_not_numbers_are_an_error():
+    model = tiny_model()
+    model.lm_head.weight.data[3] = torch.nan
+    for temperature in (0.0, 1.0):
+        with pytest.raises(ArithmeticError, match="logits are not numbers"):
+            generate(model, PROMPTS, sampling(2, temperature=temperature), SEEDS)
 
 
 @pytest.mark.parametrize("absent", ["lm_head.weight", "model.embed_tokens.weight"])
@@ -108,9 +138,9 @@ def server(model_path, model):
     return make_server(model_path, model)
 
 
-def make_server(model_path, model, **overrides):
+def make_server(model_path, model, rank=0, **overrides):
     model_config = HFModelConfig(path=model_path, override_config={"attn_implementation": "sdpa"})
-    server = HFServer(rollout_config(**overrides), model_config, replica_rank=0)
+    server = HFServer(rollout_config(**overrides), model_config, replica_rank=rank)
     if model is not None:
         asyncio.run(server.update_weights(model.state_dict(), global_steps=3))
     return server
@@ -151,6 +181,56 @@ def test_the_rollouts_seed_decides_the_completions(model_path, model, seeds):
         for seed in seeds
     )
     assert (first == second) == (seeds[0] == seeds[1])
+
+
+def token_ids_of_each(prompts, outputs):
+    completions = {}
+    for prompt, output in zip(prompts, outputs, strict=True):
+        completions.setdefault(tuple(prompt), []).append(output.token_ids)
+    return {prompt: sorted(each) for prompt, each in completions.items()}
+
+
+def test_requests_in_another_order_get_the_same_completions(model_path, model):
+    prompts = PROMPTS * 3
+    first = complete(make_server(model_path, model, seed=3), prompts, temperature=2.0)
+    backwards = complete(make_server(model_path, model, seed=3), prompts[::-1], temperature=2.0)
+    few = complete(make_server(model_path, model, seed=3, max_num_seqs=4), prompts, temperature=2.0)
+    assert token_ids_of_each(prompts, first) == token_ids_of_each(prompts[::-1], backwards)
+    assert token_ids_of_each(prompts, first) == token_ids_of_each(prompts, few)
+    # The completions of one prompt are not one completion.
+    assert all(len({*map(tuple, each)}) > 1 for each in token_ids_of_each(prompts, first).values())
+
+
+def test_what_was_sampled_otherwise_before_changes_no_completion(model_path, model):
+    validated, other = (make_server(model_path, model, seed=3) for _ in range(2))
+    complete(validated, PROMPTS, temperature=0.5)
+    expected, got = (complete(server, PROMPTS, temperature=2.0) for server in (other, validated))
+    assert [output.token_ids for output in got] == [output.token_ids for output in expected]
+
+
+@pytest.mark.parametrize("steps", [3, 4, None])
+def test_a_prompt_is_drawn_anew_at_each_request_and_at_each_step(model_path, model, steps):
+    server = make_server(model_path, model, seed=3)
+    before = complete(server, PROMPTS, temperature=2.0)
+    asyncio.run(server.update_weights(model.state_dict(), global_steps=steps))
+    after = complete(server, PROMPTS, temperature=2.0)
+    assert [output.token_ids for output in before] != [output.token_ids for output in after]
+
+
+def test_a_run_that_goes_on_from_a_step_draws_what_it_would_have_drawn(model_path, model):
+    whole, resumed = (make_server(model_path, model, seed=3) for _ in range(2))
+    complete(whole, PROMPTS, temperature=2.0)
+    outputs = []
+    for server in (whole, resumed):
+        asyncio.run(server.update_weights(model.state_dict(), global_steps=7))
+        outputs.append([output.token_ids for output in complete(server, PROMPTS, temperature=2.0)])
+    assert outputs[0] == outputs[1]
+
+
+def test_two_servers_of_a_run_draw_differently(model_path, model):
+    first, second = (make_server(model_path, model, rank=rank, seed=3) for rank in (0, 1))
+    outputs = [[output.token_ids for output in complete(x, PROMPTS, temperature=2.0)] for x in (first, second)]
+    assert outputs[0] != outputs[1]
 
 
 def test_log_probs_come_only_when_asked_for(server):
