@@ -2,7 +2,7 @@
 # What run_gtpo_qwen.sh, run_gtpo_cpu.sh, run_sft.sh and evaluate.sh share: each sources it first, and has its own variables
 # and verl's settings in sight.
 
-fail() { echo "$1" >&2; exit 2; }
+source recipes/checks.sh
 
 # Before 3.13 Python reads the path of an editable install in the locale's encoding.
 [ "$(locale charmap 2>/dev/null)" = UTF-8 ] || export LC_ALL=C.UTF-8
@@ -63,21 +63,25 @@ use_plain_python() {
 }
 use_plain_python
 
-need_verl() {
-    python3 -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("verl"))' >/dev/null ||
-        fail "$(command -v python3) has no verl: activate the environment that has it (scripts/setup_cpu.sh makes one without a GPU)"
-}
+need_verl() { need_package verl "scripts/setup_cpu.sh makes one without a GPU"; }
 
-for flag in SMOKE EXTEND STRICT_INITIAL_ENTROPY; do
-    case ${!flag:-0} in 0 | 1) ;; *) fail "$flag=${!flag}: must be 0 or 1" ;; esac
+for name in SMOKE EXTEND STRICT_INITIAL_ENTROPY; do
+    check_choice $name 0 1
 done
-for count in TRAIN_BATCH_SIZE PPO_MINI_BATCH_SIZE ROLLOUT_N MAX_PROMPT_LENGTH MAX_RESPONSE_LENGTH \
-    PPO_MAX_TOKEN_LEN_PER_GPU STEPS NNODES NGPUS_PER_NODE SAMPLES BATCH STALL_SECONDS; do
-    case ${!count:-1} in *[!0-9]* | 0*) fail "$count=${!count}: must be a whole number above 0" ;; esac
+for name in OFFLOAD SAVE_LORA_ONLY; do
+    check_choice $name True False true false
 done
-
-case ${SEED:-0} in *[!0-9]*) fail "SEED=$SEED: must be a whole number, 0 or above" ;; esac
-case ${SAVE_FREQ:-1} in -1) ;; *[!0-9]* | 0*) fail "SAVE_FREQ=$SAVE_FREQ: must be a number of steps, or -1 for none" ;; esac
+check_choice FREE_CACHE_ENGINE True False true false on_one_gpu
+check_counts TRAIN_BATCH_SIZE PPO_MINI_BATCH_SIZE ROLLOUT_N MAX_PROMPT_LENGTH MAX_RESPONSE_LENGTH MAX_LENGTH \
+    PPO_MAX_TOKEN_LEN_PER_GPU STEPS TOTAL_EPOCHS NNODES NGPUS_PER_NODE ROLLOUT_TP ACTOR_TP ACTOR_PP LORA_RANK SAMPLES BATCH \
+    STALL_SECONDS
+[ "${KEEP:-null}" = null ] || check_counts KEEP
+[ "${TEST_FREQ:-}" = 0 ] || check_steps TEST_FREQ
+check_steps SAVE_FREQ
+check_seed
+check_number ACTOR_LR
+check_number KL_LOSS_COEF
+check_share ROLLOUT_GPU_MEM_UTIL
 
 # SMOKE=1 runs a few steps of the recipe with a small model in a folder of its own, and prints what works here.
 [ "${SMOKE:-0}" = 0 ] || { need_verl; exec python3 -m recipes smoke "recipes/$(basename "$0")" -- "$@"; }

@@ -11,7 +11,12 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-fail() { echo "$1" >&2; exit 2; }
+source recipes/checks.sh
+check_counts BATCH_SIZE N_SAMPLES_PER_PROMPT MAX_LEN MAX_NEW_TOKENS NGPUS_PER_NODE KEEP
+check_steps SAVE_STEPS
+check_seed
+check_number ACTOR_LR
+check_share GPU_MEMORY_UTILIZATION
 
 # ---- user-adjustable ----
 ALGO=${ALGO:-gtpo}                                      # gtpo | grpo
@@ -44,15 +49,14 @@ for name in SMOKE KL_LOSS_COEF STRICT_INITIAL_ENTROPY EXTEND ENTROPY_FROM FINETU
     MAX_PROMPT_LENGTH MAX_RESPONSE_LENGTH SAVE_FREQ; do
     [[ ${!name:-0} != *[!0.]* ]] || fail "$name: unset it: $why"
 done
+need_package torch
+need_package openrlhf "docs/other-trainers.md says how to make one"
 if [ -z "${RAY_ADDRESS:-}" ]; then
     read -r gpus _ < <(python3 -c 'import torch; print(torch.cuda.device_count())')
     NGPUS_PER_NODE=${NGPUS_PER_NODE:-$((gpus > 1 ? 2 : 1))}
 elif [ -z "$NGPUS_PER_NODE" ]; then
     fail "RAY_ADDRESS=$RAY_ADDRESS: set NGPUS_PER_NODE; how many GPUs a node of that cluster has is not seen from here"
 fi
-for name in batch_size n_samples_per_prompt NGPUS_PER_NODE; do
-    case ${!name} in *[!0-9]* | 0*) fail "${name^^}=${!name}: must be a whole number above 0" ;; esac
-done
 ((NGPUS_PER_NODE <= ${gpus:-NGPUS_PER_NODE})) ||
     fail "NGPUS_PER_NODE=$NGPUS_PER_NODE: this machine has $gpus GPUs, and OpenRLHF would wait for more without end"
 completions=$((batch_size * n_samples_per_prompt))      # of a rollout, and of an update

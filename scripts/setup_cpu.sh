@@ -29,6 +29,10 @@ requirements() {
 }
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
+# Two recipes that are started at once would install into one environment side by side.
+exec {lock}>"$venv.lock"
+flock --nonblock "$lock" || { echo "waiting for another start that makes $venv"; flock "$lock"; }
+
 if [ ! -e "$venv/bin/activate" ]; then     # which venv makes last
     for python in "${PYTHON:-}" python3.11 python3.12 python3.10 python3; do
         [ -n "$python" ] && command -v "$python" >/dev/null &&

@@ -13,11 +13,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from gtpo_verl.run_files.records import read_record
 from recipes.claim import claim
-from recipes.runs.run_folder import unquoted
 
 RECORD = "export.json"
 
@@ -57,6 +54,8 @@ def export(checkpoint: Path, out: Path, base: str | None = None) -> str:
         ValueError: `checkpoint` is not one, or needs `base`; `out` holds something else.
         OSError: a shard is missing; the error names it.
     """
+    from filelock import FileLock
+
     shards, backend = find_shards(checkpoint)
     files = shards.glob("[!.]*" if backend == "fsdp" else "model/**/*")  # an SFT checkpoint has its exports within
     saved = max(path.stat().st_mtime_ns for path in files if path.is_file())
@@ -151,6 +150,8 @@ def _merge_shards(shards: Path, backend: str, target: Path) -> None:
 
 def _name_of_base(checkpoint: Path) -> str | None:
     """The model that the run was started with, as `python3 -m recipes run` notes it in the run's folder."""
+    from recipes.runs.run_folder import unquoted
+
     record = checkpoint.resolve().parents[1] / "settings.json"
     settings = read_record(record) if record.is_file() else {}
     base = settings.get("actor_rollout_ref.model.path") or settings.get("model.path")

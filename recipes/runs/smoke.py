@@ -28,7 +28,15 @@ _FAILED = "**failed**"
 _SMALL = {"NNODES": "1", "ROLLOUT_TP": "1", "ACTOR_TP": "1", "TEST_FREQ": "-1", "STRICT_INITIAL_ENTROPY": "0"}
 # On a CPU, where the environment does not say otherwise; and at most, since a recipe exports its own.
 _CPU = {"VERL_PLATFORM": "cpu", "INFER_BACKEND": "vllm", "OFFLOAD": "False", "RAY_worker_niceness": "0"}
-_NOT_TESTED = ("common.sh", "evaluate.sh", "export.sh", "run_gtpo_cpu.sh", "run_gtpo_openrlhf.sh", "run_sft.sh")
+_NOT_TESTED = (
+    "checks.sh",
+    "common.sh",
+    "evaluate.sh",
+    "export.sh",
+    "run_gtpo_cpu.sh",
+    "run_gtpo_openrlhf.sh",
+    "run_sft.sh",
+)
 _MOST_ON_CPU = {
     "TRAIN_BATCH_SIZE": "1",
     "NGPUS_PER_NODE": "1",

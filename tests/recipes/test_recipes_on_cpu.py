@@ -382,6 +382,27 @@ def test_a_python_without_verl_is_named(tmp_path, name):
 
 
 @pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("run_gtpo_openrlhf.sh", "has no torch: activate the environment that has it"),
+        ("export.sh", "the following arguments are required: checkpoint"),
+        ("export.sh outputs/run/checkpoints/global_step_5", "no package filelock here: activate the environment"),
+    ],
+)
+def test_a_python_without_packages_gives_one_line(tmp_path, command, said):
+    python = tmp_path / "python3"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # without what is installed
+    python.chmod(0o755)
+    script, *arguments = command.split()
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "OUT": str(tmp_path / "out")}
+    done = subprocess.run(
+        ["bash", ROOT / "recipes" / script, *arguments], env=env, capture_output=True, text=True, timeout=60
+    )
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2 and said in line
+
+
+@pytest.mark.parametrize(
     ("command", "variables", "message"),
     [
         ("run_gtpo_qwen", {"ALGO": "ppo"}, "ALGO=ppo: must be gtpo or grpo"),
@@ -394,6 +415,24 @@ def test_a_python_without_verl_is_named(tmp_path, name):
         ("run_gtpo_qwen", {"STRICT_INITIAL_ENTROPY": "False"}, "STRICT_INITIAL_ENTROPY=False: must be 0 or 1"),
         ("run_gtpo_qwen", {"TRAIN_BATCH_SIZE": "abc"}, "TRAIN_BATCH_SIZE=abc: must be a whole number"),
         ("run_gtpo_qwen", {"TRAIN_BATCH_SIZE": "0"}, "TRAIN_BATCH_SIZE=0: must be a whole number above 0"),
+        ("run_gtpo_qwen", {"TRAIN_BATCH_SIZE": "9" * 19}, "TRAIN_BATCH_SIZE=9+: must be a whole number above 0"),
+        ("run_gtpo_qwen", {"LORA_RANK": "-1"}, "LORA_RANK=-1: must be a whole number above 0"),
+        ("run_gtpo_qwen", {"TOTAL_EPOCHS": "0"}, "TOTAL_EPOCHS=0: must be a whole number above 0"),
+        ("run_gtpo_qwen", {"TOTAL_EPOCHS": "1.0"}, r"TOTAL_EPOCHS=1\.0: must be a whole number above 0"),
+        ("run_gtpo_qwen", {"ROLLOUT_TP": "[1]"}, r"ROLLOUT_TP=\[1\]: must be a whole number above 0"),
+        ("run_gtpo_qwen", {"KEEP": "abc"}, "KEEP=abc: must be a whole number above 0"),
+        ("run_gtpo_qwen", {"TEST_FREQ": "-2"}, "TEST_FREQ=-2: must be a number of steps"),
+        ("run_gtpo_qwen", {"ROLLOUT_GPU_MEM_UTIL": "2"}, "ROLLOUT_GPU_MEM_UTIL=2: must be a share"),
+        ("run_gtpo_qwen", {"ROLLOUT_GPU_MEM_UTIL": "0.0"}, r"ROLLOUT_GPU_MEM_UTIL=0\.0: must be a share"),
+        ("run_gtpo_qwen", {"ROLLOUT_GPU_MEM_UTIL": "40%"}, "ROLLOUT_GPU_MEM_UTIL=40%: must be a number"),
+        ("run_gtpo_qwen", {"ACTOR_LR": "nan"}, "ACTOR_LR=nan: must be a number"),
+        ("run_gtpo_qwen", {"ACTOR_LR": "-1e-6"}, "ACTOR_LR=-1e-6: must be a number"),
+        ("run_gtpo_qwen", {"KL_LOSS_COEF": "x", "ALGO": "grpo"}, "KL_LOSS_COEF=x: must be a number"),
+        ("run_gtpo_qwen", {"OFFLOAD": "yes"}, "OFFLOAD=yes: must be True, False, true or false"),
+        ("run_gtpo_qwen", {"SAVE_LORA_ONLY": "1"}, "SAVE_LORA_ONLY=1: must be True"),
+        ("run_gtpo_qwen", {"FREE_CACHE_ENGINE": "null"}, "FREE_CACHE_ENGINE=null: must be True"),
+        ("run_gtpo_qwen", {"SEED": "4294967296"}, "SEED=4294967296: must be a whole number"),
+        ("run_sft", {"MAX_LENGTH": "-5"}, "MAX_LENGTH=-5: must be a whole number above 0"),
         ("evaluate the/model", {"BATCH": "08"}, "BATCH=08: must be a whole number above 0"),
         ("run_gtpo_cpu", {"STEPS": "abc"}, "STEPS=abc: must be a whole number"),
         ("run_gtpo_cpu", {"SEED": "-1"}, "SEED=-1: must be a whole number"),
@@ -406,6 +445,9 @@ def test_a_python_without_verl_is_named(tmp_path, name):
         ("run_gtpo_openrlhf", {"KL_LOSS_COEF": "1e-6"}, "KL_LOSS_COEF: unset it"),
         ("run_gtpo_openrlhf", {"ROLLOUT_N": "12"}, "ROLLOUT_N: unset it"),
         ("run_gtpo_openrlhf", {"BATCH_SIZE": "x"}, "BATCH_SIZE=x: must be a whole number above 0"),
+        ("run_gtpo_openrlhf", {"SAVE_STEPS": "0"}, "SAVE_STEPS=0: must be a number of steps"),
+        ("run_gtpo_openrlhf", {"GPU_MEMORY_UTILIZATION": "x"}, "GPU_MEMORY_UTILIZATION=x: must be a number"),
+        ("run_gtpo_openrlhf", {"ACTOR_LR": "1e"}, "ACTOR_LR=1e: must be a number"),
         ("run_gtpo_openrlhf", {"NGPUS_PER_NODE": "3", "FAKE_MACHINE": "4"}, "NGPUS_PER_NODE=3 must divide"),
         ("run_gtpo_openrlhf", {"NGPUS_PER_NODE": "4"}, "NGPUS_PER_NODE=4: this machine has 2 GPUs"),
         ("run_gtpo_openrlhf", {"FAKE_MACHINE": "0"}, "NGPUS_PER_NODE=1: this machine has 0 GPUs"),
