@@ -123,6 +123,8 @@ def read_dump(path: Path) -> dict[str, list[Question]]:
         ValueError: If the file is not such a dump, or does not say what is right: ``acc`` (``score`` in a dump without
             it) must be 0 or 1 in every row.
     """
+    if not path.exists():
+        raise ValueError(f"No such file: {path}. Name a <step>.jsonl under trainer.validation_data_dir")
     if path.is_dir():
         raise ValueError(f"{path} is a folder ({', '.join(sorted(p.name for p in path.iterdir()))}): name one dump")
     of_source: dict[str, list[dict[str, Any]]] = {}

@@ -21,7 +21,7 @@ from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeGuard
 
 import psutil
 
@@ -46,6 +46,7 @@ COLUMNS = {
 _VERLS_LOG = "verl_metrics.jsonl"  # of verl's file logger, which empties it at each start
 _WINDOW = 5
 _MOST_LINES = 30
+_MOST_SECONDS = 1e6  # of a step whose time counts for what is left
 _POLL_S = 0.2
 _STEPS = re.compile(r"Total training steps: (\d+)")
 # verl goes on after these, without the completions that failed, or waits for a worker that is gone.
@@ -103,8 +104,12 @@ class StallDetector:
 def progress_line(records: list[dict[str, Any]], total: str) -> str:
     """The last step in one line, with the time that the rest takes at the rate of the last few."""
     record = records[-1]
-    values = [f"{name} {record[key]:.3g}" for name, key in COLUMNS.items() if key in record]
-    rates = [x["timing_s/step"] for x in records[-_WINDOW:] if "timing_s/step" in x]
+    values = [f"{name} {record[key]:.3g}" for name, key in COLUMNS.items() if _is_number(record.get(key))]
+    rates = []
+    for recent in records[-_WINDOW:]:
+        seconds = recent.get("timing_s/step")
+        if _is_number(seconds) and 0 <= seconds < _MOST_SECONDS:  # not where verl logged null
+            rates.append(seconds)
     if rates and total.isdigit():
         values.append(f"left {timedelta(seconds=round(median(rates) * (int(total) - record['step'])))}")
     return f"step {record['step']}/{total}  " + "  ".join(values)
@@ -119,12 +124,17 @@ def closing_table(records: list[dict[str, Any]]) -> str:
     if not trained:
         return "validation only: no training step"
     ends = [trained[:_WINDOW], trained[-_WINDOW:]] if len(trained) > _WINDOW else [trained]
-    names = [name for name, key in COLUMNS.items() if all(key in record for end in ends for record in end)]
+    shown = [record for end in ends for record in end]
+    names = [name for name, key in COLUMNS.items() if all(_is_number(record.get(key)) for record in shown)]
     lines = [f"| steps | {' | '.join(names)} |", f"|{'---|' * (len(names) + 1)}"]
     for end in ends:
         means = (sum(record[COLUMNS[name]] for record in end) / len(end) for name in names)
         lines.append(f"| {end[0]['step']} to {end[-1]['step']} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
     return "\n".join(lines)
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float)
 
 
 def failure_lines(log: str) -> str:
@@ -323,6 +333,8 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.stall is not None and not args.stall > 0:
         raise ValueError(f"--stall {args.stall}: must be seconds, above 0")
+    if args.out.exists() and not args.out.is_dir():
+        raise ValueError(f"--out {args.out} is a file: give the folder of a run (the recipes: OUT)")
     args.out.mkdir(parents=True, exist_ok=True)
     with run_folder.lock(args.out) as lock:
         refuse_stale_ray(args.command)

@@ -148,15 +148,17 @@ def hold_settings(command: list[str], out: Path, extend: bool = False) -> None:
     """
     record, new = out / "settings.json", settings(command)
     remedy = (
-        "give another folder (--out; the recipes: OUT); to train it for longer --extend (the recipes: EXTEND=1); or "
-        f"remove {record} to resume its checkpoint anyway"
+        "give another folder (--out; the recipes: OUT); for other numbers of steps --extend (the recipes: EXTEND=1); "
+        f"or remove {record} to resume its checkpoint anyway"
     )
     if not has_checkpoint(command, out):
         if record.exists() and differences(read_record(record), new):
             suffix = record.stat().st_mtime_ns
+            metrics = out / "metrics.jsonl"
+            if metrics.exists():
+                print(f"what an earlier run with other settings logged is in {metrics}.{suffix} now", flush=True)
             for path in (*out.glob("*metrics.jsonl"), *out.glob("run_id")):
                 path.replace(out / f"{path.name}.{suffix}")
-            print(f"what an earlier run with other settings logged is in {out}/metrics.jsonl.{suffix} now", flush=True)
         record.unlink(missing_ok=True)
     elif extend and record.exists():
         as_long = {key: x for key, x in read_record(record).items() if key in _EXTENDED}
@@ -203,10 +205,22 @@ def _other_checkpoints(last: Path) -> str:
 
 
 def _last_checkpoint(command: list[str], out: Path) -> Path | None:
-    """The checkpoint that verl's file names, whether or not it is there; None if there is no such file."""
+    """Return the checkpoint that verl's file names, whether or not it is there; None if there is no such file.
+
+    Raises:
+        ValueError: the file holds something else than a number.
+    """
     folder = overrides(command).get("trainer.default_local_dir", str(out / "checkpoints"))
     tracker = Path(unquoted(folder), _TRACKER)
-    return tracker.with_name(f"global_step_{tracker.read_text().strip()}") if tracker.exists() else None
+    if not tracker.exists():
+        return None
+    number = tracker.read_bytes().decode(errors="replace").strip()
+    if not re.fullmatch(r"[0-9]*", number):
+        raise ValueError(
+            f"{tracker} must hold the number of a checkpoint, not {number[:60]!r}: write that of a whole one into it, "
+            "or remove that file to start from the beginning"
+        )
+    return tracker.with_name(f"global_step_{number}")
 
 
 def _has_weights(checkpoint: Path) -> bool:
@@ -246,11 +260,16 @@ def logger_variables(out: Path) -> dict[str, str]:
     """Variables that say where verl's loggers write, and with which id wandb and SwanLab continue a resumed run.
 
     Variables that are set already keep their values.
+
+    Raises:
+        ValueError: `run_id` holds no id.
     """
     record = out / "run_id"
     if not record.exists() or not record.stat().st_size:  # of a start on a full disk
         atomic_write(record, uuid.uuid4().hex[:21] + "\n")  # SwanLab takes exactly 21 characters
-    run_id = record.read_text().strip()
+    run_id = record.read_bytes().decode(errors="replace").strip()
+    if not re.fullmatch(r"[!-~]+", run_id):
+        raise ValueError(f"{record} holds no id of a run, but {run_id[:60]!r}: restore it, or remove it for a new id")
     variables = {
         "TENSORBOARD_DIR": str(out.absolute() / "tensorboard"),
         "SWANLAB_LOG_DIR": str(out.absolute() / "swanlab"),
@@ -312,14 +331,10 @@ class MetricsFile:
     def poll(self) -> Iterator[dict[str, Any]]:
         """The steps logged since the last call; one that verl logs in two parts comes again, then whole."""
         for line in self._tail.lines():
-            try:
-                logged = json.loads(line)
-            except ValueError:  # a full disk cuts a line off, and the next one is joined to it
-                say(f"{self.target}: left out a line of verl's log that was cut off", sys.stderr)
+            record = _logged_step(line)
+            if record is None:  # a full disk cuts a line off, and the next one is joined to it
+                say(f"{self.target}: left out a line of verl's log that was cut off, or is no step", sys.stderr)
                 continue
-            # verl writes null for NaN.
-            data = {key: math.nan if value is None else value for key, value in logged["data"].items()}
-            record = {"step": logged["step"], **data}
             anew = not self._begun
             if anew:
                 # verl validates before it goes on, under the number of the step that it goes on from.
@@ -341,6 +356,20 @@ class MetricsFile:
                 with self.target.open("a") as file:
                     file.write(json.dumps(record) + "\n")
             yield record
+
+
+def _logged_step(line: str) -> dict[str, Any] | None:
+    """Return a line of verl's file logger as a flat record; None if it is not a step."""
+    try:
+        logged = json.loads(line)
+    except (RecursionError, ValueError):
+        return None
+    if not isinstance(logged, dict) or type(logged.get("step")) is not int or not isinstance(logged.get("data"), dict):
+        return None
+    record = {"step": logged["step"]}
+    for key, value in logged["data"].items():
+        record[key] = math.nan if value is None else value  # verl writes null for NaN
+    return record
 
 
 def _record(line: str, path: Path) -> dict[str, Any]:

@@ -42,14 +42,12 @@ def make_once(
     settings = {**settings, "source": digest}
     if _is_made(out / record, settings):
         return
+    _refuse_foreign(out, {record, *files})  # before a lock is left beside somebody's folder
     out.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(out.parent / f".{out.name}.lock"):
         if _is_made(out / record, settings):  # by a call that held the lock
             return
-        foreign = {path.name for path in out.iterdir()} - {record, *files} if out.exists() else set()
-        if foreign:
-            raise ValueError(f"--out {out} holds {sorted(foreign)}, not written by this command: give an empty folder")
-
+        _refuse_foreign(out, {record, *files})
         with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
             work = Path(scratch) / out.name
             work.mkdir()
@@ -58,6 +56,16 @@ def make_once(
             if out.exists():
                 shutil.rmtree(out)
             work.rename(out)
+
+
+def _refuse_foreign(out: Path, names: set[str]) -> None:
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise ValueError(f"--out {out} is a file: give an empty folder")
+    foreign = {path.name for path in out.iterdir()} - names
+    if foreign:
+        raise ValueError(f"--out {out} holds {sorted(foreign)}, not written by this command: give an empty folder")
 
 
 def _is_made(record: Path, settings: dict[str, Any]) -> bool:

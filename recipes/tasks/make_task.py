@@ -5,6 +5,8 @@ Face format, `train.parquet` and `test.parquet` in verl's, and a record of the s
 """
 
 import argparse
+import signal
+import sys
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Make the task."""
     import torch
+
+    # Raised where it is at work, so that what it has written beside the folder is removed.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
     torch.set_num_threads(1)  # more of them gain nothing at this size and cost a lot on a machine that is busy
     if args.task == "smollm2":

@@ -44,6 +44,11 @@ def test_what_is_no_dump_is_an_error_with_a_remedy(dump, tmp_path, capsys):
         assert "gtpo_dump.json is corrupt" in refusal(capsys, tmp_path / "b")
 
 
+def test_a_folder_is_no_file_for_the_page(dump, tmp_path, capsys):
+    assert cli.main(["view", str(dump), "-o", str(tmp_path)]) == 2
+    assert f"--out {tmp_path} is a folder" in capsys.readouterr().err
+
+
 SLIM = "import sys; sys.modules.update(dict.fromkeys(('torch', 'verl', 'transformers', 'ray')))\n"
 
 

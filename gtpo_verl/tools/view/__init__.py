@@ -45,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
         args.path = DEMO
     if args.path is None:
         raise ValueError("give a RUN_OR_FILE, or --demo")
+    if args.out.is_dir():
+        raise ValueError(f"--out {args.out} is a folder: name the file to write, such as {args.out / 'view.html'}")
     source = find_source(args.path, args.tokenizer)
     paths = thin_out(source.paths, source.size_limit)
     name = "gtpo-verl view --demo" if args.demo else shown(args.path)

@@ -167,6 +167,8 @@ def test_a_dump_that_does_not_say_what_is_right_is_refused(tmp_path, rows, messa
 
 def test_a_folder_of_dumps_is_refused_by_naming_what_is_in_it(tmp_path):
     write_dump(tmp_path / "20.jsonl", [])
+    with pytest.raises(ValueError, match="No such file: .*nope.jsonl. Name a <step>.jsonl"):
+        read_dump(tmp_path / "nope.jsonl")
     with pytest.raises(ValueError, match="is a folder .20.jsonl.: name one dump"):
         read_dump(tmp_path)
 

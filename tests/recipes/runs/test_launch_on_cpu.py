@@ -149,6 +149,27 @@ def test_a_line_that_a_full_disk_cut_off_is_left_out(run, capsys):
     assert run("step(4)") == 0
 
 
+@pytest.mark.parametrize(
+    "line", ["[1]", "5", '{"step": 2}', '{"step": 2, "data": 1}', '{"step": "2", "data": {}}', "[" * 100_000]
+)
+def test_a_line_that_is_no_step_does_not_end_the_run(run, capsys, line):
+    assert run(f"step(1); file.write({line!r} + '\\n'); step(3)") == 0
+    assert [record["step"] for record in run.records()] == [1, 3]
+    assert "left out a line of verl's log" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", [None, float("inf"), "slow", -1])
+def test_a_step_without_a_time_does_not_end_the_run(run, capsys, seconds):
+    assert run(f"inf = float('inf'); step(1, **{{'timing_s/step': {seconds!r}}}); step(2)") == 0
+    assert "step 1/3" in (out := capsys.readouterr().out) and "left 0:00:02" in out
+
+
+def test_a_file_is_no_folder_of_a_run(tmp_path, capsys):
+    (tmp_path / "README.md").touch()
+    assert main(["run", "--out", str(tmp_path / "README.md"), "--", "true"]) == 2
+    assert f"--out {tmp_path / 'README.md'} is a file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("validation", ["", "step(0, **{'val-core/acc': 0.5}); "])
 @pytest.mark.parametrize("first, mode", [(1, "disable"), (3, "resume_path")])
 def test_a_run_that_goes_back_keeps_what_was_logged(run, capsys, first, mode, validation):

@@ -63,6 +63,27 @@ def test_without_a_checkpoint_what_a_run_of_other_settings_logged_is_kept(tmp_pa
     assert (tmp_path / "metrics.jsonl").read_text() == f"{run_id}\n"
 
 
+def test_a_run_of_other_settings_that_logged_nothing_names_no_file(tmp_path, capsys):
+    hold_settings(COMMAND, tmp_path)
+    hold_settings([*COMMAND, "seed=2"], tmp_path)
+    assert "metrics.jsonl" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", [b"\x83\x00\xff", b"../../etc", b"1 2"])
+def test_a_damaged_tracker_is_named(tmp_path, save, content):
+    save()
+    tracker = tmp_path / "checkpoints/latest_checkpointed_iteration.txt"
+    tracker.write_bytes(content)
+    with pytest.raises(ValueError, match=str(tracker)):
+        hold_settings(COMMAND, tmp_path)
+
+
+def test_a_damaged_id_is_named(tmp_path):
+    (tmp_path / "run_id").write_bytes(b"\x83\x00\xff")
+    with pytest.raises(ValueError, match=str(tmp_path / "run_id")):
+        run_folder.logger_variables(tmp_path)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -100,7 +121,7 @@ def test_what_is_learned_and_the_number_of_gpus_may_not(tmp_path, save, change):
 def test_a_run_may_be_extended_by_steps_and_by_nothing_else(tmp_path, save):
     save()
     longer = [*COMMAND, "trainer.total_training_steps=9", "trainer.total_epochs=2"]
-    with pytest.raises(ValueError, match="to train it for longer --extend"):
+    with pytest.raises(ValueError, match="--extend"):
         hold_settings(longer, tmp_path)
     with pytest.raises(ValueError, match=r"\(seed=2, was 1\): give another folder"):
         hold_settings([*longer, "seed=2"], tmp_path, extend=True)

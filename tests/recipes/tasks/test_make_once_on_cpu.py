@@ -1,6 +1,9 @@
 """What the tasks share: each is made once, for one set of settings, and never half."""
 
 import json
+import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -76,3 +79,27 @@ def test_a_folder_with_other_content_is_refused(made):
     with pytest.raises(ValueError, match="thesis.tex"):
         made(1)
     assert (made.out / "thesis.tex").exists() and made == []
+    assert [path.name for path in made.out.parent.iterdir()] == ["out"]  # and nothing is left beside it
+
+
+MAKES_SLOWLY = """
+import argparse, pathlib, sys, time
+from recipes.tasks import make_task, tiny
+from recipes.tasks.make_once import make_once
+def slow(folder):
+    (folder / "model").touch()
+    time.sleep(900)
+tiny.prepare = lambda out, config: make_once(out, {}, [], slow, "task.json", ("model",))
+make_task.run(argparse.Namespace(task="arithmetic", out=sys.argv[1], seed=0))
+"""
+
+
+def test_a_task_that_is_ended_leaves_nothing_half_made(tmp_path):
+    out = tmp_path / "tasks/out"
+    process = subprocess.Popen([sys.executable, "-c", MAKES_SLOWLY, str(out)])
+    while not list(tmp_path.rglob("model")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert [path.name for path in out.parent.iterdir()] == [".out.lock"]
