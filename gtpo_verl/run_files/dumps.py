@@ -10,24 +10,39 @@ SCHEMA_VERSION, HEADER_NAME, STEP_FILES = 2, "gtpo_dump.json", "step_*.jsonl"
 """Of a token dump, which `verl_plugin.token_dump` writes and `tools.rollouts` reads without verl."""
 
 _LINE = 1 << 26  # bytes, of which a completion of 128k tokens takes a fifth
+_BRACKETS = 1 << 20  # of a line; an empty list takes 2 bytes there and 64 in memory
 
 
-def read_lines(path: Path, check: Callable[[Any], dict[str, Any]], of: str) -> list[dict[str, Any]]:
+def read_lines(
+    path: Path, check: Callable[[Any], dict[str, Any]], of: str, most: int | None = None
+) -> list[dict[str, Any]]:
     """Return what `check` makes of each line of a JSONL file.
+
+    Args:
+        path: the file.
+        check: returns what to keep of a line.
+        of: what the file should be, for messages.
+        most: bytes after which no further line is read; None for the whole file.
 
     Raises:
         ValueError: `check` rejects a line, or there is none; the message names the line and what it should be of.
     """
     lines = []
+    size = 0
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(_LINE), b""), start=1):
             try:
                 if len(line) == _LINE:
                     raise ValueError(f"it is longer than {_LINE >> 20} MB")
+                if line.count(b"[") + line.count(b"{") > _BRACKETS:
+                    raise ValueError(f"it has more than {_BRACKETS:,} brackets")
                 lines.append(check(json.loads(line)))
             except (KeyError, RecursionError, TypeError, ValueError) as error:
                 said = error if type(error) is ValueError else repr(error)
                 raise ValueError(f"{path}:{number} is not a line of a {of} ({said})") from error
+            size += len(line)
+            if most is not None and size > most:
+                break
     if not lines:
         raise ValueError(f"{path} holds no line")
     return lines

@@ -26,10 +26,14 @@ _NUMBERS = ("step", "reward", "group_advantage", "trajectory_entropy", "keep")
 _ENDS = ("prefix_len", "suffix_len")  # not of a user's own mask
 _IDS = ("prompt_ids", "token_ids")
 _PER_TOKEN = ("response_mask", "loss_mask", "lambda", "advantages", "entropy", "trainer_logprobs")
+_OF_AN_ENGINE = {"inference_logprobs"}  # per token, where the run has them
+_KNOWN = {"uid", *_NUMBERS, *_ENDS, *_IDS, *_PER_TOKEN, *_OF_AN_ENGINE, "prompt", "token_strings", "ended"}
 _LARGE = 1e30  # of which neither a sum nor a mean overflows
 
-# A page of about five million tokens is still opened by a browser in a moment.
-_DUMP_BYTES, _TEXT_BYTES = 256 << 20, 24 << 20
+# What a page shows of a dump, of which it takes four fifths, and of text, which becomes as large a page.
+_DUMP_BYTES = 32 << 20
+_TEXT_BYTES = 24 << 20
+_READ_BYTES = 256 << 20  # of one file of text, of which the page then has the first groups
 _SCORES = ("acc", "format", "strict")
 
 
@@ -106,7 +110,7 @@ def _read_dump(path: Path, headers: list[Path]) -> tuple[dict[str, Any], list[Pa
 def read_step(path: Path, own: str, given: str | None = None) -> list[dict[str, Any]]:
     """Return a step file's completions, in words of the `given` tokenizer, else their own, else the `own` tokenizer's.
     A ValueError names a line that is not as `gtpo_verl.verl_plugin.token_dump` wrote it."""
-    completions = read_lines(path, _checked, "token dump")
+    completions = _whole_groups(path, read_lines(path, _checked, "token dump", _DUMP_BYTES))
     for completion in completions:
         if given or "token_strings" not in completion:
             tokenizer, ids = load_tokenizer(given or own), completion["token_ids"]
@@ -114,6 +118,17 @@ def read_step(path: Path, own: str, given: str | None = None) -> list[dict[str, 
                 raise ValueError(f"{path} has tokens which the tokenizer {given} lacks: give the run's own")
             completion.update(words_of(completion, tokenizer))
     return completions
+
+
+def _whole_groups(path: Path, completions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the completions that were read of a step, without those of a group that may go on, and say so."""
+    if path.stat().st_size <= _DUMP_BYTES:
+        return completions
+    cut = completions[-1]["uid"]
+    whole = [completion for completion in completions if completion["uid"] != cut]
+    shown = whole or completions
+    print(f"{path}: the first {len(shown)} completions, for size", file=sys.stderr)
+    return shown
 
 
 def _checked(completion: dict[str, Any]) -> dict[str, Any]:
@@ -129,12 +144,11 @@ def _checked(completion: dict[str, Any]) -> dict[str, Any]:
         are_text = len(texts) == 1 + len(completion["token_ids"]) and all(isinstance(x, str) for x in texts)
         if not are_text or not isinstance(completion["ended"], bool):
             raise ValueError("prompt or token_strings is not text, or ended is not true or false")
-    per_token = {name for name, value in completion.items() if isinstance(value, list)} - {*_IDS, "token_strings"}
-    for name in per_token | {*_PER_TOKEN}:
+    for name in (*_PER_TOKEN, *(_OF_AN_ENGINE & completion.keys())):
         values = completion[name]
         if len(values) != len(completion["token_ids"]) or not all(abs(x) < _LARGE for x in filter(None, values)):
             raise ValueError(f"{name} is not a number or null for each token")
-    return completion
+    return {name: value for name, value in completion.items() if name in _KNOWN}
 
 
 def _text_files(path: Path) -> list[Path]:
@@ -157,6 +171,8 @@ def _ends_a_line(path: Path) -> bool:
 
 def _verl_rows(path: Path) -> list[dict[str, Any]]:
     """Return a row per completion: of a session with several outputs the last, and no padding of the batch."""
+    if path.stat().st_size > _READ_BYTES:
+        raise ValueError(f"{path} holds more than {_READ_BYTES >> 20} MB of text: name another file")
     lines = read_lines(path, _checked_rollout, "rollout file of verl")
     own = [row for row in lines if row["output"] or not row.get("uid", "").startswith("pad")]
     return [row | {"uid": uid} for uid, group in last_outputs(own).items() for row in group]
@@ -167,13 +183,21 @@ def _trl_rows(path: Path) -> list[dict[str, Any]]:
     import pyarrow
     import pyarrow.parquet
 
-    table, size = [], 0
+    # A small file may hold any amount of text: compressed, or one text for a thousand rows. What is stored is looked at
+    # before it is unpacked, and rows are unpacked one by one.
+    too_large = f"{path} holds more than {_READ_BYTES >> 20} MB of text: name another file"
+    table: list[dict[str, Any]] = []
+    size = 0
     try:
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(16):  # a small file may hold any amount of text
-            table += (read := batch.to_pylist())
-            size += sum(len(str(value)) for row in read for value in row.values())
-            if size > _DUMP_BYTES:
-                raise ValueError(f"{path} holds more than {_DUMP_BYTES >> 20} MB of text: name another file")
+        file = pyarrow.parquet.ParquetFile(path)
+        for group in range(file.metadata.num_row_groups):
+            if file.metadata.row_group(group).total_byte_size > _READ_BYTES:
+                raise ValueError(too_large)
+            for batch in file.iter_batches(1, row_groups=[group]):
+                size += batch.nbytes
+                if size > _READ_BYTES:
+                    raise ValueError(too_large)
+                table += batch.to_pylist()
     except (OSError, pyarrow.ArrowException) as error:
         raise ValueError(f"{path} is no parquet file ({error})") from error
     rows = []

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import tracemalloc
 
 import pandas as pd
 import pytest
@@ -213,9 +214,53 @@ def test_what_is_no_table_of_trl_is_named(tmp_path, tokenizer, capsys, damage):
 def test_a_small_file_that_holds_any_amount_of_text_is_named(tmp_path, tokenizer, monkeypatch, capsys):
     """Parquet writes a thousand equal rows as one."""
     write_trl(tmp_path, 10, [(GOOD * 20, 1.0, 0.5, 0.25)] * 1000)
-    monkeypatch.setattr(rollouts, "_DUMP_BYTES", 1 << 18)
+    monkeypatch.setattr(rollouts, "_READ_BYTES", 1 << 18)
     assert (tmp_path / "completions_00010.parquet").stat().st_size < 1 << 14
     assert "completions_00010.parquet holds more than" in refusal(capsys, tmp_path, "--tokenizer", tokenizer)
+
+
+@pytest.mark.parametrize("length", [3 << 20, 9 << 20])  # less than may be read, and more
+def test_a_long_text_of_many_rows_is_refused_before_it_is_held(tmp_path, tokenizer, monkeypatch, capsys, length):
+    write_trl(tmp_path, 10, [("a" * length, 1.0, 0.5, 0.25)] * 16)
+    monkeypatch.setattr(rollouts, "_READ_BYTES", 4 << 20)
+    assert (tmp_path / "completions_00010.parquet").stat().st_size < 1 << 20
+    tracemalloc.start()
+    said = refusal(capsys, tmp_path, "--tokenizer", tokenizer)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "completions_00010.parquet holds more than" in said
+    assert peak < 16 << 20  # the rows together are 48 MB and more
+
+
+def test_a_line_that_grows_in_memory_is_refused_and_what_nobody_knows_is_not_kept(
+    dump, tmp_path, tokenizer, monkeypatch
+):
+    rows = (dump / "step_000001.jsonl").read_text().splitlines()
+    (tmp_path / "step_000001.jsonl").write_text("".join(f'{row[:-1]},"x":[1,[],[]]}}\n' for row in rows))
+    assert read_step(tmp_path / "step_000001.jsonl", tokenizer) == read_step(dump / "step_000001.jsonl", tokenizer)
+    monkeypatch.setattr(dumps, "_BRACKETS", 100)
+    (tmp_path / "step_000001.jsonl").write_text(rows[0][:-1] + ',"x":[' + "[]," * 100 + "0]}\n")
+    with pytest.raises(ValueError, match="step_000001.jsonl:1 .*brackets"):
+        read_step(tmp_path / "step_000001.jsonl", tokenizer)
+
+
+def test_of_a_large_step_of_a_dump_its_first_whole_groups_are_read(dump, tmp_path, tokenizer, monkeypatch, capsys):
+    first, second, third = (json.loads(row) for row in (dump / "step_000001.jsonl").read_text().splitlines())
+    of_two = [first, second, first | {"uid": "other"}, third | {"uid": "other"}, third | {"uid": "third"}]
+    lines = [json.dumps(row) + "\n" for row in of_two]
+    path = tmp_path / "step_000001.jsonl"
+    path.write_text("".join(lines))
+    monkeypatch.setattr(rollouts, "_DUMP_BYTES", sum(map(len, lines[:2])))
+    assert [row["uid"] for row in read_step(path, tokenizer)] == [first["uid"]] * 2
+    assert f"{path}: the first 2 completions, for size" in capsys.readouterr().err
+    monkeypatch.setattr(rollouts, "_DUMP_BYTES", 10)
+    assert len(read_step(path, tokenizer)) == 1  # of a first group that is as large, its beginning
+
+
+def test_a_file_of_too_much_text_is_named(tmp_path, tokenizer, monkeypatch, capsys):
+    write_rollouts(tmp_path, {1: STEPS[1][:2]})
+    monkeypatch.setattr(rollouts, "_READ_BYTES", 10)
+    assert "1.jsonl holds more than" in refusal(capsys, tmp_path, "--tokenizer", tokenizer)
 
 
 def test_a_line_that_does_not_end_is_named(tmp_path, tokenizer, monkeypatch, capsys):
