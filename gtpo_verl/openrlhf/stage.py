@@ -50,7 +50,7 @@ class GTPOStage:
 
         completions = Completions(mask, index)
         trajectory_entropy = completions.mean(entropy)
-        self._run.observe(rewards, completions, trajectory_entropy)
+        self._run.measure(trajectory_entropy, completions)
         result = compute_gtpo(
             rewards=rewards,
             responses=responses,
@@ -62,6 +62,7 @@ class GTPOStage:
             initial_entropy=self._run.initial_entropy_value,
             norm_adv_by_std_in_grpo=not self.args.algo.advantage.no_std_norm,
         )
+        self._run.check(rewards, result)
         rows = result.advantages.split([len(experience.index) for experience in experiences])
         for experience, advantages in zip(experiences, rows, strict=True):
             experience.advantages = advantages[:, : experience.action_mask.size(1)].clone()

@@ -25,9 +25,6 @@ from gtpo_verl.verl_plugin.run_config import ADV_ESTIMATOR, RunConfig, registry,
 
 logger = logging.getLogger("gtpo_verl")
 
-_EMPTIED_LIMIT = 20
-"""Batches in a row that the filter may empty: with one prompt a batch, as in the paper, some are emptied by chance."""
-
 
 @dataclass
 class PendingUpdate:
@@ -35,7 +32,8 @@ class PendingUpdate:
 
     step: int  # verl's `global_steps`
     fields: BatchFields
-    result: GTPOAdvantage | None = None  # one output per session; None until verl asks for it
+    rewards: torch.Tensor | None = None  # of one output per session; None until verl asks for advantages
+    result: GTPOAdvantage | None = None  # of the same outputs
     inputs: update_pass.UpdateInputs | None = None  # what the actor needs, if its update is to give the entropy
     metrics: dict[str, float] = field(default_factory=dict)  # to be logged with those of the update
     dumped: Any = None  # rows for the token dump that wait for the entropies of the update, verl's DataProto
@@ -86,7 +84,7 @@ class GTPOEstimator:
         self._max_model_len = select(config, "actor_rollout_ref.rollout.max_model_len") or math.inf
         self._rejects = select(config, "algorithm.rollout_correction.rollout_rs") is not None
         self._entropy_range = update_pass.entropy_range(getattr(trainer, "tokenizer", None))
-        self._warned_of_sessions, self._emptied = False, 0
+        self._warned_of_sessions = False
         self._folder = folder
         self._saved = self._last_saved()
 
@@ -102,27 +100,30 @@ class GTPOEstimator:
 
         Raises:
             ValueError: a reward that is not finite, or an entropy that no distribution has; it names uid and row.
-            Or the completion filter has dropped every completion of too many batches in a row.
+            Or too many batches in a row gave no signal (`SignalCheck`).
         """
         fields = pending.fields
         last = fields.last_outputs
         if len(last) == len(token_level_rewards):
+            rewards = token_level_rewards.sum(-1)
             result = self.compute(fields, token_level_rewards, index)
             advantages = result.advantages
         else:
             self._warn_of_sessions(fields)
-            of_last = token_level_rewards[last], np.asarray(index, dtype=object)[last]
-            result = self.compute(fields.of_sessions(), *of_last)
+            rewards = token_level_rewards[last].sum(-1)
+            uids = np.asarray(index, dtype=object)[last]
+            result = self.compute(fields.of_sessions(), token_level_rewards[last], uids)
             advantages = result.unweighted_advantages[fields.sessions].unsqueeze(-1) * fields.response_mask
             advantages[last] = result.advantages
         if self._rejects:
             advantages = advantages * response_mask
+        pending.rewards = rewards
         pending.result = result
         if self.run.from_update:
             a = result.group_advantages[fields.sessions]
             pending.inputs = update_pass.UpdateInputs.make(a, self.config, self.gtpo_run.initial_entropy_value)
         else:
-            pending.metrics = self._metrics(fields, result)
+            pending.metrics = self._metrics(pending)
         return advantages
 
     def complete(self, pending: PendingUpdate, trajectory_entropy: torch.Tensor) -> None:
@@ -144,7 +145,7 @@ class GTPOEstimator:
             keep=regularized.keep,
             unweighted_advantages=regularized.advantages,
         )
-        pending.metrics |= self._metrics(pending.fields, pending.result)
+        pending.metrics |= self._metrics(pending)
 
     def compute(self, fields: BatchFields, token_level_rewards: torch.Tensor, index: Any) -> GTPOAdvantage:
         """GTPO on one output per session."""
@@ -159,7 +160,8 @@ class GTPOEstimator:
         name = self.config.base
         base = None if name == "gtpo" else compute_base_advantages(name, token_level_rewards, completions)
         rewards = token_level_rewards.sum(-1)
-        self.gtpo_run.observe(rewards, completions, entropy)
+        if entropy is not None:
+            self.gtpo_run.measure(entropy, completions)
         return compute_gtpo(
             rewards=rewards,
             advantages=base,
@@ -173,12 +175,13 @@ class GTPOEstimator:
             norm_adv_by_std_in_grpo=self._norm_by_std,
         )
 
-    def _metrics(self, fields: BatchFields, result: GTPOAdvantage) -> dict[str, float]:
-        self._check_filter(result)
-        last = fields.of_sessions()
+    def _metrics(self, pending: PendingUpdate) -> dict[str, float]:
+        assert pending.rewards is not None and pending.result
+        self.gtpo_run.check(pending.rewards, pending.result)
+        last = pending.fields.of_sessions()
         length = last.response_len + torch.tensor([len(ids) for ids in last.prompts])
         truncated = (last.response_len >= self._max_response_length) | (length >= self._max_model_len)
-        return compute_gtpo_metrics(result, self.config, self.gtpo_run.initial_entropy_value, truncated)
+        return compute_gtpo_metrics(pending.result, self.config, self.gtpo_run.initial_entropy_value, truncated)
 
     def keep_with_checkpoint(self) -> None:
         """Write the record of ⟨H⟩_ini into a checkpoint that verl has saved since the last call: by default the runs of
@@ -196,20 +199,6 @@ class GTPOEstimator:
             return Path(self._folder, f"global_step_{tracker.read_text().strip()}"), tracker.stat().st_mtime_ns
         except OSError:  # none yet, or a file system that fails: no reason to end a run
             return None
-
-    def _check_filter(self, result: GTPOAdvantage) -> None:
-        """A batch of which the completion filter drops every completion teaches nothing."""
-        real = result.completions.lengths > 0
-        self._emptied = self._emptied + 1 if real.any() and not result.keep[real].any() else 0
-        said = (
-            f"the completion filter dropped every completion of {self._emptied} batches in a row, whose mean entropies "
-            f"are above algorithm.gtpo.entropy_threshold={self.config.entropy_threshold:.4g}: nothing is learnt; raise "
-            "it, or set ++algorithm.gtpo.completion_filter=never"
-        )
-        if self._emptied >= _EMPTIED_LIMIT:
-            raise ValueError(said)
-        if self._emptied == 1:
-            logger.warning("GTPO: %s. After %d such batches the run ends", said, _EMPTIED_LIMIT)
 
     def _warn_of_sessions(self, fields: BatchFields) -> None:
         if self._warned_of_sessions:

@@ -134,6 +134,20 @@ def test_a_reward_at_the_mean_of_its_group_has_no_sign(stage, batch, tmp_path):
         assert experience.advantages.any(-1).tolist() == [True, False, True, False]
 
 
+def test_rollouts_without_signal_are_told_and_an_empty_filter_ends_the_run(stage, batch, tmp_path, caplog):
+    batch["rewards"].fill_(1.0)
+    settings = {"completion_filter": "always", "entropy_threshold": 1e-6, "min_correct_reward": 2}
+    trainer = Trainer(batch, tmp_path, settings, **IN_ORDER)
+    stage.GTPOStage(trainer, resumed=False)
+    for _ in range(19):
+        trainer.compute()
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert sum("equal rewards" in message for message in told) == 2
+    assert sum("algo.gtpo.completion_filter=never" in message for message in told) == 1
+    with pytest.raises(ValueError, match="dropped every completion of 20 batches in a row"):
+        trainer.compute()
+
+
 def test_initial_entropy_is_that_of_the_first_rollout_and_is_kept(stage, batch, tmp_path, caplog):
     """On three prompts, and not far from the threshold: there is a warning."""
     trainer = Trainer(batch, tmp_path, {}, **IN_ORDER)

@@ -3,21 +3,33 @@ import logging
 import pytest
 import torch
 
-from gtpo_verl import GTPOConfig
+from gtpo_verl import GTPOConfig, compute_gtpo
 from gtpo_verl.algorithm.completions import Completions
 from gtpo_verl.run_files.gtpo_run import GTPORun
 
 
 def warnings_of(rollouts, folder, caplog, applied=True, **config):
-    """Of a run with these rewards in each rollout; the last row is padding."""
+    """Of `min_correct_reward`, in a run with these rewards in each rollout; the last row is padding."""
     caplog.set_level(logging.WARNING, "gtpo_verl")
-    run = GTPORun(GTPOConfig(completion_filter="never", **config), folder, None, applied=applied)
+    settings = GTPOConfig(completion_filter="never", **config)
+    run = GTPORun(settings, folder, None, applied=applied)
     for rewards in rollouts:
         mask = torch.ones(len(rewards) + 1, 2)
         mask[-1] = 0
         completions = Completions(mask, [*"p" * len(rewards), "pad"])
-        run.observe(torch.tensor([*rewards, 0.0]), completions, torch.zeros(len(mask)))
-    return [record.getMessage() for record in caplog.records]
+        rewards = torch.tensor([*rewards, 0.0])
+        run.measure(torch.zeros(len(mask)), completions)
+        result = compute_gtpo(
+            rewards=rewards,
+            responses=torch.ones(mask.shape, dtype=torch.int64),
+            response_mask=mask,
+            group_ids=completions,
+            entropy=torch.zeros(mask.shape),
+            config=settings,
+        )
+        run.check(rewards, result)
+    messages = [record.getMessage() for record in caplog.records]
+    return [message for message in messages if "min_correct_reward" in message]
 
 
 @pytest.mark.parametrize(

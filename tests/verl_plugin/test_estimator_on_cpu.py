@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from rollout_batch import expected, padded, real_mean_entropy
+from rollout_batch import expected, make_rows, padded, real_mean_entropy
 from verl.utils.metric import reduce_metrics
 from verl.utils.tracking import Tracking
 
@@ -144,6 +144,38 @@ def test_a_filter_that_empties_batch_after_batch_warns_once_and_then_ends_the_ru
     assert told == ["WARNING"] * 2
     with pytest.raises(ValueError, match=r"dropped every completion of 20 batches in a row.*completion_filter=never"):
         gtpo.step()
+
+
+@pytest.mark.parametrize("entropy_from", ["old_log_prob", "update"])
+def test_groups_of_one_warn_at_the_first_batch_and_end_the_run_at_the_20th(stage, caplog, entropy_from):
+    """Every completion has a uid of its own."""
+    alone = make_rows(uids=["a", "b", "c", "d", "pad0f", "e"])
+    gtpo = stage(KNOWN, f"algorithm.gtpo.entropy_from={entropy_from}", rows=alone)
+    for _ in range(19):
+        gtpo.step()
+    told = [r.levelname for r in caplog.records if "alone in its group" in r.getMessage()]
+    assert told == ["WARNING"]
+    with pytest.raises(ValueError, match=r"of 20 batches in a row is alone in its group.*uid"):
+        gtpo.step()
+
+
+@pytest.mark.parametrize("entropy_from", ["old_log_prob", "update"])
+def test_equal_rewards_are_told_at_the_1st_and_the_10th_batch(stage, caplog, entropy_from):
+    gtpo = stage(KNOWN, f"algorithm.gtpo.entropy_from={entropy_from}", rows=make_rows(scores=[20.0] * 6))
+    for _ in range(12):
+        metrics, _ = gtpo.step()
+    told = [r.getMessage() for r in caplog.records if "equal rewards" in r.getMessage()]
+    assert ["in 1 batches" in told[0], "in 10 batches" in told[1], len(told)] == [True, True, 2]
+    assert metrics["gtpo/group/zero_std_frac"] == 1
+
+
+def test_another_estimators_batches_are_not_counted(stage, caplog, tmp_path):
+    grpo = "algorithm.adv_estimator=grpo"
+    dump = f"+algorithm.gtpo.dump_dir={tmp_path / 'dump'}"
+    gtpo = stage(grpo, dump, "+algorithm.gtpo.dump_freq=1", rows=make_rows(uids=["a", "b", "c", "d", "pad0f", "e"]))
+    for _ in range(25):
+        gtpo.step()
+    assert "alone in its group" not in caplog.text
 
 
 def test_a_log_prob_off_the_mask_may_be_anything(stage, rows):
