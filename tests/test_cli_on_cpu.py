@@ -1,8 +1,10 @@
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 
 import datasets
 import pyarrow as pa
@@ -44,6 +46,51 @@ def test_a_mistyped_command_is_one_line_with_those_that_exist(word, capsys):
     assert stopped.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("gtpo-verl: ") and "'diagnose'" in line and line.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("chek", "'check'"), ("Diagnose", "'diagnose'"), ("--foo", "'openrlhf'"), ("viwe", "'view'")]
+)
+def test_what_was_meant_by_a_mistyped_command_is_said(word, meant, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([word])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert stopped.value.code == 2 and f"no command {word}" in line and meant in line
+
+
+STEERING = "\x1b]52;c;cm0=\x07 \x1b[31m \x9b1m \u202e \u2028 \r \x7f \x00"
+
+
+def test_nothing_that_a_command_prints_steers_the_terminal(capsys, monkeypatch):
+    def run(args):
+        print(f"a log: {STEERING}\nλ\tend")
+        print(f"a name: {STEERING}", file=sys.stderr)
+        sys.stdout.writelines([STEERING])
+        return 0
+
+    command = ModuleType("printing_command")
+    command.add_arguments, command.run = lambda parser: None, run
+    monkeypatch.setitem(sys.modules, command.__name__, command)
+    assert cli.main(["print"], commands={"print": (command.__name__, "prints")}) == 0
+    captured = capsys.readouterr()
+    assert "λ\tend" in captured.out and r"\x1b]52;c;cm0=\x07" in captured.out
+    for text in (captured.out, captured.err.replace("\r", "")):
+        assert all(character.isprintable() or character in "\n\t" for character in text)
+
+
+def test_a_logs_name_is_spelt_out(tmp_path, capsys):
+    log = tmp_path / "a\x1b]0;PWN\x07b.json"
+    log.write_bytes(LOG.read_bytes())
+    assert cli.main(["diagnose", str(log)]) in (0, 1)
+    out = capsys.readouterr().out
+    assert r"a\x1b]0;PWN\x07b.json" in out and "\x1b" not in out
+
+
+@pytest.mark.parametrize("arguments", [["view", "/nope"], ["view", "--demo", "-o", "."], ["diagnose", "/nope"]])
+def test_a_path_that_does_not_do_is_one_line_with_what_to_give(arguments, capsys):
+    assert cli.main(arguments) > 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search("give|name|there", line)
 
 
 def test_an_unknown_option_leads_to_its_commands_help(capsys):

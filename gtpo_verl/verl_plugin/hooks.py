@@ -32,7 +32,7 @@ class Hook(NamedTuple):
 def validate_config(proceed: Callable, *, config: Any) -> Any:
     """Before any worker is up: verl's own trainers call `validate_config` in their driver, some again in their task
     runner; the experimental ones call `run_ppo` before they start Ray, fully_async nothing else."""
-    preflight.start(config)
+    preflight.check_and_log(config)
     return proceed()
 
 

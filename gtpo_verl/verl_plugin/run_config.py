@@ -7,7 +7,8 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from gtpo_verl.algorithm.config import GTPOConfig
 from gtpo_verl.run_files.initial_entropy import InitialEntropy
@@ -21,9 +22,14 @@ LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 ALLOW_CHANGES = "algorithm.gtpo.allow_changed_advantages"
 
 
-def select(config: Any, key: str) -> Any:
-    """Return the value of a key of a verl config; None if there is none, or if the config is no config of OmegaConf."""
-    return OmegaConf.select(config, key) if OmegaConf.is_config(config) else None
+def select(config: Any, key: str, default: Any = None) -> Any:
+    """Return the value of a key of a verl config; the default if the config has none, or is no config of OmegaConf."""
+    if not OmegaConf.is_config(config):
+        return default
+    try:
+        return OmegaConf.select(config, key, default=default)
+    except OmegaConfBaseException:  # it cannot be resolved, or its section is none: `values` says which
+        return default
 
 
 def nested(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -35,10 +41,10 @@ def nested(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def registry(key: str) -> dict[str, Callable]:
-    """verl's functions by the names that a key, `ADV_ESTIMATOR` or `LOSS_MODE`, may have."""
+    """Return verl's functions by the names that a key, `ADV_ESTIMATOR` or `LOSS_MODE`, may have."""
     from verl.trainer.ppo import core_algos
 
-    return {ADV_ESTIMATOR: core_algos.ADV_ESTIMATOR_REGISTRY, LOSS_MODE: core_algos.POLICY_LOSS_REGISTRY}[key]
+    return core_algos.ADV_ESTIMATOR_REGISTRY if key == ADV_ESTIMATOR else core_algos.POLICY_LOSS_REGISTRY
 
 
 def foreign_function(name: Any, key: str = ADV_ESTIMATOR) -> str:
@@ -109,27 +115,41 @@ class RunConfig(NamedTuple):
 
     @classmethod
     def read(cls, config: Any) -> "RunConfig":
-        """Read it from verl's whole config; a ValueError for a wrong setting of GTPO in a run that asks for it."""
+        """Read it from verl's whole config.
+
+        Raises:
+            ValueError: a wrong setting of GTPO in a run that asks for it.
+        """
         applied = uses_gtpo(config)
         if not applied and select(config, "algorithm.gtpo.dump_dir") is None:
             return cls.of_nothing()
-        gtpo = VerlGTPOConfig.from_config(config.algorithm)
-        if applied and not config.trainer.default_local_dir:
-            raise ValueError("trainer.default_local_dir=null: GTPO keeps its initial entropy there: name a folder")
-        return cls(applied, gtpo, _resumed_from(config.trainer))
+        try:
+            gtpo = VerlGTPOConfig.from_config(config.algorithm)
+        except OmegaConfBaseException as error:  # a value that is not given, or refers to none
+            raise ValueError(f"algorithm.gtpo: {str(error).splitlines()[0]}: give that key a value") from error
+        folder = select(config, "trainer.default_local_dir")
+        if applied and (not folder or not isinstance(folder, str)):
+            written = "null" if folder is None else folder
+            raise ValueError(
+                f"trainer.default_local_dir={written}: GTPO keeps its initial entropy there: name a folder"
+            )
+        return cls(applies_gtpo=applied, gtpo=gtpo, resumed_from=_resumed_from(config))
 
 
-def _resumed_from(trainer: DictConfig) -> str | None:
+def _resumed_from(config: Any) -> str | None:
+    """Return the folder of `RunConfig.resumed_from`; a ValueError if verl's note of the last step is no number."""
     from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 
-    if trainer.resume_mode == "resume_path" and trainer.resume_from_path:
-        checkpoint = str(trainer.resume_from_path).rstrip("/")
-    else:
-        folder = trainer.default_local_dir
+    mode, path = select(config, "trainer.resume_mode"), select(config, "trainer.resume_from_path")
+    folder = select(config, "trainer.default_local_dir")
+    checkpoint = ""
+    if mode == "resume_path" and path:
+        checkpoint = str(path).rstrip("/")
+    elif mode == "auto":
         try:
             with redirect_stdout(io.StringIO()):  # verl says it again when it loads the checkpoint
-                checkpoint = (trainer.resume_mode == "auto" and find_latest_ckpt_path(folder)) or ""
-        except ValueError as error:
+                checkpoint = find_latest_ckpt_path(folder) or ""
+        except (OSError, ValueError) as error:
             says = f"holds no number of a step ({error}): write that of a whole checkpoint, or remove it"
             raise ValueError(f"{folder}/latest_checkpointed_iteration.txt {says}") from error
     if not checkpoint:

@@ -24,7 +24,7 @@ from verl.trainer.ppo.utils import need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from gtpo_verl.reward.score import compute_score
-from gtpo_verl.verl_plugin import preflight
+from gtpo_verl.verl_plugin import departures, preflight
 from gtpo_verl.verl_plugin.run_config import VerlGTPOConfig
 from recipes.paper.evaluation import parse_dump_argument
 from recipes.runs import run_folder
@@ -165,7 +165,7 @@ def test_a_recipe_gives_the_settings_on_record_and_they_fit_verl(call, tmp_path,
         known = {"algorithm.gtpo.initial_entropy", "algorithm.rollout_correction.bypass_mode"}
         if script == "run_gtpo_qwen3.sh":  # which changes the advantages alone, at the settings of TRL #6407
             known |= {f"actor_rollout_ref.actor.{key}" for key in ("policy_loss.loss_mode", "loss_agg_mode")}
-        assert {departure.setting for departure in preflight.departures(config, run)} <= known
+        assert {departure.setting for departure in departures.departures(config, run)} <= known
     OmegaConf.resolve(config)
     config.actor_rollout_ref.rollout.name = "hf"  # with LoRA, verl asks an installed vLLM for its largest rank
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=False)

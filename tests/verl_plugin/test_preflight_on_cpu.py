@@ -1,13 +1,18 @@
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import verl
-from omegaconf import open_dict
-from verl_config import validate
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+from verl_config import COMPLETE, validate, verl_config
 
 from gtpo_verl.run_files.initial_entropy import InitialEntropy
-from gtpo_verl.verl_plugin import compat, preflight
+from gtpo_verl.verl_plugin import compat, preflight, problems, ranges, resume, values
+from gtpo_verl.verl_plugin import departures as paper
 from gtpo_verl.verl_plugin.run_config import RunConfig, VerlGTPOConfig
 
 KNOWN = "algorithm.gtpo.initial_entropy=0.2"
@@ -20,17 +25,17 @@ WEIGH = "algorithm.rollout_correction.rollout_is=token"
 
 
 def departures(config):
-    return preflight.departures(config, RunConfig.read(config))
+    return paper.departures(config, RunConfig.read(config))
 
 
 def resume_warning(config):
-    return preflight.resume_warning(config, RunConfig.read(config))
+    return resume.resume_warning(config, RunConfig.read(config))
 
 
 @pytest.mark.parametrize("initial_entropy", ["null", "0.2"])
 def test_cpu_recipe_is_the_papers_gtpo(compose_config, initial_entropy):
     config = compose_config(f"algorithm.gtpo.initial_entropy={initial_entropy}")
-    assert preflight.problems(config) == departures(config) == []
+    assert problems.problems(config) == departures(config) == []
 
 
 @pytest.mark.parametrize(
@@ -93,7 +98,7 @@ def test_packages_that_a_plain_verl_lacks_are_named_before_ray_starts(compose_co
         monkeypatch.setitem(sys.modules, name, None)
     legacy = compose_config("trainer.use_v1=false")
     validate(legacy)
-    assert preflight.problems(legacy) == []
+    assert problems.problems(legacy) == []
     needs = "trainer.use_v1=True needs packages that are not installed: pip install TransferQueue cachetools"
     with pytest.raises(ValueError, match=f"^{needs}$"):
         validate(compose_config("trainer.use_v1=true"))
@@ -115,9 +120,9 @@ def test_a_section_that_is_anothers_is_left_alone(compose_config):
 def test_a_dump_of_another_estimator_needs_the_old_log_prob_pass(compose_config, tmp_path):
     dump = ("algorithm.adv_estimator=grpo", CLIPPED, f"+algorithm.gtpo.dump_dir={tmp_path / 'dump'}")
     for more in ([], [FROM_UPDATE], [FROM_UPDATE, KNOWN]):
-        (problem,) = preflight.problems(compose_config(*dump, BYPASS, *more))
+        (problem,) = problems.problems(compose_config(*dump, BYPASS, *more))
         assert "skips the pass that the token dump reads; set it to False, or leave out dump_dir" in problem
-        assert preflight.problems(compose_config(*dump, *more)) == []
+        assert problems.problems(compose_config(*dump, *more)) == []
 
 
 def test_a_loss_that_the_workers_alone_know_is_left_to_them(compose_config):
@@ -142,7 +147,7 @@ def test_a_config_that_changed_is_checked_again(compose_config):
 
 def test_all_problems_are_told_at_once(compose_config):
     wrong = compose_config("actor_rollout_ref.rollout.n=1", BYPASS, "+trainer.collapse_watch=stp", f"{LOSS_MODE}=gtop")
-    found = preflight.problems(wrong)
+    found = problems.problems(wrong)
     assert len(found) == 4
     parts = ("collapse_watch=stp", "rollout.n=1", "bypass_mode=True", "did you mean gtpo?")
     assert all(part in problem for part, problem in zip(parts, found, strict=True))
@@ -162,13 +167,13 @@ def test_all_problems_are_told_at_once(compose_config):
 )
 @pytest.mark.parametrize("estimator", ["gtpo", "grpo"])
 def test_a_misspelt_name_is_a_problem(compose_config, override, problem, estimator):
-    (found,) = preflight.problems(compose_config(f"algorithm.adv_estimator={estimator}", override))
+    (found,) = problems.problems(compose_config(f"algorithm.adv_estimator={estimator}", override))
     assert found.startswith(f"{problem} there are ")
 
 
 def test_a_loss_that_the_workers_alone_may_know_stops_a_check_and_not_a_run(compose_config):
     config = compose_config(KNOWN, f"{LOSS_MODE}=somebody_elses")
-    (problem,) = preflight.problems(config)
+    (problem,) = problems.problems(config)
     assert problem.startswith(f"{LOSS_MODE}=somebody_elses: unknown: there are bypass_mode, cispo, ")
     preflight.validated(config)
 
@@ -182,12 +187,12 @@ IN_LOSS = [
 @pytest.mark.parametrize("correction", [REJECT, WEIGH])
 def test_a_rollout_correction_that_bypass_mode_would_disable_in_silence_is_an_error(compose_config, correction):
     """verl's workers do not read it; test_compose_on_cpu.py shows that with the remedy they reject."""
-    (problem,) = preflight.problems(compose_config(FROM_UPDATE, BYPASS, KNOWN, correction))
+    (problem,) = problems.problems(compose_config(FROM_UPDATE, BYPASS, KNOWN, correction))
     assert f"{correction} with algorithm.rollout_correction.bypass_mode=True" in problem
     assert all(override in problem for override in IN_LOSS)
     assert "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean" in problem  # verl #4852
-    assert preflight.problems(compose_config(FROM_UPDATE, BYPASS, KNOWN, correction, f"{LOSS_MODE}=bypass_mode"))
-    assert not preflight.problems(compose_config(FROM_UPDATE, BYPASS, KNOWN, correction, *IN_LOSS))
+    assert problems.problems(compose_config(FROM_UPDATE, BYPASS, KNOWN, correction, f"{LOSS_MODE}=bypass_mode"))
+    assert not problems.problems(compose_config(FROM_UPDATE, BYPASS, KNOWN, correction, *IN_LOSS))
 
 
 def test_entropy_from_the_update_lifts_the_ban_on_bypass_mode_and_asks_the_actor_for_entropy(compose_config, caplog):
@@ -260,8 +265,8 @@ def test_a_mini_batch_that_does_not_divide_the_batch_is_named_under_a_clipped_lo
 @pytest.mark.parametrize("name", ["GTPO", "gpto"])
 def test_a_misspelt_gtpo_does_not_start(compose_config, name):
     with pytest.raises(ValueError, match=f"adv_estimator={name}: unknown: did you mean gtpo\\? there are .*grpo"):
-        preflight.start(compose_config(f"algorithm.adv_estimator={name}"))
-    preflight.start(compose_config("algorithm.adv_estimator=registered_elsewhere"))
+        preflight.check_and_log(compose_config(f"algorithm.adv_estimator={name}"))
+    preflight.check_and_log(compose_config("algorithm.adv_estimator=registered_elsewhere"))
 
 
 def test_several_updates_per_rollout_of_fully_async_are_named(compose_config):
@@ -282,7 +287,7 @@ def test_several_updates_per_rollout_of_separate_async_are_named_by_the_key_that
 
 
 def test_a_mask_of_ones_own_that_cannot_be_imported_is_a_problem(compose_config):
-    (problem,) = preflight.problems(compose_config("++algorithm.gtpo.conflict_span=pkg://no_such_module.mask", KNOWN))
+    (problem,) = problems.problems(compose_config("++algorithm.gtpo.conflict_span=pkg://no_such_module.mask", KNOWN))
     assert "No module named 'no_such_module'" in problem and "PYTHONPATH" in problem
 
 
@@ -292,7 +297,7 @@ def test_the_rollouts_precision_is_compared_with_that_of_training(compose_config
 
 
 @pytest.mark.parametrize(
-    ("overrides", "settings"),
+    ("overrides", "expected"),
     [
         # It does not bound π/π_rollout.
         ([FROM_UPDATE, BYPASS], [BYPASS]),
@@ -302,9 +307,9 @@ def test_the_rollouts_precision_is_compared_with_that_of_training(compose_config
         ([CLIPPED, "actor_rollout_ref.actor.ppo_epochs=2"], [CLIPPED]),
     ],
 )
-def test_what_departs_from_the_paper_together_only(compose_config, overrides, settings):
+def test_what_departs_from_the_paper_together_only(compose_config, overrides, expected):
     found = departures(compose_config(KNOWN, *overrides))
-    assert [x.setting for x in found] == [setting.partition("=")[0] for setting in settings]
+    assert [x.setting for x in found] == [setting.partition("=")[0] for setting in expected]
 
 
 @pytest.mark.parametrize(
@@ -347,13 +352,13 @@ def test_megatrons_refusal_of_the_papers_loss_under_context_parallelism_is_named
     with open_dict(config):
         config.actor_rollout_ref.actor.strategy = "megatron"
         config.actor_rollout_ref.actor.megatron = {"context_parallel_size": 2, "dtype": "float32"}
-    assert preflight.problems(config) == [] or verl.__version__ != "0.9.1"
+    assert problems.problems(config) == [] or verl.__version__ != "0.9.1"
     monkeypatch.setattr(Path, "read_text", lambda path: "loss_agg_mode='seq-mean-token-mean' is incompatible")
-    (problem,) = preflight.problems(config)
+    (problem,) = problems.problems(config)
     assert "loss_agg_mode=seq-mean-token-mean with actor_rollout_ref.actor.megatron.context_parallel_size=2" in problem
     with open_dict(config):
         config.actor_rollout_ref.actor.megatron.dynamic_context_parallel = True
-    assert preflight.problems(config) == []
+    assert problems.problems(config) == []
 
 
 @pytest.mark.parametrize(
@@ -367,10 +372,10 @@ def test_updates_that_verl_would_lose_are_an_error(compose_config, trainer, step
     actor = "actor_rollout_ref.actor"
     offload = f"{actor}.fsdp_config.param_offload"
     wrong = [*trainer.split(), f"++{steps}=4", f"{actor}.strategy=fsdp2", f"{offload}=True", KNOWN]
-    (problem,) = preflight.problems(compose_config(*wrong))
+    (problem,) = problems.problems(compose_config(*wrong))
     assert problem.startswith(f"{offload}=True with {steps}=4: verl would keep only the last update")
     for right in ([f"{offload}=False"], [f"++{steps}=1"], [BYPASS, FROM_UPDATE], [f"{actor}.strategy=fsdp"]):
-        assert preflight.problems(compose_config(*wrong, *right)) == []
+        assert problems.problems(compose_config(*wrong, *right)) == []
 
 
 def test_the_unclipped_loss_with_several_updates_is_named_under_any_estimator(compose_config, caplog):
@@ -394,7 +399,7 @@ def test_departures_are_shown_as_one_table(compose_config, caplog):
 
 def test_resuming_without_the_initial_entropy_is_an_error_at_the_start(compose_config, tmp_path):
     checkpoint(tmp_path / "checkpoints")
-    (problem,) = preflight.problems(compose_config())
+    (problem,) = problems.problems(compose_config())
     assert "gtpo_initial_entropy.json" in problem and "algorithm.gtpo.initial_entropy" in problem
     for override in (KNOWN, "algorithm.gtpo.completion_filter=always", "trainer.resume_mode=disable"):
         preflight.validated(compose_config(override))
@@ -405,18 +410,18 @@ def test_resuming_without_the_initial_entropy_is_an_error_at_the_start(compose_c
 
 def test_without_a_folder_for_its_record_gtpo_does_not_start(compose_config):
     words = "trainer.default_local_dir=null", "trainer.resume_mode=disable"
-    (problem,) = preflight.problems(compose_config(*words))
+    (problem,) = problems.problems(compose_config(*words))
     assert problem.startswith("trainer.default_local_dir=null: ") and problem.endswith("name a folder")
-    assert not preflight.problems(compose_config(*words, "algorithm.adv_estimator=grpo"))
+    assert not problems.problems(compose_config(*words, "algorithm.adv_estimator=grpo"))
 
 
 def test_a_tracker_without_a_number_is_named(compose_config, tmp_path):
     checkpoint(tmp_path / "checkpoints")
     (tracker := tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("")
-    (problem,) = preflight.problems(compose_config())
+    (problem,) = problems.problems(compose_config())
     assert problem.startswith(f"{tracker} holds no number of a step") and problem.endswith("or remove it")
     tracker.unlink()
-    assert not preflight.problems(compose_config())
+    assert not problems.problems(compose_config())
 
 
 def test_resuming_with_other_settings_is_told(compose_config, tmp_path):
@@ -448,12 +453,13 @@ def test_a_record_without_the_checkpoint_that_verl_would_resume_from_is_told(com
 
 def test_checkpoint_of_another_folder_brings_its_own_record(compose_config, tmp_path):
     other = tmp_path / "other/global_step_7"
+    other.mkdir(parents=True)
     config = compose_config("trainer.resume_mode=resume_path", f"trainer.resume_from_path={other}")
-    assert "other/gtpo_initial_entropy.json" in preflight.problems(config)[0]
+    assert "other/gtpo_initial_entropy.json" in problems.problems(config)[0]
 
 
 def test_importance_weights_go_with_the_entropy_from_the_update(compose_config):
-    assert preflight.problems(compose_config(FROM_UPDATE, KNOWN, WEIGH)) == []
+    assert problems.problems(compose_config(FROM_UPDATE, KNOWN, WEIGH)) == []
 
 
 @pytest.mark.parametrize(("size", "aggregation"), [(1, "seq-mean-token-mean"), (2, "token-mean")])
@@ -463,7 +469,7 @@ def test_megatron_of_0_9_0_is_refused_only_where_its_loss_is_wrong(compose_confi
         config.actor_rollout_ref.actor.strategy = "megatron"
         config.actor_rollout_ref.actor.megatron = {"context_parallel_size": size, "dtype": "float32"}
     monkeypatch.setattr(verl, "__version__", "0.9.0")
-    assert preflight.problems(config) == []
+    assert problems.problems(config) == []
 
 
 @pytest.mark.parametrize("attention", ["eager", "flex_attention"])
@@ -472,25 +478,25 @@ def test_an_attention_that_cannot_be_sliced_is_named(compose_config, attention):
         "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
         f"++actor_rollout_ref.model.override_config.attn_implementation={attention}",
     ]
-    (problem,) = preflight.problems(compose_config(KNOWN, *words))
+    (problem,) = problems.problems(compose_config(KNOWN, *words))
     assert f"attn_implementation={attention}" in problem
 
 
 @pytest.mark.parametrize(
-    ("override", "settings"),
+    ("override", "expected"),
     [
         ("distillation.enabled=true", ["distillation.enabled"]),
         ("actor_rollout_ref.rollout.top_k=0", []),
         ("trainer.v1.trainer_mode=colocate_async", []),  # the legacy trainer does not read it
     ],
 )
-def test_only_what_departs_from_the_paper_is_listed(compose_config, override, settings):
+def test_only_what_departs_from_the_paper_is_listed(compose_config, override, expected):
     found = departures(compose_config(KNOWN, "trainer.use_v1=false", override))
-    assert [departure.setting for departure in found] == settings
+    assert [departure.setting for departure in found] == expected
 
 
 def test_a_key_of_gtpo_and_one_of_the_rollout_are_named_at_once(compose_config):
-    found = preflight.problems(compose_config("+algorithm.gtpo.gamma=1", "actor_rollout_ref.rollout.n=1"))
+    found = problems.problems(compose_config("+algorithm.gtpo.gamma=1", "actor_rollout_ref.rollout.n=1"))
     assert len(found) == 2 and "rollout.n=1" in found[1]
 
 
@@ -508,10 +514,83 @@ def test_why_gtpo_cannot_run_is_no_problem_of_grpo(compose_config, monkeypatch):
         validate(compose_config())
     grpo = compose_config("algorithm.adv_estimator=grpo", CLIPPED)
     validate(grpo)
-    assert preflight.problems(grpo) == []
+    assert problems.problems(grpo) == []
 
 
 def test_steps_between_dumps_are_whole(compose_config, tmp_path):
     words = f"+algorithm.gtpo.dump_dir={tmp_path}", "+algorithm.gtpo.dump_freq=2.5"
-    (problem,) = preflight.problems(compose_config(*words))
+    (problem,) = problems.problems(compose_config(*words))
     assert "dump_freq=2.5" in problem
+
+
+READ = sorted(problems._READ)
+KINDS = [8.5, -1, 0, None, [8], {"a": 1}, "abc", "", "???", "${no.such.key}", True, float("nan"), float("inf")]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(words=st.dictionaries(st.sampled_from(READ), st.sampled_from(KINDS), min_size=1, max_size=3), gtpo=st.booleans())
+def test_no_value_of_any_kind_is_more_than_an_error_with_its_key(compose_config, words, gtpo):
+    config = compose_config(KNOWN, *([] if gtpo else ["algorithm.adv_estimator=grpo", CLIPPED]))
+    OmegaConf.set_struct(config, False)
+    for key, value in words.items():
+        with suppress(OmegaConfBaseException):  # its section is none any more
+            OmegaConf.update(config, key, value, merge=False)
+    problems.problems(config)
+    with suppress(ValueError):
+        preflight.validated(config)
+
+
+@pytest.mark.parametrize("key", [key for key in READ if key not in values.SECTIONS])
+@pytest.mark.parametrize("value", [8.5, [8], "abc", "???"])
+def test_a_number_of_the_wrong_kind_is_named_before_it_is_used(compose_config, key, value):
+    config = compose_config(KNOWN)
+    OmegaConf.update(config, key, value, force_add=True)
+    found = problems.problems(config)
+    assert any(problem.startswith(f"{key} is ") and "give a whole number" in problem for problem in found)
+    for problem in found:
+        takes = problem.partition("give ")[2]
+        OmegaConf.update(config, key, int(takes.split()[-1]))
+    assert not any(problem.startswith(f"{key} is ") for problem in problems.problems(config))
+
+
+def test_a_run_without_gtpo_is_not_told_of_verls_values(compose_config):
+    config = compose_config("algorithm.adv_estimator=grpo", CLIPPED, "actor_rollout_ref.rollout.n=8.5")
+    assert problems.problems(config) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [("null", "=null with"), ("/run/step_7", "from its end"), ("/run/global_step_7/", "from its end")],
+)
+def test_a_path_that_verl_cannot_resume_from_is_named(compose_config, path, says):
+    config = compose_config(KNOWN, "trainer.resume_mode=resume_path", f"trainer.resume_from_path={path}")
+    (problem,) = problems.problems(config)
+    assert problem.startswith(f"trainer.resume_from_path={path}") and says in problem
+    assert problems.problems(compose_config(KNOWN, "trainer.resume_mode=auto")) == []
+
+
+def test_a_checkpoint_that_is_not_there_is_named_and_not_its_record(compose_config, tmp_path):
+    path = tmp_path / "global_step_7"
+    config = compose_config("trainer.resume_mode=resume_path", f"trainer.resume_from_path={path}")
+    (problem,) = problems.problems(config)
+    assert problem.startswith(f"trainer.resume_from_path={path}: no checkpoint is there")
+    path.mkdir()
+    (problem,) = problems.problems(config)
+    assert "gtpo_initial_entropy.json" in problem
+
+
+@pytest.mark.parametrize("row", ranges.RANGES, ids=lambda row: row.key)
+def test_the_place_in_verl_that_reads_a_key_exists(row):
+    file, _, name = row.place.partition(":")
+    assert name in (Path(verl.__file__).parent / file).read_text()
+
+
+@pytest.mark.parametrize("place", [*values.SECTIONS.values(), *values.NAMES.values()])
+def test_the_place_in_verl_that_reads_a_section_or_a_name_exists(place):
+    file, _, name = place.partition(":")
+    assert name in (Path(verl.__file__).parent / file).read_text()
+
+
+def test_verls_own_defaults_are_no_wrong_values():
+    for name in ("ppo_trainer", "ppo_megatron_trainer"):
+        assert list(values.wrong_values(verl_config(*COMPLETE, name=name))) == []

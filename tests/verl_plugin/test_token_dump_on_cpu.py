@@ -17,7 +17,7 @@ from token_dump import batch_of, make_dump, write
 from gtpo_verl import compute_gtpo_token_advantages
 from gtpo_verl.run_files.tokens import load_tokenizer
 from gtpo_verl.tools.diagnose.verdict import read_run
-from gtpo_verl.verl_plugin import preflight
+from gtpo_verl.verl_plugin import problems
 from gtpo_verl.verl_plugin.run_config import RunConfig, VerlGTPOConfig
 from gtpo_verl.verl_plugin.token_dump import TokenDump, bounded_rows
 from gtpo_verl.verl_plugin.update_pass import UpdateInputs
@@ -232,7 +232,7 @@ def test_initial_entropy_without_gtpo_is_that_of_the_first_dump(dumping, rows, t
 
 def test_a_dump_that_cannot_be_written_is_refused_before_the_run(compose_config, tmp_path):
     def problems(*overrides):
-        return " ".join(preflight.problems(compose_config(*overrides)))
+        return " ".join(problems.problems(compose_config(*overrides)))
 
     dump = f"+algorithm.gtpo.dump_dir={tmp_path}"
     assert not problems("algorithm.adv_estimator=grpo", "+algorithm.gtpo.dump_freq=0")
@@ -267,7 +267,7 @@ def test_a_dump_that_cannot_be_written_is_refused_before_the_run(compose_config,
 
 def test_a_folder_in_which_nobody_may_write_is_refused_before_the_run(compose_config, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
-    (problem,) = preflight.problems(compose_config(KNOWN, f"+algorithm.gtpo.dump_dir={tmp_path}/dump"))
+    (problem,) = problems.problems(compose_config(KNOWN, f"+algorithm.gtpo.dump_dir={tmp_path}/dump"))
     assert f"{tmp_path} is not a folder that can be written to" in problem
 
 

@@ -197,7 +197,7 @@ def test_advantages_that_are_nan_are_not_gtpos(stage):
 
 def test_what_is_changed_on_purpose_is_said_at_the_start_and_not_compared(stage, caplog):
     gtpo = stage(KNOWN, ALLOWED)
-    preflight.start(gtpo.config)
+    preflight.check_and_log(gtpo.config)
     (told,) = [r.getMessage() for r in caplog.records if "allow_changed_advantages=True" in r.getMessage()]
     assert "not checked" in told
     gtpo.step()
@@ -213,7 +213,7 @@ def test_what_is_changed_on_purpose_is_said_at_the_start_and_not_compared(stage,
 def test_the_key_is_true_or_false(stage, value):
     gtpo = stage(KNOWN, f"++algorithm.gtpo.allow_changed_advantages={value}")
     with pytest.raises(ValueError, match=r"algorithm\.gtpo\.allow_changed_advantages=.*: must be True or False"):
-        preflight.start(gtpo.config)
+        preflight.check_and_log(gtpo.config)
 
 
 def test_another_estimators_advantages_are_its_own_business(stage, monkeypatch):

@@ -13,14 +13,14 @@ import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import wrapt
 
-from gtpo_verl.tools.check import VARIABLE, Finding, module_spec, print_all
+from gtpo_verl.terminal import printable
+from gtpo_verl.tools.check.finding import VARIABLE, Finding, module_spec, print_all
 
 _JUDGED_IN = ("verl.utils.config:validate_config", "verl.utils:validate_config", "verl.trainer.main_ppo:run_ppo")
 _ENDS_IN = (
@@ -29,6 +29,7 @@ _ENDS_IN = (
     "verl.trainer.ppo.v1.trainer_base:PPOTrainer.__init__",
     "verl.workers.engine.base:EngineRegistry.new",
 )
+_INTERRUPTED = 130
 _found_in_command: dict[Finding, None] = {}
 """Found where Hydra composes, in order and once each: it composes twice."""
 status_if_sound = 1
@@ -37,19 +38,19 @@ status_if_sound = 1
 
 def install() -> None:
     """Hook in where a run is judged, or ends unjudged; a ValueError if the variable is neither 1 nor settings."""
-    if (value := os.environ[VARIABLE]) not in ("1", "settings"):
+    value = os.environ[VARIABLE]
+    if value not in ("1", "settings"):
         raise ValueError(f"{VARIABLE}={value}: must be 1 or settings; to train, unset it")
     words = sys.orig_argv[1:]
     end_if_never_judged(words[words.index("-m") + 1] if "-m" in words[:-1] else "")
     for place in _JUDGED_IN:
         _hook(place, _judge)
     for place in _ENDS_IN:
-        _hook(place, lambda *_, place=place: end_unjudged(f"it got to {place.replace(':', '.')}"))
+        _hook(place, _ends_at(place))
     _hook("hydra._internal.hydra:Hydra.compose_config", _compose)
     _hook("hydra._internal.config_loader_impl:ConfigLoaderImpl._apply_overrides_to_config", _apply_overrides)
     _hook("hydra._internal.hydra:Hydra.run", _run_main)
-    sweep = "it is a sweep of several runs: check one of them, without -m and --multirun"
-    _hook("hydra._internal.hydra:Hydra.multirun", lambda *_: end_unjudged(sweep))
+    _hook("hydra._internal.hydra:Hydra.multirun", _run_sweep)
 
 
 def _hook(place: str, wrapper: Callable) -> None:
@@ -60,7 +61,8 @@ def _hook(place: str, wrapper: Callable) -> None:
 def end_if_never_judged(module: str) -> None:
     """End before a module of verl starts that does not get to a judgement: SFT, generation, merger, evaluation."""
     spec = module_spec(module) if module.startswith("verl.") else None
-    spec = module_spec(f"{module}.__main__") if spec and spec.submodule_search_locations else spec
+    if spec and spec.submodule_search_locations:
+        spec = module_spec(f"{module}.__main__")
     if spec and spec.origin and not re.search("run_ppo|validate_config", Path(spec.origin).read_text("utf-8")):
         end(f"not judged: {module}: only verl's PPO trainers are judged, such as verl.trainer.main_ppo", 1)
 
@@ -70,27 +72,39 @@ def _judge(function: Callable, instance: Any, args: Sequence, kwargs: dict) -> N
 
     try:
         config = copy.deepcopy(kwargs["config"] if "config" in kwargs else args[0])
-        found = settings.judge(config, with_machine=os.environ[VARIABLE] != "settings")
+        in_settings, on_machine = settings.judge(config, with_machine=os.environ[VARIABLE] != "settings")
+    except KeyboardInterrupt:
+        end("not judged: interrupted", _INTERRUPTED)
     except Exception:
         traceback.print_exc()
         end_unjudged("the check itself failed, see above")
-    counts = {"in its settings": print_all([*_found_in_command, *found[0]]), "on this machine": print_all(found[1])}
-    said = [f"{n} problem{'s' if n > 1 else ''} {place}" for place, n in counts.items() if n]
+    counts = {
+        "in its settings": print_all(dict.fromkeys([*_found_in_command, *in_settings])),
+        "on this machine": print_all(on_machine),
+    }
+    said = [f"{number} problem{'s' if number > 1 else ''} {place}" for place, number in counts.items() if number]
     end(f"judged: {_program()}: {', '.join(said) or 'no problem'}", 1 if said else status_if_sound)
 
 
-def end_unjudged(why: str) -> NoReturn:
+def end_unjudged(reason: str) -> NoReturn:
     """Say what was found so far, and why there is no judgement."""
     print_all(_found_in_command)
-    end(f"not judged: {_program()}: {why}", 1)
+    end(f"not judged: {_program()}: {reason}", 1)
 
 
 def end(last_line: str, status: int) -> NoReturn:
     """End this process, as `sys.exit` would, but past whoever catches that."""
-    print(f"{last_line}; it was not started", flush=True)
+    print(f"{printable(last_line)}; it was not started", flush=True)
     atexit._run_exitfuncs()  # Ray's, if the program has started Ray
     sys.stderr.flush()
     os._exit(status)
+
+
+def _ends_at(place: str) -> Callable:
+    def ends(*arguments: Any) -> NoReturn:
+        end_unjudged(f"it got to {place.replace(':', '.')}")
+
+    return ends
 
 
 def _program() -> str:
@@ -102,50 +116,107 @@ def _run_main(function: Callable, instance: Any, args: Sequence, kwargs: dict) -
     """`hydra.main`: its program ends in `_judge`, or here."""
     try:
         function(*args, **kwargs)
+    except KeyboardInterrupt:
+        end("not judged: interrupted", _INTERRUPTED)
     except BaseException:
         traceback.print_exc()
     end_unjudged("it ended before verl's trainer took its config")
 
 
+def _run_sweep(*arguments: Any) -> NoReturn:
+    end_unjudged("it is a sweep of several runs: check one of them, without -m and --multirun")
+
+
 def _compose(function: Callable, instance: Any, args: Sequence, kwargs: dict) -> Any:
     from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
 
     try:
         return function(*args, **kwargs)
-    except HydraException as error:
-        end_unjudged(f"Hydra refuses this command: {' '.join(str(error).split())}")
+    except KeyboardInterrupt:
+        end("not judged: interrupted", _INTERRUPTED)
+    except (HydraException, OmegaConfBaseException) as error:
+        unreadable = _unreadable(kwargs.get("overrides") or ())
+        reason = unreadable or " ".join(str(error).split())
+        end_unjudged(f"Hydra refuses this command: {reason}")
+
+
+def _unreadable(words: Iterable[str]) -> str:
+    """Return the first override that Hydra cannot read, and how to write it; empty if it reads all."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    for word in words:
+        key, equals, value = word.partition("=")
+        try:
+            OverridesParser.create().parse_override(word)
+        except HydraException:
+            if not word.strip():
+                return "an argument is empty, as of a variable that is not set: leave it out"
+            if not equals:
+                return f"{word} is no KEY=VALUE; for a file give --config-path and --config-name"
+            quoted = value.replace("\\", "\\\\").replace('"', '\\"')
+            return f"it cannot read {word}: quote the value, '{key}=\"{quoted}\"'"
+    return ""
 
 
 def _apply_overrides(function: Callable, instance: Any, args: Sequence, kwargs: dict) -> None:
-    """Apply the overrides to the config without them, except what it does not have, has already, or has as a number."""
+    """Compose as Hydra does, in a folder that goes with this process, and gather what is wrong."""
+    overrides, config = args
+    gather(function, overrides, config)
+    folder = tempfile.mkdtemp(prefix="gtpo-check-")
+    config.hydra.run.dir = folder
+    config.hydra.sweep.dir = folder
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
+def gather(function: Callable, overrides: Sequence[Any], config: Any) -> None:
+    """Apply the overrides one by one, gather the keys that the config lacks, and give wrong values verl's defaults."""
+    from omegaconf import OmegaConf
+
+    from gtpo_verl.tools.check import settings, unknown_keys
+    from gtpo_verl.verl_plugin.values import known_keys
+
+    known = known_keys(config)
+    _found(unknown_keys.added_in_yaml(config))
+    given = {override.key_or_group for override in overrides}
+    unknown = []
+    for override in overrides:
+        if override.is_add() or override.is_force_add():
+            key = override.key_or_group
+            wrong = unknown_keys.added(key, override.value(), config, known, given - {key})
+            if wrong:
+                _found([wrong])
+                continue
+        word = _apply(function, override, config)
+        if word:
+            unknown.append(word)
+    _found(unknown_keys.unknown(unknown, config, given))
+    # The program may compute with them before verl's trainer takes the config.
+    run = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+    for wrong_value in settings.certainly_wrong(run):
+        _found([settings.as_finding(wrong_value)])
+        settings.put_right(config, wrong_value)
+
+
+def _found(findings: Iterable[Finding]) -> None:
+    _found_in_command.update(dict.fromkeys(findings))
+
+
+def _apply(function: Callable, override: Any, config: Any) -> str:
+    """Apply one override; returns it if its key is none that the config has."""
     from hydra.errors import ConfigCompositionException
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
-    from gtpo_verl.tools.check import unknown_keys
-
-    overrides, config = args
-    unknown = []
-    _found_in_command.update(dict.fromkeys(unknown_keys.unknown_in_yaml(config)))
-    for override in overrides:
-        default = None
-        with suppress(OmegaConfBaseException):  # a key that the config does not have
-            default = OmegaConf.select(config, override.key_or_group)
-        if found := [*unknown_keys.not_a_number(override.key_or_group, override.value(), default)]:
-            _found_in_command.update(dict.fromkeys(found))
-            continue
-        try:
-            function([override], config)
-        except ConfigCompositionException as error:
-            if "already at" in str(error):
-                key = override.key_or_group
-                twice = Finding(key, "verl has this key, and Hydra adds none twice", "leave its + out")
-                _found_in_command[twice] = None
-                OmegaConf.update(config, key, override.value(), merge=True)
-            elif re.match("Could not override|.*does not exist", str(error)):
-                unknown.append(override.input_line)
-            else:
-                raise
-    _found_in_command.update(dict.fromkeys(unknown_keys.unknown(unknown, config)))
-    config.hydra.run.dir = config.hydra.sweep.dir = folder = tempfile.mkdtemp(prefix="gtpo-check-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    key = override.key_or_group
+    try:
+        function([override], config)
+    except ConfigCompositionException as error:
+        if "already at" in str(error):
+            _found([Finding(key, "verl has this key, and Hydra adds none twice", "leave its + out")])
+            OmegaConf.update(config, key, override.value(), merge=True)
+        elif re.match("Could not override|.*does not exist", str(error)):
+            return str(override.input_line)
+        else:
+            raise
+    return ""

@@ -10,6 +10,8 @@ if os.environ.get("GTPO_CHECK"):
         from gtpo_verl.tools.check import intercept
 
         intercept.install()
+    except KeyboardInterrupt:
+        os._exit(130)
     except BaseException as error:
         print(f"not judged: {error}; it was not started", flush=True)
         os._exit(1)

@@ -1,61 +1,121 @@
-"""Keys of a command, or of a YAML file, that verl's config does not have, and values that are no numbers."""
+"""Keys of a command, or of a YAML file, that verl's config does not have."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher, get_close_matches
-from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from gtpo_verl.tools.check import Finding, module_spec
-from gtpo_verl.verl_plugin.run_config import VerlGTPOConfig, nested
+from gtpo_verl.tools.check.finding import Finding
+from gtpo_verl.verl_plugin.run_config import VerlGTPOConfig, nested, select
 from gtpo_verl.verl_plugin.training_monitor import KEY
+from gtpo_verl.verl_plugin.values import fields_of, known_keys, verls_defaults
 
 _OLD = [line.split("\t") for line in (files(__package__) / "old_keys.tsv").read_text().splitlines()[1:]]
 _HANDED_ON = re.compile(r"kwargs\.|override_\w*\.")
 _OURS = [KEY, *(f"algorithm.gtpo.{name}" for name in VerlGTPOConfig.__dataclass_fields__)]
+_NO_SUCH_KEY = "verl has no such key"
+# Sections that verl turns into dataclasses, which refuse what they do not have.
+_DATACLASSES = ("actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "critic.")
 
 
-def unknown(words: Iterable[str], config: Any) -> Iterator[Finding]:
-    """Yield a finding for each override of a key that the config lacks; one for all that are another trainer's."""
-    known, others = [key for key, _ in nested(OmegaConf.to_container(config))], list[str]()
+def unknown(words: Iterable[str], config: Any, given: Collection[str] = ()) -> Iterator[Finding]:
+    """Yield a finding for each override of a key that the config lacks; one for all that are another trainer's.
+
+    `given` are the keys that the command sets beside them.
+    """
+    known = [key for key, _ in nested(OmegaConf.to_container(config))]
+    others = []
     for word in words:
         key, _, value = word.lstrip("+~").partition("=")
-        if remedy := moved(key, value, config) or _to_add(key, value) or _meant(key, known):
-            yield Finding(key, "verl has no such key", remedy)
+        remedy = moved(key, value, config, given) or _to_add(key, value) or _meant(key, known)
+        if remedy:
+            yield Finding(key, _NO_SUCH_KEY, remedy)
         else:
             others.append(key)
     if others:
-        says = f"verl has no such key{'s' if len(others) > 1 else ''}, of another trainer or misspelt"
+        says = f"{_NO_SUCH_KEY}{'s' if len(others) > 1 else ''}, of another trainer or misspelt"
         yield Finding(", ".join(others), says, "leave out what verl is not to read; with ++ Hydra takes it in vain")
 
 
-def moved(key: str, value: Any, config: Any) -> str:
+def added(key: str, value: Any, config: Any, known: Collection[str], given: Collection[str] = ()) -> Finding | None:
+    """Return what is wrong with a key that a config, or `+` and `++` on the command line, adds to verl's `known` ones.
+
+    None if nothing is: it may be a recipe's, or read where it is given.
+    """
+    if key in known or key.partition(".")[0] not in known or _HANDED_ON.search(key) or key in _OURS:
+        return None
+    remedy = moved(key, value, config, given) or _meant(key, known)
+    return Finding(key, _NO_SUCH_KEY, remedy) if remedy else None
+
+
+def added_in_yaml(config: Any) -> Iterator[Finding]:
+    """Yield a finding for each key of a config that is much like one of verl's, or was one."""
+    known = known_keys(config)
+    for key, value in nested(OmegaConf.to_container(config)):
+        if not isinstance(value, dict):
+            finding = added(key, value, config, known)
+            if finding:
+                yield finding
+
+
+def refused_by_dataclasses(config: Any) -> Iterator[Finding]:
+    """Yield a finding for each key that a dataclass of verl refuses, and take it out of the config."""
+    container = OmegaConf.to_container(config)
+    assert isinstance(container, dict)
+    fields = set(fields_of(container))
+    sections = {field.rpartition(".")[0] for field in fields}
+    for key, value in nested(container):
+        section, _, name = key.rpartition(".")
+        if not key.startswith(_DATACLASSES) or section not in sections or key in fields:
+            continue
+        if key in verls_defaults() or name.startswith("_"):
+            continue
+        meant = moved(key, value, config) or _meant(key, known_keys(config))
+        yield Finding(key, _NO_SUCH_KEY, meant or "leave it out")
+        del OmegaConf.select(config, section)[name]
+
+
+def moved(key: str, value: Any, config: Any, given: Collection[str] = ()) -> str:
     """Return what to write for a key of an earlier verl; empty if it is none."""
     last, now = place_now(key)
     if not last:
         return ""
     if not now or now.startswith("("):
         return f"verl {last} was the last to read it: remove it {now}".rstrip()
-    prefix = "" if OmegaConf.select(config, now, default=config) is not config else "++"
-    return f"it moved after verl {last}: write {prefix}{now}={value}"
+    current = select(config, now)
+    is_given = now in given or (current is not None and current != verls_defaults().get(now))
+    if is_given:
+        return f"it moved after verl {last}, and {now}={current} is given: remove it"
+    return f"it moved after verl {last}: write {'' if _has(config, now) else '++'}{now}={value}"
+
+
+def _has(config: Any, key: str) -> bool:
+    """Whether a config has a key, whatever its value."""
+    absent = object()
+    try:
+        return OmegaConf.select(config, key, default=absent) is not absent
+    except OmegaConfBaseException:
+        return True
 
 
 def place_now(key: str) -> tuple[str, str]:
     """Return the last verl that read a key, and its name or a remark now; both empty if none did."""
     for old, last, *new in _OLD:
-        if found := re.fullmatch(rf"{old}(?P<rest>\..+)?", key):
-            now = found.expand("".join(new))
-            return last, now + (found["rest"] or "" if now and not now.startswith("(") else "")
+        match = re.fullmatch(rf"{old}(?P<rest>\..+)?", key)
+        if match:
+            now = match.expand("".join(new))
+            is_name = now and not now.startswith("(")
+            return last, now + (match["rest"] or "") if is_name else now
     return "", ""
 
 
 def _to_add(key: str, value: str) -> str:
-    if ours := get_close_matches(key, _OURS, n=1, cutoff=0.9):
+    ours = get_close_matches(key, _OURS, n=1, cutoff=0.9)
+    if ours:
         return f"this plugin adds one: write +{ours[0]}={value}"
     if _HANDED_ON.search(key):
         return f"it is handed on: write ++{key}={value}"
@@ -67,42 +127,21 @@ def _to_add(key: str, value: str) -> str:
 def _meant(key: str, known: Iterable[str]) -> str:
     """Return the keys that the command may mean, the most similar first: alike in each of as many last parts."""
     parts = key.split(".")
-    endings = {x: x.split(".")[-len(parts) :] for x in known if x.count(".") >= len(parts) - 1}
-    near = [x for x, ending in endings.items() if all(map(_is_alike, parts, ending))]
-    near.sort(key=lambda x: SequenceMatcher(None, key, ".".join(endings[x])).ratio(), reverse=True)
-    also = f" (or {', '.join(near[1:3])})" if len(near) > 1 else ""
-    return f"did you mean {near[0]}?{also}" if near else ""
+    near = {}
+    for one in known:
+        ending = one.split(".")[-len(parts) :]
+        if len(ending) == len(parts) and _are_alike(parts, ending):
+            near[one] = SequenceMatcher(None, key, ".".join(ending)).ratio()
+    best = sorted(near, key=lambda one: (-near[one], one))
+    if not best:
+        return ""
+    also = f" (or {', '.join(best[1:3])})" if len(best) > 1 else ""
+    return f"did you mean {best[0]}?{also}"
+
+
+def _are_alike(parts: Sequence[str], ending: Sequence[str]) -> bool:
+    return all(_is_alike(part, known) for part, known in zip(parts, ending, strict=True))
 
 
 def _is_alike(part: str, known: str) -> bool:
     return (len(known) > 5 and part.startswith(known)) or SequenceMatcher(None, part, known).ratio() >= 0.85
-
-
-def unknown_in_yaml(config: Any) -> Iterator[Finding]:
-    """Yield a finding for each key of a config that is much like one of verl's, and for each text for a number. Other
-    keys that verl's own YAML files lack may be a recipe's, or read where they are given."""
-    known = _verls_defaults()
-    sections = {key for key in known if "." not in key}
-    for key, value in nested(OmegaConf.to_container(config)):
-        if key in known:
-            yield from not_a_number(key, value, known[key])
-        elif key.partition(".")[0] in sections and not (isinstance(value, dict) or _HANDED_ON.search(key)):
-            if remedy := _meant(key, known):
-                yield Finding(key, "verl has no such key", remedy)
-
-
-@cache
-def _verls_defaults() -> dict[str, Any]:
-    """Return the keys of verl's own configs, one for each engine, with their defaults. Hydra composes twice."""
-    folder = Path(getattr(module_spec("verl"), "origin", "")).parent / "trainer/config"
-    loader, known = getattr(yaml, "CSafeLoader", yaml.SafeLoader), dict[str, Any]()
-    for path in folder.glob("_generated_*.yaml"):
-        known |= nested(yaml.load(path.read_text("utf-8"), loader))
-    return known
-
-
-def not_a_number(key: str, value: Any, default: Any) -> Iterator[Finding]:
-    """Yield a finding on text, such as an empty variable, for what is a number or a truth value by default."""
-    takes_a_range = key.endswith("_threshold") and value != ""
-    if isinstance(default, int | float) and isinstance(value, str) and not (takes_a_range or "${" in value):
-        yield Finding(key, f"is {value!r}", "give True or False" if isinstance(default, bool) else "give a number")

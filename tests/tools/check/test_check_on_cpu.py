@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from gtpo_verl.cli import main
-from gtpo_verl.tools import check
+from gtpo_verl.tools.check import command
 
 MAIN_PPO = ["-m", "verl.trainer.main_ppo", "trainer.nnodes=2"]
 
@@ -42,11 +42,11 @@ def test_what_is_no_module_of_verl_is_not_started_and_one_line_says_how_its_user
 
 @pytest.mark.parametrize("word", ["trainer.nnodes=2", "+trainer.mine=1", "~reward", "model_engine=megatron", "seed=1"])
 def test_overrides_alone_are_those_of_main_ppo(word):
-    assert check._module_of([word, "a.b=1"]) == ("verl.trainer.main_ppo", [word, "a.b=1"])
-    assert check._module_of(["--config-name=ppo_megatron_trainer", word])[0] == "verl.trainer.main_ppo"
+    assert command.module_of([word, "a.b=1"]) == ("verl.trainer.main_ppo", [word, "a.b=1"])
+    assert command.module_of(["--config-name=ppo_megatron_trainer", word])[0] == "verl.trainer.main_ppo"
 
 
 @pytest.mark.parametrize("python", ["python", "python3", "python3.11", str(Path(sys.executable).parent / "python3")])
 def test_a_module_of_verl_or_of_a_recipe_is_this_pythons(python):
-    assert check._module_of([python, *MAIN_PPO]) == ("verl.trainer.main_ppo", ["trainer.nnodes=2"])
-    assert check._module_of([python, "-u", "-m", "recipe.dapo.main_dapo"]) == ("recipe.dapo.main_dapo", [])
+    assert command.module_of([python, *MAIN_PPO]) == ("verl.trainer.main_ppo", ["trainer.nnodes=2"])
+    assert command.module_of([python, "-u", "-m", "recipe.dapo.main_dapo"]) == ("recipe.dapo.main_dapo", [])

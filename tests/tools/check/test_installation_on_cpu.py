@@ -4,7 +4,7 @@ from own_process import NOT_LOADED, run_python
 from verl.trainer.ppo import core_algos
 
 from gtpo_verl.cli import main
-from gtpo_verl.tools.check import installation
+from gtpo_verl.tools.check.installation import installation
 from gtpo_verl.verl_plugin import compat, hooks
 from gtpo_verl.verl_plugin.state import estimate_gtpo_advantage
 

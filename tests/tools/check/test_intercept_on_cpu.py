@@ -11,7 +11,8 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 from verl_config import COMPLETE, verl_config
 
-from gtpo_verl.tools.check import Finding, intercept, settings
+from gtpo_verl.tools.check import intercept, settings
+from gtpo_verl.tools.check.finding import Finding
 
 GTPO = [*COMPLETE, "algorithm.adv_estimator=gtpo", "actor_rollout_ref.rollout.n=8"]
 
@@ -80,7 +81,7 @@ def test_an_empty_variable_of_the_shell_is_named_with_all_else_that_is_wrong(cap
     line, status = judge(OmegaConf.masked_copy(config, set(config) - {"hydra"}))
     out = capsys.readouterr().out
     assert line.startswith("judged: ") and status == 1 and "Rollout mode 'sync' has been removed" in out
-    assert "problem: trainer.nnodes: is '': give a number" in out
+    assert "problem: trainer.nnodes: is '': give a whole number" in out
     assert "n_gpus_per_node: is 'eight'" in out and "use_dynamic_bsz: is 'maybe'" in out
 
 

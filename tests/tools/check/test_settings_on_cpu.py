@@ -278,10 +278,10 @@ def test_a_context_that_is_shorter_than_a_sequence_is_warned_of():
         assert f"{key}={value}" not in judged(f"{key}={value}")
 
 
-@pytest.mark.parametrize(("wrong", "nodes", "gpus"), [("n_gpus_per_node=0", 1, 0), ("nnodes=null", 0, 8)])
-def test_a_run_without_a_gpu_is_a_problem_beside_the_others(wrong, nodes, gpus):
-    found = judged(f"trainer.{wrong}", f"{LOSS_MODE}=gtop")
-    assert f"trainer.nnodes={nodes} trainer.n_gpus_per_node={gpus}" in found and any("gtop" in key for key in found)
+@pytest.mark.parametrize("wrong", ["trainer.n_gpus_per_node=0", "trainer.nnodes=null"])
+def test_a_run_without_a_gpu_is_a_problem_beside_the_others(wrong):
+    found = judged(wrong, f"{LOSS_MODE}=gtop")
+    assert found[wrong.partition("=")[0]].endswith("at least 1") and any("gtop" in key for key in found)
 
 
 def test_several_updates_without_clipping_are_warned_of_with_both_ways_out():

@@ -1,9 +1,9 @@
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
-from verl_config import verl_config
+from verl_config import COMPLETE, verl_config
 
 from gtpo_verl.tools.check import unknown_keys
+from gtpo_verl.verl_plugin import values
 
 
 def remedy(word):
@@ -72,23 +72,23 @@ OTHERS += [
     ],
 )
 def test_text_for_a_number_is_named(word, is_wrong):
-    override = OverridesParser.create().parse_override(word)
-    default = OmegaConf.select(verl_config(), override.key_or_group)
-    assert bool([*unknown_keys.not_a_number(override.key_or_group, override.value(), default)]) is is_wrong
+    key = word.partition("=")[0]
+    assert [wrong.key for wrong in values.wrong_values(verl_config(*COMPLETE, word))] == ([key] if is_wrong else [])
 
 
 def test_misspelt_keys_and_text_for_numbers_in_a_yaml_file_are_found():
-    config = verl_config()
-    assert [*unknown_keys.unknown_in_yaml(config)] == []
+    config = verl_config(*COMPLETE)
+    assert [*unknown_keys.added_in_yaml(config)] == [*values.wrong_values(config)] == []
     OmegaConf.set_struct(config, False)
     sound = {"mine": {"own": 1}, "data": {"my_own": 1}, "ray_kwargs": {"ray_init": {"num_gpus": 1}}}
     wrong = {"data": {"max_respone_length": 4096, "train_batch_size": "32"}, "trainer": {"save_frequency": 3}}
-    found = unknown_keys.unknown_in_yaml(OmegaConf.merge(config, sound, wrong))
-    assert {x.subject: x.remedy for x in found} == {
+    config = OmegaConf.merge(config, sound, wrong)
+    assert {x.subject: x.remedy for x in unknown_keys.added_in_yaml(config)} == {
         "data.max_respone_length": "did you mean data.max_response_length?",
-        "data.train_batch_size": "give a number",
         "trainer.save_frequency": "did you mean trainer.save_freq?",
     }
+    (text,) = values.wrong_values(config)
+    assert (text.key, text.takes) == ("data.train_batch_size", "a whole number of at least 1")
 
 
 def test_keys_of_another_trainer_have_no_likeness_and_one_line():

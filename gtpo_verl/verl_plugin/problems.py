@@ -1,0 +1,382 @@
+"""Settings with which GTPO (arXiv:2508.03772), its token dump or the watch cannot run, or would not do what they say.
+
+Each check is a function that returns messages, with key, value and remedy.
+"""
+
+import os
+from collections.abc import Callable
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import verl
+from omegaconf import DictConfig, OmegaConf
+
+from gtpo_verl.run_files.dumps import HEADER_NAME, STEP_FILES
+from gtpo_verl.run_files.initial_entropy import InitialEntropy
+from gtpo_verl.run_files.records import nearest_existing, read_record
+from gtpo_verl.verl_plugin import training_monitor
+from gtpo_verl.verl_plugin.resume import missing_checkpoint, path_problems
+from gtpo_verl.verl_plugin.run_config import (
+    ADV_ESTIMATOR,
+    ALIAS,
+    LOSS_MODE,
+    NAMES,
+    RunConfig,
+    VerlGTPOConfig,
+    foreign_function,
+    nested,
+    registry,
+    select,
+    uses_gtpo,
+)
+from gtpo_verl.verl_plugin.values import SECTIONS, WrongValue, put_right, wrong_values
+
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_CORRECTION = "algorithm.rollout_correction"
+_BYPASS = f"{_CORRECTION}.bypass_mode"
+_REJECTS = f"{_CORRECTION}.rollout_rs"
+_WEIGHS = f"{_CORRECTION}.rollout_is"
+_CORRECTION_OF_LOSS = f"{_ACTOR}.policy_loss.rollout_correction"
+_ENTROPY_FROM = "algorithm.gtpo.entropy_from"
+_INITIAL_ENTROPY = "algorithm.gtpo.initial_entropy"
+_TASK_REWARDS = "distillation.distillation_loss.use_task_rewards"
+_MEGATRON_ENGINE = Path(verl.__file__).parent / "workers/engine/megatron/transformer_impl.py"
+
+V1_PACKAGES = {"transfer_queue": "TransferQueue", "cachetools": "cachetools"}
+"""What verl's V1 trainer imports once its workers are up, and what pip calls it; verl without extras brings neither."""
+
+_READ = {
+    *SECTIONS,
+    "async_training.require_batches",
+    "async_training.trigger_parameter_sync_step",
+    "data.max_response_length",
+    "data.train_batch_size",
+    "trainer.v1.separate_async.parameter_sync_step",
+    f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
+    f"{_ACTOR}.megatron.context_parallel_size",
+    f"{_ACTOR}.ppo_epochs",
+    f"{_ACTOR}.ppo_mini_batch_size",
+    f"{_ACTOR}.ulysses_sequence_parallel_size",
+    f"{_ROLLOUT}.n",
+}
+"""Keys of verl whose values the plugin computes with."""
+
+
+def problems(config: DictConfig) -> list[str]:
+    """Return all reasons in its settings why a run, under any estimator, cannot start, or would not do what it says."""
+    messages = [*read(config)[1], *unknown_name(config, ADV_ESTIMATOR), *unknown_name(config, LOSS_MODE)]
+    return list(dict.fromkeys(messages))
+
+
+def read(config: DictConfig) -> tuple[RunConfig | None, list[str]]:
+    """Return what a config asks for, None if it cannot be read, and all problems with it."""
+    messages = _message_of(training_monitor.read_mode, config)
+    messages += _sections_elsewhere(config)
+    messages += _keys_elsewhere(config)
+    messages += _misspelt_estimator(config)
+    if uses_gtpo(config) or select(config, "algorithm.gtpo.dump_dir") is not None:
+        wrong = [value for value in wrong_values(config, _READ) if value.is_certain]
+        if wrong:
+            return None, [*messages, *_beside_wrong_values(config, wrong)]
+    return _read_usable(config, messages)
+
+
+def _beside_wrong_values(config: DictConfig, wrong: list[WrongValue]) -> list[str]:
+    """Return the values that the plugin cannot compute with, and the problems that do not depend on them."""
+    config = config.copy()
+    OmegaConf.set_readonly(config, False)
+    OmegaConf.set_struct(config, False)
+    for value in wrong:
+        put_right(config, value)
+    _, others = _read_usable(config, [])
+    keys = [f"{value.key}=" for value in wrong]
+    independent = [message for message in others if not any(key in message for key in keys)]
+    return [*(f"{value.key} {value.says}: give {value.takes}" for value in wrong), *independent]
+
+
+def _read_usable(config: DictConfig, messages: list[str]) -> tuple[RunConfig | None, list[str]]:
+    """Go on with `read`, of a config whose values can be computed with; adds to the messages."""
+    try:
+        run = RunConfig.read(config)
+    except ValueError as error:
+        return None, [*messages, str(error), *_group_size(config), *_sequence_splits(config)]
+
+    if run.applies_gtpo or run.gtpo.dump_dir:
+        messages += _group_size(config)
+        messages += _sequence_splits(config)
+    if run.applies_gtpo:
+        messages += _bypass_without_entropy(config, run)
+        messages += _asynchronous_weights(config, run)
+        messages += _entropy_of_the_update(config, run)
+    elif run.gtpo.dump_dir and select(config, _BYPASS):
+        remedy = "set it to False, or leave out dump_dir"
+        messages.append(f"{_BYPASS}=True: it skips the pass that the token dump reads; {remedy}")
+    if run.gtpo.dump_dir is not None:
+        messages += _dump_folder(config, run)
+    if run.applies_gtpo:
+        messages += _policy_loss(config)
+        messages += _distillation(config)
+        messages += _checkpoint(config, run)
+    return run, messages
+
+
+def missing_packages() -> list[str]:
+    """Return the packages of verl's V1 trainer that are not installed, by the names that pip has for them."""
+    return [pip for module, pip in V1_PACKAGES.items() if not find_spec(module)]
+
+
+def _message_of(check: Callable[..., Any], *arguments: Any) -> list[str]:
+    try:
+        check(*arguments)
+    except ValueError as error:
+        return [str(error)]
+    return []
+
+
+def _sections_elsewhere(config: DictConfig) -> list[str]:
+    """Our section under another name or in another place, where nothing reads it: Hydra's `+` takes any.
+
+    Where the run does not ask for GTPO, a section of such a name may be another team's, unless it asks for a dump.
+    """
+    serves = uses_gtpo(config)
+    ours = set(VerlGTPOConfig.__dataclass_fields__) if serves else {"dump_dir"}
+    messages = []
+    for key, value in _nested(config):
+        if not isinstance(value, dict) or not value.keys() & ours or key == "algorithm.gtpo":
+            continue
+        name = key.rpartition(".")[2]
+        lower = name.lower()
+        if not serves and (name == "gtpo" or not lower.startswith("g")):
+            continue
+        # grpo, gspo and gdpo have no t, and are other algorithms.
+        if lower.startswith("gtpo") or ("t" in lower and get_close_matches(lower, ["gtpo"], 1, 0.7)):
+            messages.append(f"unused key {key}; did you mean algorithm.gtpo?")
+    return messages
+
+
+def _keys_elsewhere(config: DictConfig) -> list[str]:
+    """Our keys under another name or in another place, where nothing reads them."""
+    serves = uses_gtpo(config)
+    messages = []
+    for key, value in _nested(config):
+        section, _, name = key.rpartition(".")
+        if serves and section == "algorithm" and name in VerlGTPOConfig.__dataclass_fields__:
+            messages.append(f"unused key {key}={value}; did you mean algorithm.gtpo.{name}?")
+            continue
+        is_watch = key != training_monitor.KEY and get_close_matches(name, ["collapse_watch"], 1, 0.8)
+        # Under another estimator a key of such a name may be another team's.
+        if is_watch and (serves or value in training_monitor.CHOICES):
+            messages.append(f"unused key {key}={value}; did you mean {training_monitor.KEY}?")
+    return messages
+
+
+def _nested(config: DictConfig) -> list[tuple[str, Any]]:
+    container = OmegaConf.to_container(config) if OmegaConf.is_config(config) else {}
+    return list(nested(container))
+
+
+def _misspelt_estimator(config: DictConfig) -> list[str]:
+    """A misspelt gtpo, such as gpto. Other names, such as TGPO, may be registered later, in another process."""
+    chosen = str(select(config, ADV_ESTIMATOR)).lower()
+    if chosen[:1] == "g" and sorted(chosen) == sorted("gtpo"):
+        return unknown_name(config, ADV_ESTIMATOR)
+    return []
+
+
+def unknown_name(config: DictConfig, key: str, misspelt_only: bool = False) -> list[str]:
+    """Return that verl has no estimator, or loss, of the name that a key has."""
+    if key == LOSS_MODE and select(config, "actor_rollout_ref.model.external_lib"):
+        return []  # which the workers alone import
+    name = str(select(config, key))
+    known = sorted({*registry(key), *NAMES})
+    near = get_close_matches(name.lower(), known, n=1)
+    if name in known or (misspelt_only and not near):
+        return []
+    hint = f"did you mean {near[0]}? " if near else ""
+    return [f"{key}={name}: unknown: {hint}there are {', '.join(known)}"]
+
+
+def _policy_loss(config: DictConfig) -> list[str]:
+    name = select(config, LOSS_MODE)
+    other = foreign_function(name, LOSS_MODE)
+    messages = unknown_name(config, LOSS_MODE, misspelt_only=True)
+    if other and not other.startswith("verl."):
+        messages.append(
+            f"{LOSS_MODE}={name} is {other}; two other papers are called GTPO (arXiv:2508.04349, arXiv:2511.14846). "
+            f"For arXiv:2508.03772 set it to {ALIAS}"
+        )
+    return messages
+
+
+def _distillation(config: DictConfig) -> list[str]:
+    if not select(config, "distillation.enabled") or select(config, _TASK_REWARDS) is not False:
+        return []
+    without = "verl leaves the policy loss out, and with it GTPO"
+    return [f"{_TASK_REWARDS}=False: {without}; set it to True, or another {ADV_ESTIMATOR}"]
+
+
+def _bypass_without_entropy(config: DictConfig, run: RunConfig) -> list[str]:
+    """Whether the old-log-prob pass, which is to give the entropy, takes place."""
+    if run.from_update or not select(config, _BYPASS):
+        return []
+    return [
+        f"{_BYPASS}=True: it skips verl's old-log-prob pass, from which GTPO takes the entropy of the policy; "
+        f"set ++{_ENTROPY_FROM}=update, which takes it from the update's forward pass, or {_BYPASS}=False "
+        "(verl's fully_async and one_step_off trainers ship True)"
+    ]
+
+
+def _asynchronous_weights(config: DictConfig, run: RunConfig) -> list[str]:
+    """Whether verl's asynchronous trainers can compute the old log-probs of a later update.
+
+    They go back to a copy of the weights; of weights that are on the CPU already it is no copy, and updates would be
+    lost.
+    """
+    is_fully = select(config, "async_training") is not None
+    if run.from_update or select(config, _BYPASS) or not (is_fully or v1_mode(config) == "separate_async"):
+        return []
+    instead = f"set {_BYPASS}=True with ++{_ENTROPY_FROM}=update"
+    strategy = select(config, f"{_ACTOR}.strategy")
+    if strategy == "torchtitan":
+        return [f"{_ACTOR}.strategy=torchtitan: verl's asynchronous trainers cannot save its weights; {instead}"]
+    if strategy not in ("fsdp2", "veomni"):
+        return []
+    steps = "trainer.v1.separate_async.parameter_sync_step"
+    if is_fully:
+        steps = "async_training.trigger_parameter_sync_step"
+    number = select(config, steps) or 1
+    section = "fsdp_config" if strategy == "fsdp2" else "veomni"
+    messages = []
+    for key in (f"{_ACTOR}.{section}.param_offload", f"{_ACTOR}.{section}.offload_policy"):
+        if number > 1 and select(config, key):
+            messages.append(
+                f"{key}=True with {steps}={number}: verl would keep only the last update between two syncs; "
+                f"set {key}=False or {steps}=1, or {instead}"
+            )
+    return messages
+
+
+def _entropy_of_the_update(config: DictConfig, run: RunConfig) -> list[str]:
+    """Whether the update's own pass can give the entropy, of every token that ⟨H⟩ averages over."""
+    if not run.from_update:
+        return []
+    messages = []
+    otherwise = f"or set ++{_ENTROPY_FROM}=old_log_prob"
+    if run.gtpo.measures_initial_entropy and not run.resumed_from:
+        messages.append(
+            f"{_ENTROPY_FROM}=update with {_INITIAL_ENTROPY}=null: the filter needs the initial entropy before the "
+            f"first update; measure it with `gtpo-verl initial-entropy` and set ++{_INITIAL_ENTROPY}=VALUE, or set "
+            f"++algorithm.gtpo.completion_filter=always or =never, {otherwise}"
+        )
+    # verl divides a token-mean by the tokens before rejection (#4852), and so shrinks the update.
+    in_loss = (
+        f"{LOSS_MODE}=bypass_mode '+{_CORRECTION_OF_LOSS}=${{{_CORRECTION}}}' "
+        f"{_ACTOR}.loss_agg_mode=seq-mean-token-mean"
+    )
+    bypasses = bool(select(config, _BYPASS))
+    for setting in (_WEIGHS, _REJECTS):
+        value = select(config, setting)
+        if value is None:
+            continue
+        of_loss = select(config, setting.replace(_CORRECTION, _CORRECTION_OF_LOSS))
+        is_read = select(config, LOSS_MODE) == "bypass_mode" and of_loss
+        if bypasses and not is_read:
+            messages.append(
+                f"{setting}={value} with {_BYPASS}=True: verl's workers do not read it there, so it would do nothing; "
+                f"hand it to the loss, {in_loss}, or set it to null"
+            )
+        elif not bypasses and setting == _REJECTS:
+            messages.append(
+                f"{_ENTROPY_FROM}=update with {setting}={value}: ⟨H⟩ includes rejected tokens, which the actor never "
+                f"sees; let the loss reject them, {_BYPASS}=True {in_loss}, {otherwise}"
+            )
+    return messages
+
+
+def _group_size(config: DictConfig) -> list[str]:
+    n = select(config, f"{_ROLLOUT}.n") or 0
+    if n >= 2:
+        return []
+    remedy = "set it to 2 or more (8 or 12 in the paper)"
+    return [f"{_ROLLOUT}.n={n}: GTPO compares the completions of one prompt; {remedy}"]
+
+
+def _sequence_splits(config: DictConfig) -> list[str]:
+    """Splits of a sequence over ranks that change the numbers, or with which the update fails."""
+    return [*_megatron_split(config), *_ulysses_split(config)]
+
+
+def _megatron_split(config: DictConfig) -> list[str]:
+    key = f"{_ACTOR}.megatron.context_parallel_size"
+    size = select(config, key) or 1
+    aggregation = select(config, f"{_ACTOR}.loss_agg_mode")
+    if select(config, f"{_ACTOR}.strategy") != "megatron" or size <= 1 or aggregation != "seq-mean-token-mean":
+        return []
+    if select(config, f"{_ACTOR}.megatron.dynamic_context_parallel"):
+        return []
+    # 0.9.0 and main of that time, not 0.9.1.
+    if f"loss_agg_mode='{aggregation}' is incompatible" not in _MEGATRON_ENGINE.read_text():
+        return []
+    return [
+        f"{_ACTOR}.loss_agg_mode={aggregation} with {key}={size}: this verl refuses it at the first update (verl "
+        f"#7914); use verl 0.9.1, or set {key}=1"
+    ]
+
+
+def _ulysses_split(config: DictConfig) -> list[str]:
+    implementation = "actor_rollout_ref.model.override_config.attn_implementation"
+    attention = select(config, implementation)
+    if select(config, f"{_ACTOR}.strategy") not in ("fsdp", "fsdp2"):
+        return []
+    if attention not in ("sdpa", "eager", "flex_attention"):
+        return []
+    messages = []
+    for name in ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"):
+        size = select(config, f"{_ACTOR}.{name}") or 1
+        if size > 1:
+            messages.append(
+                f"{_ACTOR}.{name}={size} with attn_implementation={attention}: verl's sequence parallelism works "
+                "with flash attention only; with others each rank would see only its slice of a completion: set the "
+                f"size to 1, or ++{implementation}=flash_attention_2"
+            )
+    return messages
+
+
+def _dump_folder(config: DictConfig, run: RunConfig) -> list[str]:
+    """Whether a dump, under any estimator, has a folder of its own, in which it can write."""
+    assert run.gtpo.dump_dir is not None
+    folder = Path(run.gtpo.dump_dir)
+    setting = f"algorithm.gtpo.dump_dir={run.gtpo.dump_dir}"
+    existing = nearest_existing(folder)
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        return [f"{setting}: {existing} is not a folder that can be written to: give another one"]
+    if not any(folder.glob(STEP_FILES)):
+        return []
+
+    header = folder / HEADER_NAME
+    try:
+        record = read_record(header) if header.is_file() else {}
+    except ValueError as error:
+        return [str(error)]
+    checkpoints = record.get("checkpoints")
+    estimators = {record.get("adv_estimator"), select(config, ADV_ESTIMATOR)}
+    # A run's folder that was moved, with its dump in it.
+    was_moved = run.resumed_from and not (checkpoints and Path(checkpoints).exists())
+    has_same_estimator = None in estimators or len(estimators) == 1 or estimators <= set(NAMES)
+    is_this_runs = has_same_estimator and checkpoints == select(config, "trainer.default_local_dir")
+    if was_moved or is_this_runs:
+        return []
+    return [f"{setting} holds the dump of another run: give another folder, or remove it"]
+
+
+def _checkpoint(config: DictConfig, run: RunConfig) -> list[str]:
+    """Whether the checkpoint that is to be resumed is there, with its record of the initial entropy."""
+    messages = path_problems(config) or missing_checkpoint(config)
+    return messages or _message_of(InitialEntropy.known_before, run.gtpo, run.resumed_from)
+
+
+def v1_mode(config: DictConfig) -> str:
+    """Return the mode of verl's V1 trainer; `sync`, as which it behaves, of the legacy one."""
+    return str(select(config, "trainer.v1.trainer_mode")) if select(config, "trainer.use_v1") else "sync"
