@@ -1,5 +1,6 @@
 """GTPO in TRL, trained on CPU with a random model of two thousand parameters; `bash scripts/check_trl.sh` runs it."""
 
+import math
 import re
 import shlex
 import subprocess
@@ -14,9 +15,10 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
-from trl_gtpo import GTPOTrainer
+from trl_gtpo import GTPOTrainer, departures
 
 from gtpo_verl import GTPOConfig
+from gtpo_verl.run_files.initial_entropy import InitialEntropy
 from gtpo_verl.tools.diagnose.verdict import read_run, report_on
 from gtpo_verl.tools.rollouts import find_source
 
@@ -46,7 +48,17 @@ def small_digits(completions, **kwargs):
     return [float(sum(character in "01234" for character in text)) for text in completions]
 
 
-def train(trainer_class, model, output_dir, gtpo=None, reward=small_digits, **settings):
+def train(
+    trainer_class,
+    model,
+    output_dir,
+    gtpo=None,
+    reward=small_digits,
+    steps=3,
+    resume=None,
+    eval_dataset=None,
+    **settings,
+):
     settings = {"num_generations": 4, "per_device_train_batch_size": 8, "learning_rate": 1e-3} | settings
     common = {
         "use_cpu": True,
@@ -55,9 +67,9 @@ def train(trainer_class, model, output_dir, gtpo=None, reward=small_digits, **se
         "save_strategy": "no",
         "loss_type": "grpo",
     } | settings
-    config = GRPOConfig(output_dir, max_steps=3, max_completion_length=5, logging_steps=1, **common)
-    trainer = trainer_class(model, reward, config, PROMPTS, **({} if gtpo is None else {"gtpo": gtpo}))
-    trainer.train()
+    config = GRPOConfig(str(output_dir), max_steps=steps, max_completion_length=5, logging_steps=1, **common)
+    trainer = trainer_class(model, reward, config, PROMPTS, eval_dataset, **({} if gtpo is None else {"gtpo": gtpo}))
+    trainer.train(resume_from_checkpoint=str(resume) if isinstance(resume, Path) else resume)
     return trainer
 
 
@@ -74,6 +86,7 @@ class Recorder(GTPOTrainer):
             entropy = torch.distributions.Categorical(logits=logits / self.args.temperature).entropy()
             text = self.processing_class.decode(response, skip_special_tokens=True)
             row = {"response": response.tolist(), "entropy": entropy.tolist(), "reward": small_digits([text])[0]}
+            row["is_training"] = self.model.training
             assert not advantages[len(response) :].any()
             self.rows = [*getattr(self, "rows", []), row | {"advantages": advantages[: len(response)].tolist()}]
         return batch
@@ -91,9 +104,103 @@ def assert_rows_are_gtpo(rows, gtpo, scale_rewards="group"):
     return expected
 
 
-def test_a_filter_without_the_initial_entropy_is_refused_before_the_model_is_loaded():
-    with pytest.raises(ValueError, match="completion_filter='auto' needs the initial entropy"):
-        GTPOTrainer("no model", gtpo=GTPOConfig())
+def filter_metrics(trainer):
+    log = trainer.state.log_history
+    return [
+        (step["gtpo/filter/active"], step["gtpo/filter/dropped_frac"]) for step in log if "gtpo/filter/active" in step
+    ]
+
+
+def test_a_model_that_starts_above_the_threshold_is_not_filtered(model, tmp_path):
+    """With `always` there would be nothing to learn from."""
+    initial = load_file(Path(model) / "model.safetensors")
+    trainer = train(GTPOTrainer, model, tmp_path, temperature=2.0)
+    assert trainer.gtpo_run.initial_entropy.value > math.log(2)
+    assert filter_metrics(trainer) == [(0, 0)] * 3
+    trained = trainer.model.state_dict()
+    assert any(not torch.equal(trained[name], weight) for name, weight in initial.items())
+
+
+def test_a_model_that_starts_below_the_threshold_is_filtered(model, tmp_path):
+    """By the first batch; completions above the threshold are then dropped."""
+    trainer = train(GTPOTrainer, model, tmp_path, GTPOConfig(entropy_threshold=2.0))
+    assert trainer.gtpo_run.initial_entropy.value < 2 and all(active for active, _ in filter_metrics(trainer))
+
+
+def test_the_initial_entropy_is_that_of_the_first_training_batch_and_not_of_an_evaluation(model, tmp_path):
+    settings = {"eval_strategy": "steps", "eval_on_start": True, "num_generations_eval": 2}
+    trainer = train(Recorder, model, tmp_path, GTPOConfig(), eval_dataset=PROMPTS, **settings)
+    trained = [row for row in trainer.rows if row["is_training"]]
+    assert trainer.rows[0]["is_training"] is False and len(trained) == 3 * 8
+    measured = trainer.gtpo_run.initial_entropy
+    means = [sum(row["entropy"]) / len(row["entropy"]) for row in trained[:8]]
+    assert (measured.completions, measured.prompts) == (8, 2)
+    assert measured.value == pytest.approx(sum(means) / 8, rel=1e-4)
+    first_evaluation = next(step for step in trainer.state.log_history if "eval_gtpo/filter/active" in step)
+    assert first_evaluation["step"] == 0 and first_evaluation["eval_gtpo/filter/active"] == 0
+
+
+def test_a_resumed_run_takes_the_initial_entropy_from_its_checkpoint(model, tmp_path):
+    first = train(GTPOTrainer, model, tmp_path, save_strategy="steps", save_steps=3)
+    record = InitialEntropy.path(tmp_path / "checkpoint-3")
+    assert InitialEntropy.load(record.parent) == first.gtpo_run.initial_entropy
+    resumed = train(GTPOTrainer, model, tmp_path, resume=record.parent, steps=4)
+    assert resumed.gtpo_run.initial_entropy == first.gtpo_run.initial_entropy
+    record.unlink()
+    with pytest.raises(ValueError, match=r"this run is resumed, but .* is missing; set .*initial_entropy"):
+        train(GTPOTrainer, model, tmp_path, resume=record.parent, steps=5)
+    train(GTPOTrainer, model, tmp_path, GTPOConfig(completion_filter="never"), resume=record.parent, steps=4)
+
+
+def test_resuming_from_the_last_checkpoint_finds_its_record(model, tmp_path):
+    first = train(GTPOTrainer, model, tmp_path, save_strategy="steps", save_steps=1)
+    InitialEntropy.path(tmp_path).unlink()  # that of the run; each checkpoint has its own
+    resumed = train(GTPOTrainer, model, tmp_path, resume=True, steps=4)
+    assert resumed.gtpo_run.initial_entropy == first.gtpo_run.initial_entropy
+
+
+def test_a_filter_that_empties_batch_after_batch_ends_the_run(model, tmp_path, caplog):
+    nothing_passes = GTPOConfig(completion_filter="always", entropy_threshold=1e-9)
+    with pytest.raises(ValueError, match="dropped every completion of 20 batches in a row"):
+        train(GTPOTrainer, model, tmp_path, nothing_passes, steps=30)
+    assert sum("dropped every completion" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_equal_rewards_are_told(model, tmp_path, caplog):
+    train(GTPOTrainer, model, tmp_path, reward=lambda completions, **kwargs: [1.0] * len(completions))
+    assert sum("equal rewards" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_a_completion_below_the_least_reward_of_a_right_answer_gets_no_positive_advantage(model, tmp_path):
+    off = {"entropy_coeff": 0, "completion_filter": "never", "conflict_span": "none"}
+    rows = train(Recorder, model, tmp_path, GTPOConfig(**off, min_correct_reward=3)).rows
+    assert any(row["reward"] < 3 and min(row["advantages"]) < 0 for row in rows)
+    assert all(max(row["advantages"]) <= 0 for row in rows if row["reward"] < 3)
+    assert any(max(row["advantages"]) > 0 for row in rows if row["reward"] >= 3)
+
+
+def test_a_least_reward_that_no_completion_reaches_is_told(model, tmp_path, caplog):
+    train(GTPOTrainer, model, tmp_path, GTPOConfig(completion_filter="never", min_correct_reward=99), steps=10)
+    assert sum("min_correct_reward=99" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_pictures_are_refused(model, tmp_path, monkeypatch):
+    generate = GRPOTrainer._generate_and_score_completions
+
+    def with_pictures(self, inputs):
+        return generate(self, inputs) | {"pixel_values": torch.zeros(8, 3, 2, 2)}
+
+    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", with_pictures)
+    with pytest.raises(ValueError, match="pixel_values"):
+        train(GTPOTrainer, model, tmp_path)
+
+
+def test_the_importance_weights_of_vllm_are_a_departure(tmp_path):
+    common = {"output_dir": str(tmp_path), "loss_type": "grpo", "use_cpu": True, "bf16": False}
+    weighted = GRPOConfig(use_vllm=True, **common)
+    assert departures(weighted) == {"vllm_importance_sampling_correction": (True, False)}
+    assert not departures(GRPOConfig(use_vllm=True, vllm_importance_sampling_correction=False, **common))
+    assert not departures(GRPOConfig(**common))
 
 
 @pytest.mark.parametrize("temperature, threshold, scale_rewards", [(1.0, 0.9, "group"), (0.6, 0.6, "none")])

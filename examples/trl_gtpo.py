@@ -3,33 +3,68 @@
 python examples/trl_gtpo.py --model_name_or_path MODEL --output_dir outputs/trl
 """
 
+import dataclasses
+import logging
+import os
 import re
 import warnings
 
 import torch
 from datasets import Dataset
+from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
-from gtpo_verl import GTPOConfig, compute_gtpo_token_advantages
-from gtpo_verl.algorithm.advantage import compute_group_advantages
-from gtpo_verl.algorithm.completions import Completions
-from gtpo_verl.algorithm.metrics import compute_gtpo_metrics
+from gtpo_verl import Completions, GTPOConfig, GTPORun, compute_group_advantages, compute_gtpo, compute_gtpo_metrics
+
+
+def departures(args: GRPOConfig) -> dict[str, tuple]:
+    """Return the settings of TRL with which a run is not the paper's GTPO, each with its value and the paper's."""
+    papers = {
+        "loss_type": "grpo",  # Eq. 11
+        "importance_sampling_level": "token",  # a ratio per sequence averages λ
+        "beta": 0.0,
+        "num_iterations": 1,
+        "steps_per_generation": args.gradient_accumulation_steps,
+        # TRL's entropy_coef raises the entropy that γ, entropy_coeff, lowers.
+        "entropy_coef": 0.0,
+        "use_adaptive_entropy": False,
+        "top_entropy_quantile": 1.0,
+    }
+    if args.use_vllm:
+        papers["vllm_importance_sampling_correction"] = False  # its weights multiply λ
+    return {name: (getattr(args, name), paper) for name, paper in papers.items() if getattr(args, name) != paper}
 
 
 class GTPOTrainer(GRPOTrainer):
-    """GRPOTrainer with an advantage per token, (B, T): δ_i (A_i − γ⟨H⟩_i) λ_it in place of TRL's A_i."""
+    """GRPOTrainer with an advantage per token, (B, T): δ_i (A_i − γ⟨H⟩_i) λ_it in place of TRL's A_i.
+
+    With `completion_filter="auto"` and no `initial_entropy`, ⟨H⟩_ini is that of the first training batch. It is kept in
+    each checkpoint, from which a resumed run takes it.
+    """
 
     def __init__(self, *args, gtpo: GTPOConfig | None = None, **kwargs):
-        self.gtpo = gtpo or GTPOConfig(completion_filter="always")
-        self.gtpo.filter_is_active(self.gtpo.initial_entropy)  # raises if that is not known
+        self.gtpo = gtpo or GTPOConfig()
+        self.gtpo_run: GTPORun | None = None
         super().__init__(*args, **kwargs)
-        papers = {"loss_type": "grpo", "importance_sampling_level": "token"}  # Eq. 11; a ratio per sequence averages λ
-        papers |= {"beta": 0.0, "num_iterations": 1, "steps_per_generation": self.args.gradient_accumulation_steps}
-        # TRL's entropy_coef raises the entropy that γ, entropy_coeff, lowers.
-        papers |= {"entropy_coef": 0.0, "use_adaptive_entropy": False, "top_entropy_quantile": 1.0}
-        if other := {name: own for name in papers if (own := getattr(self.args, name)) != papers[name]}:
-            paper = {name: papers[name] for name in other}
-            warnings.warn(f"not the paper's GTPO: {other}; the paper has {paper}", stacklevel=2)
+        if not self.accelerator.is_main_process:
+            logging.getLogger("gtpo_verl").setLevel(logging.ERROR)
+        if other := departures(self.args):
+            own = {name: value for name, (value, _) in other.items()}
+            paper = {name: value for name, (_, value) in other.items()}
+            warnings.warn(f"not the paper's GTPO: {own}; the paper has {paper}", stacklevel=2)
+
+    def train(self, resume_from_checkpoint=None, **kwargs):
+        checkpoint = resume_from_checkpoint or None
+        if checkpoint is True:
+            checkpoint = get_last_checkpoint(self.args.output_dir)
+        self.gtpo_run = GTPORun(self.gtpo, self.args.output_dir, resumed_from=checkpoint)
+        return super().train(resume_from_checkpoint, **kwargs)
+
+    def _save_checkpoint(self, model, trial):
+        super()._save_checkpoint(model, trial)
+        if self.args.should_save and self.gtpo_run.initial_entropy:
+            checkpoint = os.path.join(self._get_output_dir(trial), f"checkpoint-{self.state.global_step}")
+            self.gtpo_run.initial_entropy.save(checkpoint, self.gtpo)
 
     def _calculate_rewards(self, *args, **kwargs):
         self._rewards = super()._calculate_rewards(*args, **kwargs)  # of all processes, a column per function
@@ -37,6 +72,11 @@ class GTPOTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs):
         batch = super()._generate_and_score_completions(inputs)
+        if "pixel_values" in batch:
+            raise ValueError(
+                "the batch has pixel_values, which GTPOTrainer's forward pass for the entropy does not see: train on "
+                "prompts without pictures"
+            )
         responses = batch["completion_ids"]
         with torch.no_grad():  # the policy that sampled, at the temperature that it sampled at
             _, entropy, _ = self._get_per_token_logps_and_entropies(
@@ -56,17 +96,45 @@ class GTPOTrainer(GRPOTrainer):
         mode = "train" if self.model.training else "eval"
         group_size = self.num_generations if mode == "train" else self.num_generations_eval
         prompt = torch.arange(len(advantages)) // group_size
-        if self.multi_objective_aggregation == "sum_then_normalize":
+        rewards = (self._rewards * self.reward_weights.to(self._rewards.device)).nansum(dim=1)
+        # A_i are differences of these rewards, with which min_correct_reward can then be compared.
+        are_differences = self.multi_objective_aggregation == "sum_then_normalize"
+        if are_differences:
             # At the mean of a group TRL's rounding can leave a sign, by which λ would go.
-            rewards = (self._rewards * self.reward_weights.to(self._rewards.device)).nansum(dim=1)
-            advantages[compute_group_advantages(rewards, Completions(is_scored.long(), prompt)) == 0] = 0
-        result = compute_gtpo_token_advantages(advantages, prompt, all_responses, response_mask, all_entropy, self.gtpo)
+            advantages[compute_group_advantages(rewards, Completions(is_scored, prompt)) == 0] = 0
+
+        completions = Completions(response_mask, prompt)
+        trajectory_entropy = completions.mean(all_entropy)
+        if mode == "train":
+            self.gtpo_run.measure(trajectory_entropy, completions)
+        config, initial_entropy = self._settings()
+        result = compute_gtpo(
+            rewards=rewards if are_differences else None,
+            advantages=advantages,
+            responses=all_responses,
+            response_mask=response_mask,
+            group_ids=completions,
+            entropy=all_entropy,
+            trajectory_entropy=trajectory_entropy,
+            config=config,
+            initial_entropy=initial_entropy,
+        )
+        if mode == "train":
+            self.gtpo_run.check(rewards, result)
+
         own = torch.arange(len(responses)) + self.accelerator.process_index * len(responses)
         batch["advantages"] = result.advantages[own, : responses.shape[1]]
         truncated = response_mask.sum(-1) >= self.max_completion_length
-        for name, value in compute_gtpo_metrics(result, self.gtpo, self.gtpo.initial_entropy, truncated).items():
+        for name, value in compute_gtpo_metrics(result, config, initial_entropy, truncated).items():
             self._metrics[mode][name].append(value)
         return batch
+
+    def _settings(self) -> tuple[GTPOConfig, float | None]:
+        """Return the settings and ⟨H⟩_ini; an evaluation before the first training batch has none, and no filter."""
+        initial_entropy = self.gtpo_run.initial_entropy_value if self.gtpo_run else self.gtpo.initial_entropy
+        if initial_entropy is None and self.gtpo.completion_filter == "auto":
+            return dataclasses.replace(self.gtpo, completion_filter="never"), None
+        return self.gtpo, initial_entropy
 
 
 def right_sum(completions, answer, **kwargs):
@@ -75,7 +143,7 @@ def right_sum(completions, answer, **kwargs):
 
 if __name__ == "__main__":
     parser = TrlParser((GRPOConfig, ModelConfig, GTPOConfig))
-    parser.set_defaults(loss_type="grpo", completion_filter="always")  # Eq. 11: a mean over tokens, then completions
+    parser.set_defaults(loss_type="grpo")  # Eq. 11: a mean over tokens, then completions
     args, model, gtpo = parser.parse_args_and_config()
     loaded = {"revision": model.model_revision, "dtype": model.dtype, "attn_implementation": model.attn_implementation}
     args.model_init_kwargs = loaded | (args.model_init_kwargs or {})

@@ -19,6 +19,8 @@ Installing the package is enough: `algorithm.adv_estimator=gtpo` then works in a
     compute_trajectory_entropy    ⟨H⟩_i (Sec. 4.2)
     entropy_from_logits           the entropy of each token
     compute_gtpo_metrics          what GTPO did to a batch, as numbers to log
+    Completions                   which tokens are whose, where the functions above share one batch
+    GTPORun                       what a run keeps: ⟨H⟩_ini, its record, and how many batches gave no signal
 
 They need torch and numpy. `compute_policy_loss_gtpo`, the loss of Eq. 11, needs verl too. With the names of verl's
 estimators there are `compute_gtpo_outcome_advantage`, and `compute_gtpo_token_advantages` for A_i of another estimator.
@@ -37,16 +39,20 @@ if TYPE_CHECKING:
     from gtpo_verl.algorithm.advantage import compute_gtpo_token_advantages as compute_gtpo_token_advantages
     from gtpo_verl.algorithm.advantage import compute_trajectory_entropy as compute_trajectory_entropy
     from gtpo_verl.algorithm.advantage import entropy_from_logits as entropy_from_logits
+    from gtpo_verl.algorithm.completions import Completions as Completions
     from gtpo_verl.algorithm.config import GTPOConfig as GTPOConfig
     from gtpo_verl.algorithm.conflict import compute_conflict_mask as compute_conflict_mask
     from gtpo_verl.algorithm.conflict import compute_conflict_weights as compute_conflict_weights
     from gtpo_verl.algorithm.conflict import compute_token_weights as compute_token_weights
     from gtpo_verl.algorithm.metrics import compute_gtpo_metrics as compute_gtpo_metrics
+    from gtpo_verl.run_files.gtpo_run import GTPORun as GTPORun
     from gtpo_verl.verl_plugin.loss import compute_policy_loss_gtpo as compute_policy_loss_gtpo
 
 _MODULES = {
+    "Completions": "algorithm.completions",
     "GTPOAdvantage": "algorithm.advantage",
     "GTPOConfig": "algorithm.config",
+    "GTPORun": "run_files.gtpo_run",
     "compute_completion_filter": "algorithm.advantage",
     "compute_conflict_mask": "algorithm.conflict",
     "compute_conflict_weights": "algorithm.conflict",

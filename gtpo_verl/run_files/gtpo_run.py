@@ -14,10 +14,19 @@ logger = logging.getLogger("gtpo_verl")
 
 
 class GTPORun:
-    """GTPO (arXiv:2508.03772) in one run, with checkpoints in `folder`, or in `resumed_from` those that it resumes.
+    """What a run of GTPO (arXiv:2508.03772) keeps from rollout to rollout.
 
-    With `applied=False` another estimator trains, and what GTPO would do is computed but not logged. Raises what
-    `InitialEntropy.known_before` raises.
+    Args:
+        config (GTPOConfig): the run's settings.
+        folder (str): where the record of ⟨H⟩_ini is written, beside the checkpoints.
+        resumed_from (str | None): the folder whose record a resumed run reads; None for a new run.
+        applied (bool): False: another estimator trains, and nothing is logged of what GTPO would do.
+
+    Attributes:
+        initial_entropy (InitialEntropy | None): ⟨H⟩_ini, once it is known.
+
+    Raises:
+        ValueError: the run is resumed, its filter needs ⟨H⟩_ini, and the record is missing or damaged.
     """
 
     def __init__(self, config: GTPOConfig, folder: str, resumed_from: str | None, applied: bool = True):
@@ -36,13 +45,16 @@ class GTPORun:
         return self.initial_entropy.value if self.initial_entropy else None
 
     def measure(self, trajectory_entropy: torch.Tensor, completions: Completions) -> None:
-        """Fix ⟨H⟩_ini, if this is the first rollout of a run that does not know it."""
+        """Fix ⟨H⟩_ini, if this is the first rollout of a run that does not know it: (bs,) ⟨H⟩_i, nats per token."""
         if self.initial_entropy is None and not self._resumed:
             self._fix_initial_entropy(InitialEntropy.measure(trajectory_entropy, completions.lengths, completions.uids))
 
     def check(self, rewards: torch.Tensor, result: GTPOAdvantage) -> None:
-        """Take the (bs,) rewards of a rollout and its advantages, once ⟨H⟩_i are known; raises what `SignalCheck.see`
-        raises."""
+        """Count a rollout without signal, by its (bs,) rewards and what GTPO made of it with its entropies.
+
+        Raises:
+            ValueError: too many rollouts in a row were emptied by the completion filter, or have groups of one.
+        """
         if self._applied:
             self._signal_check.see(rewards, result)
 
