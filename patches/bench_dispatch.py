@@ -1,8 +1,8 @@
-"""What the series costs a step: the dispatch of an estimator, and GTPO's advantages beside GRPO's.
+"""Measure what the series costs a step: the dispatch of an estimator, and GTPO's advantages beside GRPO's.
 
     PYTHONPATH=/path/to/verl python patches/bench_dispatch.py
 
-CPU time of one thread. The dispatch is timed with the estimator itself replaced by nothing.
+The numbers are CPU time of one thread. The dispatch is timed with an estimator that does nothing.
 """
 
 import functools
@@ -16,40 +16,60 @@ from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.ray_trainer import compute_advantage
 
-torch.set_num_threads(1)
-_CALLS = 10_000
+CALLS = 10_000
+DISPATCHED = ("gpg", "rloo_vectorized", "optimal_token_baseline")
+PROMPTS = 1024
+RESPONSES = 8  # to each prompt
+LENGTH = 2048
+SHARED_TOKENS = 20  # at the beginning of every response
 
 
-def dispatch(name: str) -> float:
-    """Microseconds of `compute_advantage` around the estimator of that name."""
-    estimator = core_algos.get_adv_estimator_fn(name)
+def time_dispatch(name: str) -> float:
+    """Return the microseconds that `compute_advantage` takes around the estimator of that name."""
     ones = torch.ones(8, 4)
-    tensors = {key: ones for key in ("token_level_rewards", "response_mask", "old_log_probs", "sum_pi_squared")}
-    data = DataProto.from_dict(tensors, non_tensors={"uid": np.array(list("aabbccdd"), dtype=object)})
-    core_algos.ADV_ESTIMATOR_REGISTRY[name] = functools.wraps(estimator)(lambda **kwargs: (ones, ones))
+    fields = ("token_level_rewards", "response_mask", "old_log_probs", "sum_pi_squared")
+    uids = np.array(list("aabbccdd"), dtype=object)
+    data = DataProto.from_dict({field: ones for field in fields}, non_tensors={"uid": uids})
+
+    # `wraps` keeps the signature, by which verl decides what the estimator gets.
+    @functools.wraps(core_algos.get_adv_estimator_fn(name))
+    def do_nothing(**kwargs):
+        return ones, ones
+
+    core_algos.ADV_ESTIMATOR_REGISTRY[name] = do_nothing
     call = functools.partial(compute_advantage, data, name, config={})
-    times = timeit.repeat(call, number=_CALLS, repeat=5, timer=time.process_time)
-    return min(times) / _CALLS * 1e6
+    seconds = timeit.repeat(call, number=CALLS, repeat=5, timer=time.process_time)
+    return min(seconds) / CALLS * 1e6
 
 
-def advantages(name: str, prompts: int, n: int, length: int) -> float:
-    """Seconds of an estimator on responses of random length that share their first 20 tokens."""
-    mask = (torch.arange(length) < torch.randint(length // 4, length, (prompts * n, 1))).long()
-    rewards = torch.randint(0, 2, (prompts * n, 1)) * (torch.arange(length) == 0.0)
-    responses = torch.randint(20, 150_000, mask.shape)
-    responses[:, :20] = torch.arange(20)
-    index = np.array([f"prompt {i // n}" for i in range(prompts * n)], dtype=object)
-    fields = {}
-    if name == "gtpo":
-        asked = torch.randint(150_000, (prompts, 512)).repeat_interleave(n, 0)
-        fields = {"responses": responses, "entropy": torch.rand(mask.shape), "prompts": asked}
+def time_advantages(name: str) -> float:
+    """Return the seconds that an estimator takes for responses of random length whose beginnings are equal."""
+    rows = PROMPTS * RESPONSES
+    lengths = torch.randint(LENGTH // 4, LENGTH, (rows, 1))
+    response_mask = (torch.arange(LENGTH) < lengths).long()
+
+    # The reward is 0 or 1, on the first token.
+    rewards = torch.zeros(rows, LENGTH)
+    rewards[:, 0] = torch.randint(0, 2, (rows,))
+
+    responses = torch.randint(SHARED_TOKENS, 150_000, (rows, LENGTH))
+    responses[:, :SHARED_TOKENS] = torch.arange(SHARED_TOKENS)
+    index = np.repeat([f"prompt {i}" for i in range(PROMPTS)], RESPONSES).astype(object)
+    prompts = torch.randint(150_000, (PROMPTS, 512)).repeat_interleave(RESPONSES, 0)
+    entropy = torch.rand(rows, LENGTH)
+    fields = {"responses": responses, "entropy": entropy, "prompts": prompts} if name == "gtpo" else {}
+
+    estimator = core_algos.get_adv_estimator_fn(name)
     start = time.process_time()
-    core_algos.get_adv_estimator_fn(name)(rewards.float(), mask, index, config=AlgoConfig(), **fields)
+    estimator(rewards, response_mask, index, config=AlgoConfig(), **fields)
     return time.process_time() - start
 
 
-for name in ("gpg", "rloo_vectorized", "optimal_token_baseline"):
-    print(f"dispatch of {name}: {dispatch(name):.0f} µs")
-for name in ("grpo", "gtpo"):
-    if name in core_algos.ADV_ESTIMATOR_REGISTRY:
-        print(f"{name}, 1024 prompts × 8 responses × 2048 tokens: {advantages(name, 1024, 8, 2048):.2f} s")
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for name in DISPATCHED:
+        print(f"dispatch of {name}: {time_dispatch(name):.0f} µs")
+    for name in ("grpo", "gtpo"):
+        if name in core_algos.ADV_ESTIMATOR_REGISTRY:
+            size = f"{PROMPTS} prompts × {RESPONSES} responses × {LENGTH} tokens"
+            print(f"{name}, {size}: {time_advantages(name):.2f} s")

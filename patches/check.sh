@@ -5,6 +5,7 @@
 #   bash patches/check.sh --quick                   the same without runs of verl's trainer
 #   VERL_MAIN=/path/to/verl bash patches/check.sh   and on what that clone has checked out, with upstream's own checks,
 #                                                   and 0.9.1 with OTB and two more trainers
+#   VERL_RECIPE=/path/to/verl-recipe bash patches/check.sh [--quick]    and the recipe within a copy of that clone
 #
 # Nothing is left behind but .venv and .cache.
 set -euo pipefail
@@ -32,12 +33,19 @@ prepare() {
     tools/bin/pip install --quiet ruff==0.12.2 mypy==1.17.0
     python -m venv recipe-tools # and of verl-recipe's
     recipe-tools/bin/pip install --quiet ruff==0.14.10
-    python -m pip download --quiet --no-deps --no-binary verl --no-build-isolation verl==0.9.1
-    echo "3e03d8816b2546b2c5580705671b8d0bb3f79b8364e7b5c56dbfc1245536ba22  verl-0.9.1.tar.gz" | sha256sum --check
+    for version in 0.9.0 0.9.1; do
+        python -m pip download --quiet --no-deps --no-binary verl --no-build-isolation "verl==$version"
+    done
+    sha256sum --check <<'SUMS'
+41a7ebff5482a94fe1b0311ec48825fcb10123f9420801ca1b8e7e1d122f3f12  verl-0.9.0.tar.gz
+3e03d8816b2546b2c5580705671b8d0bb3f79b8364e7b5c56dbfc1245536ba22  verl-0.9.1.tar.gz
+SUMS
+    mkdir 0.9.0 # which the recipe for verl-recipe names
+    tar --no-same-owner --strip-components 1 -C 0.9.0 -xzf verl-0.9.0.tar.gz
     wait $!
 }
 
-# The verl and its two commits: in $work/$tree as it is, in $work/$tree-patched with the series.
+# The verl and its three commits: in $work/$tree as it is, in $work/$tree-patched with the series.
 apply() {
     cd "$work"
     if [ "$tree" = main ]; then
@@ -62,7 +70,7 @@ apply() {
     done
     first=("$repo"/patches/0001-*.patch)
     [ ! -e verl/trainer/ppo/trainer_utils.py ] || first=("$repo"/patches/after-7237/0001-*.patch)
-    git am --keep-non-patch "${absent[@]}" "${first[@]}" "$repo"/patches/0002-*.patch
+    git am --keep-non-patch "${absent[@]}" "$repo"/patches/0000-*.patch "${first[@]}" "$repo"/patches/0002-*.patch
 }
 
 lint() {
@@ -103,7 +111,7 @@ example() {
     done
 }
 
-# The recipe for verl-recipe, by its rules, on the verl and the plugin that it names.
+# The recipe for verl-recipe, by its rules.
 recipe() {
     cd "$work/$tree"
     "$work/recipe-tools/bin/ruff" check "$repo/patches/verl-recipe"
@@ -116,6 +124,22 @@ recipe() {
             grep "adv_estimator: $adv_estimator"
     done
     PYTHONPATH=$PWD python -m pytest -q -p no:cacheprovider "$repo/patches/verl-recipe/gtpo"
+}
+
+# The recipe in its place: its row in the README, the whole repository's lint, the verl that it installs.
+recipe_repository() {
+    cd "$work"
+    git clone --quiet --shared "$VERL_RECIPE" verl-recipe
+    cd verl-recipe
+    cp -r "$repo/patches/verl-recipe/gtpo" .
+    git apply "$repo/patches/verl-recipe/README.patch"
+    "$work/recipe-tools/bin/ruff" check .
+    "$work/recipe-tools/bin/ruff" format --check .
+    for method in pip git; do
+        bash install_verl.sh --recipe gtpo --method "$method" --show
+    done 2>&1 | tee "$work/install-plan"
+    grep "pip install verl==0.9.0" "$work/install-plan"
+    grep "git checkout '483b8a009ba3a97563edee3a19887e4862b8094a'" "$work/install-plan"
 }
 
 tests() {
@@ -156,16 +180,23 @@ train() { # train NAME MODULE [override…]
         task_dir="$task" trainer.default_local_dir="$out/checkpoints" \
         trainer.total_training_steps=1 actor_rollout_ref.actor.policy_loss.loss_mode=vanilla \
         "${verls_keys[@]}" "${@:3}"
-    # the three metrics of verl's own GTPO, and none of the plugin's
+    # The V1 trainer logs the three metrics of verl's own GTPO, and none of the plugin's.
     python - "$1" "$out/metrics.jsonl" <<'PYTHON'
-import json, sys
-(record,) = map(json.loads, open(sys.argv[2]))
-found = {key: value for key, value in record.items() if key.startswith("gtpo/")}
-if sys.argv[1] == "otb":
-    assert not found and record["critic/advantages/max"] > 0 > record["critic/advantages/min"], record
+import json
+import sys
+
+estimator_and_trainer, log = sys.argv[1:]
+(record,) = map(json.loads, open(log))
+assert record["critic/advantages/max"] > 0 > record["critic/advantages/min"], record
+metrics = {key: value for key, value in record.items() if key.startswith("gtpo/")}
+if estimator_and_trainer == "v1":
+    assert set(metrics) == {"gtpo/conflict/token_frac", "gtpo/entropy/mean", "gtpo/filter/dropped_frac"}, metrics
+    assert metrics["gtpo/conflict/token_frac"] > 0, metrics
 else:
-    assert set(found) == {"gtpo/conflict/token_frac", "gtpo/entropy/mean", "gtpo/filter/dropped_frac"}, found
-    assert found["gtpo/conflict/token_frac"] > 0, found
+    assert not metrics, metrics
+if estimator_and_trainer != "otb":
+    # They differ by the weights of conflict tokens, which no other estimator has.
+    assert record["critic/advantages/mean"] != record["critic/returns/mean"], record
 PYTHON
 }
 train_v1() { train v1 trainer.main_ppo trainer.use_v1=True; }
@@ -184,12 +215,12 @@ train_one_step_off() {
 check() { # check TREE FUNCTION DESCRIPTION
     local start=$SECONDS result=ok log=$work/log-$1-$2
     export tree=$1
-    timeout --kill-after=30 600 bash -euo pipefail -c "$2" >"$log" 2>&1 || result=FAILED
+    timeout --kill-after=30 1800 bash -euo pipefail -c "$2" >"$log" 2>&1 || result=FAILED
     printf '| %-8s | %-62s | %-6s | %4d |\n' "$1" "$3" $result $((SECONDS - start)) | tee -a "$work/rows"
     [ $result = ok ] || { echo "--- $3" && tail -n 60 "$log"; }
     [ $result = ok ]
 }
-export -f prepare apply lint upstream_checks example recipe tests numbers plugin_defers train
+export -f prepare apply lint upstream_checks example recipe recipe_repository tests numbers plugin_defers train
 export -f train_v1 train_otb train_legacy train_one_step_off
 
 check_tree() {
@@ -197,7 +228,7 @@ check_tree() {
     check "$1" lint "ruff and mypy, as upstream configures them"
     [ "$1" != main ] || check "$1" upstream_checks "upstream's own hooks, generated YAML, config and title checks"
     check "$1" example "the example's overrides are keys of the config"
-    check "$1" recipe "so are those of the recipe for verl-recipe"
+    check "$1" recipe "so are those of the recipe for verl-recipe, and its test"
     check "$1" tests "upstream's tests and ours"
     check "$1" numbers "same bits as the plugin, both trainers"
     check "$1" plugin_defers "with the plugin installed too, verl's own serves gtpo"
@@ -217,6 +248,8 @@ check_others() { # `numbers` calls the trainers' functions; on main the legacy o
 
 check "-" prepare "tools, task" || exit 1
 set +e
+check 0.9.0 recipe "the overrides and the test of the recipe, on the verl that it names"
+[ -z "${VERL_RECIPE:-}" ] || check recipe recipe_repository "the recipe in a clone of verl-recipe"
 if [ -z "${VERL_MAIN:-}" ]; then
     check_tree 0.9.1 &
 else

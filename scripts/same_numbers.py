@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/helpers"))
-from harness.stages import STAGES, LegacyStage, Rows, padded  # noqa: E402
+from harness.stages import STAGES, Rows, padded  # noqa: E402
 
 ROWS, LENGTH, PADDING = 40, 48, 3
 # All of these batches start below ln 2. So the defaults filter, whether GTPO measures that or takes it for granted.
@@ -125,12 +125,11 @@ def compute(path: str, trainer: str) -> None:
     import verl
     from verl.trainer.ppo.core_algos import AdvantageEstimator, get_adv_estimator_fn
 
-    LegacyStage.keeps_entropy = "GTPO" in AdvantageEstimator.__members__  # a patched verl
     numbers: dict[str, Any] = {
         f"advantages {gtpo}": advantages(trainer, gtpo, seed) for seed, gtpo in enumerate(SETTINGS)
     }
-    # That one trains with vanilla, which is the same at ratio 1, before the first update of a rollout.
-    loss_mode = "vanilla" if LegacyStage.keeps_entropy else "gtpo"
+    # A patched verl trains with vanilla, which is the same at ratio 1, before the first update of a rollout.
+    loss_mode = "vanilla" if "GTPO" in AdvantageEstimator.__members__ else "gtpo"
     numbers["loss at ratio 1"] = losses(loss_mode, spread=0.0, seed=0)
     if loss_mode == "gtpo":
         numbers["loss"] = losses(loss_mode, spread=0.5, seed=0)

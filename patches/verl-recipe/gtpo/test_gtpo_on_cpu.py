@@ -6,15 +6,23 @@ from gtpo_verl import compute_gtpo_token_advantages
 
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
 
-GOOD, BAD = [5, 6, 7, 9], [5, 6, 8, 9]  # which share their first two tokens and their last
+# They share their first two tokens and their last.
+GOOD = [5, 6, 7, 9]
+BAD = [5, 6, 8, 9]
 
 
 def advantages(entropy):
-    signs, responses = torch.tensor([1.0, -1.0]), torch.tensor([GOOD, BAD])
-    mask, entropies = torch.ones_like(responses), torch.full(responses.shape, entropy)
-    return compute_gtpo_token_advantages(
-        signs, ["prompt", "prompt"], responses, mask, entropies, initial_entropy=0.3
-    ).advantages
+    """Token advantages of the two responses, whose tokens all have this entropy in nats."""
+    responses = torch.tensor([GOOD, BAD])
+    result = compute_gtpo_token_advantages(
+        torch.tensor([1.0, -1.0]),
+        ["prompt", "prompt"],
+        responses,
+        torch.ones_like(responses),
+        torch.full(responses.shape, entropy),
+        initial_entropy=0.3,
+    )
+    return result.advantages
 
 
 def test_verl_has_the_estimator_and_its_loss():

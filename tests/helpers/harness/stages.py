@@ -136,8 +136,6 @@ class LegacyStage(Stage):
     """What the legacy trainer's `fit` calls, on padded rows behind their prompts."""
 
     trainer_class = ray_trainer.RayPPOTrainer
-    keeps_entropy = False
-    """Whether `fit` leaves the entropy in the batch, as that of a patched verl does (patches/)."""
 
     def output_of_the_workers(self, _: Any) -> TensorDict:
         """An engine returns its value for a token at the position before it."""
@@ -175,10 +173,8 @@ class LegacyStage(Stage):
         data = self.data(order)
         self.trainer.actor_rollout_wg = SimpleNamespace(compute_log_prob=self.output_of_the_workers)
         old_log_prob, _ = self.trainer._compute_old_log_prob(data)
-        entropy = old_log_prob.batch.pop("entropys")
+        old_log_prob.batch.pop("entropys")
         data = data.union(old_log_prob)
-        if self.keeps_entropy:
-            data.batch["entropy"] = entropy
         rewards = padded([self.rows["rm_scores"][i] for i in self.order])
         data.batch["token_level_rewards"] = data.batch["token_level_scores"] = rewards
         if "rollout_log_probs" in self.rows:
