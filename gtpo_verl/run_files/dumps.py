@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-SCHEMA_VERSION, HEADER_NAME, STEP_FILES = 2, "gtpo_dump.json", "step_*.jsonl"
-"""Of a token dump, which `verl_plugin.token_dump` writes and `tools.rollouts` reads without verl."""
+# Of a token dump, which `verl_plugin.token_dump` writes and `tools.rollouts` reads without verl.
+SCHEMA_VERSION = 2
+HEADER_NAME = "gtpo_dump.json"
+STEP_FILES = "step_*.jsonl"
 
 _LINE = 1 << 26  # bytes, of which a completion of 128k tokens takes a fifth
 _BRACKETS = 1 << 20  # of a line; an empty list takes 2 bytes there and 64 in memory
@@ -30,7 +32,9 @@ def read_lines(
     lines = []
     size = 0
     with path.open("rb") as file:
-        for number, line in enumerate(iter(lambda: file.readline(_LINE), b""), start=1):
+        number = 0
+        while line := file.readline(_LINE):
+            number += 1
             try:
                 if len(line) == _LINE:
                     raise ValueError(f"it is longer than {_LINE >> 20} MB")
@@ -38,8 +42,8 @@ def read_lines(
                     raise ValueError(f"it has more than {_BRACKETS:,} brackets")
                 lines.append(check(json.loads(line)))
             except (KeyError, RecursionError, TypeError, ValueError) as error:
-                said = error if type(error) is ValueError else repr(error)
-                raise ValueError(f"{path}:{number} is not a line of a {of} ({said})") from error
+                reason = str(error) if type(error) is ValueError else repr(error)
+                raise ValueError(f"{path}:{number} is not a line of a {of} ({reason})") from error
             size += len(line)
             if most is not None and size > most:
                 break
@@ -55,12 +59,19 @@ def last_outputs(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any
         rows: of verl's rollouts or validation. The `uid` of the V1 trainer is `{group}_{session}_{output}`; the legacy
             trainer writes none, and there each row is a session and rows with one `input` are a group.
     """
+    # Of each group and session the number of its last output so far, and that output.
     groups: dict[str, dict[int, tuple[int, dict[str, Any]]]] = {}
     for number, row in enumerate(rows):
-        group, session, output = row.get("uid", row["input"]), number, 0
-        if key := re.fullmatch(r"(.+)_(\d+)_(\d+)", row.get("uid", "")):
+        key = re.fullmatch(r"(.+)_(\d+)_(\d+)", row.get("uid", ""))
+        if key:
             group, session, output = key[1], int(key[2]), int(key[3])
+        else:
+            group, session, output = row.get("uid", row["input"]), number, 0
         sessions = groups.setdefault(group, {})
         if session not in sessions or output >= sessions[session][0]:
             sessions[session] = output, row
-    return {group: [row for _, (_, row) in sorted(sessions.items())] for group, sessions in groups.items()}
+
+    last: dict[str, list[dict[str, Any]]] = {}
+    for group, sessions in groups.items():
+        last[group] = [sessions[session][1] for session in sorted(sessions)]
+    return last
