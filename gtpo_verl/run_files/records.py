@@ -21,8 +21,10 @@ def read_record(path: Path, *keys: str) -> dict[str, Any]:
     except (RecursionError, ValueError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}): restore or remove it") from error
     if not isinstance(record, dict) or not record.keys() >= set(keys):
-        wanted = f"an object with {', '.join(keys)}" if keys else "an object"
-        raise ValueError(f"{path} is corrupt, expected {wanted}: restore or remove it")
+        expected = "an object"
+        if keys:
+            expected += f" with {', '.join(keys)}"
+        raise ValueError(f"{path} is corrupt, expected {expected}: restore or remove it")
     return record
 
 
@@ -46,11 +48,18 @@ def atomic_write(path: Path, content: str | bytes) -> None:
 
 def nearest_existing(path: Path) -> Path:
     """Return the path, or the first folder above it that is there."""
-    return next(x for x in (path.absolute(), *path.absolute().parents) if x.exists())
+    folder = path.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return folder
 
 
 def differences(before: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
     """Return the settings that had another value, one line each."""
-    keys = dict.fromkeys([*settings, *before])
-    pairs = ((key, settings.get(key, "unset"), before.get(key, "unset")) for key in keys)
-    return [f"{key}={now}, was {then}" for key, now, then in pairs if now != then]
+    changed = []
+    for key in dict.fromkeys([*settings, *before]):  # each once, the present ones first
+        now = settings.get(key, "unset")
+        then = before.get(key, "unset")
+        if now != then:
+            changed.append(f"{key}={now}, was {then}")
+    return changed
