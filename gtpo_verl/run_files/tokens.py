@@ -23,10 +23,13 @@ def load_tokenizer(name: str) -> "Tokenizer":
     if not is_path:
         print(f"{name} is no folder here: asking the Hugging Face Hub", file=sys.stderr)
     try:
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json")) if is_path else Tokenizer.from_pretrained(name)
+        if is_path:
+            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        else:
+            tokenizer = Tokenizer.from_pretrained(name)
     except ImportError:
         raise
-    except Exception as error:  # of no narrower class
+    except Exception as error:  # tokenizers raises no narrower class
         remedy = "give --tokenizer a Hub name, or a folder with a tokenizer.json, as save_pretrained writes it"
         raise ValueError(f"no tokenizer {name} ({error}): {remedy}") from error
     tokenizer.no_truncation()
@@ -40,7 +43,10 @@ def eos_ids(*sources: Any) -> list[int]:
     ids: set[int] = set()
     for source in sources:
         eos = getattr(source, "eos_token_id", None)
-        ids.update([eos] if isinstance(eos, int) else eos or ())
+        if isinstance(eos, int):
+            ids.add(eos)
+        elif eos is not None:
+            ids.update(eos)
     return sorted(ids)
 
 
@@ -50,9 +56,9 @@ def words_of(completion: Mapping[str, Any], tokenizer: "Tokenizer") -> dict[str,
     It has ended if the last of the model's own tokens is a special one.
     """
     special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    own = [*compress(completion["token_ids"], completion["response_mask"])]
+    models_own = list(compress(completion["token_ids"], completion["response_mask"]))
     return {
-        "ended": bool(own) and own[-1] in special,
+        "ended": bool(models_own) and models_own[-1] in special,
         "prompt": tokenizer.decode(completion["prompt_ids"], skip_special_tokens=False),
         "token_strings": spell(tokenizer, completion["token_ids"]),
     }
@@ -65,15 +71,23 @@ def spell(tokenizer: "Tokenizer", ids: Sequence[int]) -> list[str]:
     no character become U+FFFD, and a token that the tokenizer lacks `<id>`.
     """
     words: list[str] = []
-    last = start = 0  # of the tokens of the last whole text, and of those that are none yet
+    # ids[last_start:start] is the last piece of text that was whole, ids[start:] what is being put together.
+    last_start = 0
+    start = 0
     for t, token in enumerate(ids):
         # What is before decides whether a space that some vocabularies put before a word is written.
-        context = ids[last:start]
+        context = ids[last_start:start]
         before = tokenizer.decode(context, skip_special_tokens=False)
         text = tokenizer.decode([*context, *ids[start : t + 1]], skip_special_tokens=False)[len(before) :]
-        if text.endswith("\N{REPLACEMENT CHARACTER}") and t - start < _CHARACTER - 1 and t < len(ids) - 1:
+
+        # The token may hold the first bytes of a character of which the next one has the others.
+        may_go_on = t - start < _CHARACTER - 1 and t < len(ids) - 1
+        if text.endswith("\N{REPLACEMENT CHARACTER}") and may_go_on:
             words.append("")
             continue
-        words.append(text if tokenizer.id_to_token(token) is not None else f"<{token}>")
-        last, start = start, t + 1
+
+        is_known = tokenizer.id_to_token(token) is not None
+        words.append(text if is_known else f"<{token}>")
+        last_start = start
+        start = t + 1
     return words
