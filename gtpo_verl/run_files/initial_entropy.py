@@ -34,32 +34,45 @@ class InitialEntropy:
 
     @classmethod
     def measure(cls, entropy: torch.Tensor, lengths: torch.Tensor, index: Iterable[Hashable]) -> "InitialEntropy":
-        """Measure from (bs,) trajectory entropies of rollouts of the untrained policy; rows of length 0 do not count. A
-        ValueError if there are no others."""
+        """Measure from (bs,) trajectory entropies of rollouts of the untrained policy; rows of length 0 do not count.
+
+        Raises:
+            ValueError: there are no other rows.
+        """
         values = entropy[lengths > 0].double()
         if len(values) == 0:
             raise ValueError("the initial entropy cannot be measured: no completion has a token")
         prompts = {uid for uid, length in zip(index, lengths.tolist(), strict=True) if length}
-        return cls(values.mean().item(), values.std(correction=0).item(), len(values), len(prompts))
+        return cls(
+            value=values.mean().item(),
+            std=values.std(correction=0).item(),
+            completions=len(values),
+            prompts=len(prompts),
+        )
 
     def may_be_chance(self, config: GTPOConfig) -> bool:
-        """Whether other prompts might decide otherwise: there are few, and the value is near the threshold.
+        """Return whether other prompts might decide otherwise: there are few, and the value is near the threshold.
 
         Of one prompt each, Llama-3.1-8B on MATH starts at 0.90 or at 0.48 nats.
         """
-        near = config.entropy_threshold / 2 < self.value < 2 * config.entropy_threshold
-        return config.completion_filter == "auto" and 0 < self.prompts < 16 and near
+        is_near = config.entropy_threshold / 2 < self.value < 2 * config.entropy_threshold
+        has_few_prompts = 0 < self.prompts < 16  # 0 where the value was set
+        return config.completion_filter == "auto" and has_few_prompts and is_near
 
     def decision(self, config: GTPOConfig) -> str:
-        """Whether completions are filtered, and the numbers by which that is decided, in one line."""
-        state, below = "on" if config.filter_is_active(self.value) else "off", self.value < config.entropy_threshold
-        numbers = f"{self.value:.3f} {'<' if below else '>='} {config.entropy_threshold:.3f} nats"
+        """Return whether completions are filtered, and the numbers by which that is decided, in one line."""
         key = f"{config.section}.initial_entropy"
-        source = f"{self.completions} completions of {self.prompts} prompts" if self.completions else f"set as {key}"
-        said = f"completion filter {state}: {numbers}, {source}, completion_filter={config.completion_filter}"
+        state = "on" if config.filter_is_active(self.value) else "off"
+        relation = "<" if self.value < config.entropy_threshold else ">="
+        numbers = f"{self.value:.3f} {relation} {config.entropy_threshold:.3f} nats"
+        if self.completions:
+            source = f"{self.completions} completions of {self.prompts} prompts"
+        else:
+            source = f"set as {key}"
+        line = f"completion filter {state}: {numbers}, {source}, completion_filter={config.completion_filter}"
         if self.may_be_chance(config):
-            said += f". Other prompts might decide otherwise: set {key} to what `gtpo-verl initial-entropy` measures"
-        return said
+            line += f". Other prompts might decide otherwise: set {key} to what `gtpo-verl initial-entropy` measures"
+        return line
 
     @staticmethod
     def path(folder: str | Path) -> Path:
@@ -67,11 +80,15 @@ class InitialEntropy:
         return Path(folder) / _FILE_NAME
 
     def save(self, folder: str | Path, config: GTPOConfig) -> Path | None:
-        """Write the record, and the settings that it is used with, into the folder of the checkpoints; None where
-        that fails, with a warning that says what a resumed run then needs."""
+        """Write the record, and the settings that it is used with, into the folder of the checkpoints.
+
+        Returns:
+            The file; None where writing fails, with a warning that says what a resumed run then needs.
+        """
         path = self.path(folder)
+        record = asdict(self) | {_SETTINGS: asdict(config)}
         try:
-            atomic_write(path, json.dumps(asdict(self) | {_SETTINGS: asdict(config)}, indent=2) + "\n")
+            atomic_write(path, json.dumps(record, indent=2) + "\n")
         except OSError as error:
             needs = f"to resume the run, set {config.section}.initial_entropy={self.value}"
             logger.warning("GTPO: the initial entropy is not recorded (%s); %s", error, needs)
@@ -82,14 +99,18 @@ class InitialEntropy:
     def known_before(cls, config: GTPOConfig, resumed_from: str | Path | None) -> "InitialEntropy | None":
         """Return what a run knows of its initial entropy before its first batch; None: to be measured, or not needed.
 
-        `resumed_from` is the folder of the record, if the run is resumed; None if it is new.
+        Args:
+            config: the run's.
+            resumed_from: the folder of the record, if the run is resumed; None if it is new.
 
         Raises:
             ValueError: the run is resumed, the filter needs the initial entropy, and its record is missing or damaged.
         """
         if config.initial_entropy is not None:
             return cls(config.initial_entropy)
-        if resumed_from is None or not (config.measures_initial_entropy or cls.path(resumed_from).exists()):
+        if resumed_from is None:
+            return None
+        if not config.measures_initial_entropy and not cls.path(resumed_from).exists():
             return None
         try:
             return cls.load(resumed_from, config.section)
@@ -101,8 +122,15 @@ class InitialEntropy:
 
     @classmethod
     def load(cls, folder: str | Path, section: str = GTPOConfig.section) -> "InitialEntropy":
-        """Read the record of a run that is resumed; a ValueError if it is missing or damaged. `section` is where the
-        run's config has GTPO's keys."""
+        """Read the record of a run that is resumed.
+
+        Args:
+            folder: of the checkpoints.
+            section: where the run's config has GTPO's keys, for messages.
+
+        Raises:
+            ValueError: the record is missing or damaged.
+        """
         path = cls.path(folder)
         remedy = (
             f"set {section}.initial_entropy (nats per token) to the value that the run logged at its first step or, "
@@ -112,7 +140,9 @@ class InitialEntropy:
         if not path.is_file():
             raise ValueError(f"this run is resumed, but {path} with its initial entropy is missing; {remedy}")
         try:
-            record = cls(**{key: value for key, value in read_record(path).items() if key != _SETTINGS})
+            fields = read_record(path)
+            fields.pop(_SETTINGS, None)
+            record = cls(**fields)
             if not (math.isfinite(record.value) and record.value >= 0):
                 raise ValueError(f"value={record.value}")
         except (TypeError, ValueError) as error:
@@ -121,11 +151,18 @@ class InitialEntropy:
 
 
 def changed_settings(folder: str | Path, config: GTPOConfig) -> list[str]:
-    """Return the keys that had another value in the run with these checkpoints, one line each; a ValueError if the
-    record of that run is damaged."""
+    """Return the keys that had another value in the run with these checkpoints, one line each.
+
+    Raises:
+        ValueError: the record of that run is damaged.
+    """
     path = InitialEntropy.path(folder)
     before = read_record(path).get(_SETTINGS, {}) if path.exists() else {}
     if not isinstance(before, dict):
         raise ValueError(f"{path} must have an object {_SETTINGS}: restore or remove it")
-    kept = {key: value for key, value in asdict(config).items() if key in before and not key.startswith("dump_")}
-    return [f"{config.section}.{changed}" for changed in differences({key: before[key] for key in kept}, kept)]
+
+    # A key that the earlier version did not have is no change, and a dump changes nothing.
+    present = asdict(config)
+    keys = [key for key in present if key in before and not key.startswith("dump_")]
+    changes = differences({key: before[key] for key in keys}, {key: present[key] for key in keys})
+    return [f"{config.section}.{change}" for change in changes]
