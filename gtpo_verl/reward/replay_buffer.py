@@ -13,6 +13,7 @@ nothing of `algorithm.filter_groups`; this one reads it itself.
 """
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from statistics import fmean
 from types import SimpleNamespace
@@ -34,7 +35,9 @@ from gtpo_verl.run_files.tokens import eos_ids
 
 # verl looks for finished completions every 2 s, which one prompt per step would wait for in each of 7,473 steps. A look
 # takes TransferQueue 2.5 µs per completion; more often than this it would have little time for anything else.
-_SHORTEST_POLL_S, _POLL_S_PER_COMPLETION = 0.02, 5e-5
+_SHORTEST_POLL_S = 0.02
+_POLL_S_PER_COMPLETION = 5e-5
+_LONGEST_POLL_S = 2.0  # verl's
 # Completions, evenly chosen, whose repetition is measured: a quarter of a second for 2,000 tokens each.
 _REPETITION_OF = 256
 
@@ -48,7 +51,7 @@ class _RewardMetrics:
         super().__init__(sampler_kwargs=sampler_kwargs, **_settings(config) | kwargs)  # type: ignore[call-arg]
 
     def sample(self, *args: Any, **kwargs: Any) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """verl's batch; its metrics, and ours."""
+        """Return verl's batch, and its metrics with ours."""
         batch, metrics = super().sample(*args, **kwargs)  # type: ignore[misc]
         if batch.partition_id == "train":
             metrics.update(self._completion_metrics(batch))
@@ -57,44 +60,82 @@ class _RewardMetrics:
     def _completion_metrics(self, batch: KVBatchMeta) -> dict[str, float]:
         fields = ["responses", "extra_fields"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        offsets, tokens = data["responses"].offsets(), data["responses"].values()
+        # Completions lie behind each other in one tensor of tokens.
+        tokens = data["responses"].values()
+        offsets = data["responses"].offsets()
         lengths = offsets.diff()
-        ended = torch.isin(tokens[offsets[1:] - 1], self._eos_token_ids) & (lengths > 0)
-        values: dict[str, list[float]] = defaultdict(list)
-        groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for row, extra, has_ended in zip(batch.keys, data["extra_fields"], ended.tolist(), strict=True):
-            # A reward function may leave anything in its dict; what is no number is not averaged.
-            said = getattr(extra, "data", extra).get("reward_extra_info") or {}
-            scores = {key: number for key, value in said.items() if (number := _number(value)) is not None}
-            if scores.keys() == {"acc"}:  # where verl puts a reward that is no dict
-                scores = {"score": scores["acc"]}
-            groups[row.rsplit("_", 2)[0]].append(scores)  # {uid}_{session}_{output}
-            for key, number in scores.items():
-                # A text that is cut off cannot be strictly well formed, whatever it says so far.
-                values[key].append(number if has_ended or key != "strict" else 0.0)
-        metrics = {f"reward/{key}/mean": sum(numbers) / len(numbers) for key, numbers in values.items()}
-        if all("score" in scores for group in groups.values() for scores in group):
-            metrics["group/zero_std_frac"], none_right = group_shares(groups.values(), "score", "acc")
-            metrics |= {} if none_right is None else {"group/none_right_frac": none_right}
-        metrics["completion/eos_rate"] = ended.float().mean().item()
-        completions = tokens.tensor_split(offsets[1:-1])[:: 1 + (len(lengths) - 1) // _REPETITION_OF]
+        has_ended = torch.isin(tokens[offsets[1:] - 1], self._eos_token_ids) & (lengths > 0)
+
+        scores = [_scores(extra_fields) for extra_fields in data["extra_fields"]]
+        metrics = _reward_metrics(scores, has_ended.tolist())
+        metrics |= _group_metrics(batch.keys, scores)
+
+        metrics["completion/eos_rate"] = has_ended.float().mean().item()
+        every = 1 + (len(lengths) - 1) // _REPETITION_OF
+        completions = tokens.tensor_split(offsets[1:-1])[::every]
         metrics["completion/repetition/mean"] = fmean(repetition(completion.numpy()) for completion in completions)
         metrics["completion/length/mean"] = lengths.float().mean().item()
         return metrics
 
 
+def _scores(extra_fields: Any) -> dict[str, float]:
+    """Return the numbers that the reward function returned for a completion."""
+    # A reward function may leave anything in its dict; what is no number is not averaged.
+    returned = getattr(extra_fields, "data", extra_fields).get("reward_extra_info") or {}
+    scores = {}
+    for key, value in returned.items():
+        number = _number(value)
+        if number is not None:
+            scores[key] = number
+    if scores.keys() == {"acc"}:  # where verl puts a reward that is no dict
+        return {"score": scores["acc"]}
+    return scores
+
+
 def _number(value: Any) -> float | None:
+    if not isinstance(value, int | float | np.number | np.bool_):
+        return None
     try:
-        return float(value) if isinstance(value, int | float | np.number | np.bool_) else None
+        return float(value)
     except OverflowError:
         return None
 
 
+def _reward_metrics(scores: Sequence[Mapping[str, float]], has_ended: Sequence[bool]) -> dict[str, float]:
+    """Return the mean of each number that the reward function returned."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for numbers, ended in zip(scores, has_ended, strict=True):
+        for key, number in numbers.items():
+            # A text that is cut off cannot be strictly well formed, whatever it says so far.
+            counts = ended or key != "strict"
+            values[key].append(number if counts else 0.0)
+    return {f"reward/{key}/mean": sum(numbers) / len(numbers) for key, numbers in values.items()}
+
+
+def _group_metrics(keys: Sequence[str], scores: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return the share of groups with equal scores, and that of the others without a right answer."""
+    if not all("score" in numbers for numbers in scores):
+        return {}
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for key, numbers in zip(keys, scores, strict=True):
+        uid, _session, _output = key.rsplit("_", 2)
+        groups[uid].append(numbers)
+    zero_std, none_right = group_shares(groups.values(), "score", "acc")
+    metrics = {"group/zero_std_frac": zero_std}
+    if none_right is not None:
+        metrics["group/none_right_frac"] = none_right
+    return metrics
+
+
 def RewardMetricsReplayBuffer(*, trainer_mode: str, **kwargs: Any) -> ReplayBuffer:
-    """verl's buffer of its `trainer.v1.trainer_mode`, with the metrics above; the async one drops stale groups or waits
-    for them. Raises what verl raises if groups cannot be filtered."""
-    verls = ReplayBuffer if trainer_mode == "sync" else ReplayBufferAsync
-    return type("RewardMetricsReplayBuffer", (_RewardMetrics, verls), {})(trainer_mode=trainer_mode, **kwargs)
+    """Return verl's buffer of its `trainer.v1.trainer_mode`, with the metrics above.
+
+    The buffer of the async modes drops stale groups or waits for them. Raises what verl raises if groups cannot be
+    filtered.
+    """
+    base = ReplayBuffer if trainer_mode == "sync" else ReplayBufferAsync
+    buffer = type("RewardMetricsReplayBuffer", (_RewardMetrics, base), {})
+    return buffer(trainer_mode=trainer_mode, **kwargs)
 
 
 def eos_token_ids(model: DictConfig) -> torch.Tensor:
@@ -111,16 +152,21 @@ def eos_token_ids(model: DictConfig) -> torch.Tensor:
 
 
 def _settings(config: Any) -> dict[str, Any]:
-    """Seconds between two looks for the completions of a step, verl's own at 40,000 of them; and what verl gives its
-    own buffers, so that they replace groups that are filtered or failed."""
+    """Return how often to look for the completions of a step, and what verl gives its own buffers.
+
+    The latter lets them replace groups that are filtered or failed. 40,000 completions are looked for as often as verl
+    does.
+    """
     metric = PPOTrainer._resolve_filter_groups_metric(SimpleNamespace(config=config))  # type: ignore[arg-type]
     completions = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
-    settings: dict[str, Any] = {"poll_interval": min(2.0, max(_SHORTEST_POLL_S, _POLL_S_PER_COMPLETION * completions))}
+    poll_s = max(_SHORTEST_POLL_S, _POLL_S_PER_COMPLETION * completions)
+    settings: dict[str, Any] = {"poll_interval": min(_LONGEST_POLL_S, poll_s)}
     if metric:
         settings["filter_groups_metric"] = metric
         settings["max_inflight_gen_batches"] = config.algorithm.filter_groups.get("max_inflight_gen_batches", 1)
     refills = bool(OmegaConf.select(config, "trainer.v1.sampler.sync_refill_failed_groups"))
     if metric or refills:
-        settings |= {"train_batch_size": config.data.train_batch_size, "gen_batch_size": 1}
+        settings["train_batch_size"] = config.data.train_batch_size
+        settings["gen_batch_size"] = 1
         settings["sync_refill_failed_groups"] = refills
     return settings
