@@ -61,12 +61,14 @@ def compute_score(
             f"reward_model.ground_truth must be text of 1 to {MAX_ANSWER_CHARS} characters, got {ground_truth!r} "
             f"(data_source={data_source!r}): correct or drop the row in the dataset"
         )
-    answer, timeout = extract_answer(solution_str), False
+    answer = extract_answer(solution_str)
+    timeout = False
     try:
         correct = is_equal(ground_truth, answer)
     except TimeoutError as error:
         logger.warning("%s", error)
-        correct, timeout = False, True
+        correct = False
+        timeout = True
     format_reward = compute_format_reward(solution_str)
     return {
         "score": format_reward + 10.0 * correct,
@@ -79,13 +81,15 @@ def compute_score(
 
 
 def compute_format_reward(solution_str: str) -> float:
-    """10 if all four ``TAGS`` occur in the completion, 1 if only some do, 0 if none does (App. 8.2)."""
-    present = sum(tag in solution_str for tag in TAGS)
-    return 10.0 if present == len(TAGS) else 1.0 if present else 0.0
+    """Return 10 if all four ``TAGS`` occur in the completion, 1 if only some do, 0 if none does (App. 8.2)."""
+    present = [tag for tag in TAGS if tag in solution_str]
+    if len(present) == len(TAGS):
+        return 10.0
+    return 1.0 if present else 0.0
 
 
 def is_strict(solution_str: str) -> bool:
-    """Whether the completion is ``<reasoning>...</reasoning>`` then ``<answer>...</answer>``, each tag once.
+    """Return whether the completion is ``<reasoning>...</reasoning>`` then ``<answer>...</answer>``, each tag once.
 
     Whitespace around the two blocks is allowed, other text is not. The paper does not reward this; it shows the loss of
     a completion's end, which ``compute_format_reward`` does not see.
@@ -95,9 +99,13 @@ def is_strict(solution_str: str) -> bool:
 
 
 def extract_answer(solution_str: str) -> str:
-    """Content of the last complete ``<answer>...</answer>`` pair, stripped; "" if there is none or it is too long."""
-    _, opening, rest = solution_str.rpartition("</answer>")[0].rpartition("<answer>")
-    answer = rest.partition("</answer>")[0].strip() if opening else ""
+    """Return what the last complete ``<answer>...</answer>`` pair holds, stripped; "" without one, or if it is long."""
+    before_last_closing, _, _ = solution_str.rpartition("</answer>")
+    _, opening, rest = before_last_closing.rpartition("<answer>")
+    if not opening:
+        return ""
+    answer, _, _ = rest.partition("</answer>")
+    answer = answer.strip()
     return answer if len(answer) <= MAX_ANSWER_CHARS else ""
 
 
@@ -111,34 +119,45 @@ def canonicalize(answer: str) -> str:
 
 
 def is_equal(ground_truth: str, answer: str) -> bool:
-    """Whether two answers are equal by math-verify, asking it only where spelling and integers do not decide.
+    """Return whether two answers are equal by math-verify, asking it only where spelling and integers do not decide.
 
     Raises:
         TimeoutError: if math-verify gave no verdict: it ran out of time, or its process was killed.
         RuntimeError: if the math-verify process cannot start.
     """
-    gold, pred = _clean(ground_truth), _clean(answer)
-    if not pred or _spelling(gold) == _spelling(pred):
-        return pred != ""
-    numbers = _parse_number(gold), _parse_number(pred)
+    gold = _clean(ground_truth)
+    pred = _clean(answer)
+    if not pred:
+        return False
+    if _spelling(gold) == _spelling(pred):
+        return True
+    numbers = (_parse_number(gold), _parse_number(pred))
     if all(number is not None and number.denominator == 1 for number in numbers):
         return False
     return _is_well_nested(pred) and _math_verify.is_equal(gold, pred)
 
 
 def closing_brace(text: str, start: int) -> int:
-    """Index of the ``}`` that closes the ``{`` at ``text[start]``, or -1; ``\\{`` and ``\\}`` are not braces."""
+    """Return the index of the ``}`` that closes the ``{`` at ``text[start]``, or -1.
+
+    ``\\{`` and ``\\}`` are not braces.
+    """
     depth = 0
     for match in _BRACE.finditer(text, start):
-        depth += {"{": 1, "}": -1}.get(match.group(), 0)
+        if match.group() == "{":
+            depth += 1
+        elif match.group() == "}":
+            depth -= 1
         if depth == 0:
             return match.start()
     return -1
 
 
 _STRICT = re.compile(r"\s*<reasoning>.*</reasoning>\s*<answer>.*</answer>\s*", re.DOTALL)
+# A brace, or an escaped character, which is no brace whatever it is.
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _BRACKET = re.compile(r"\\[{}]|[()\[\]{}]")
+# A command of LaTeX: letters, as in \frac, or one other character, as in \% and "\ ".
 _CONTROL_SEQUENCE = re.compile(r"\\(?:[A-Za-z]+|.)")
 _PLAIN_SPELLING = {
     **dict.fromkeys((r"\!", r"\left", r"\right", r"\$"), ""),
@@ -148,13 +167,30 @@ _PLAIN_SPELLING = {
     r"\%": "%",
 }
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"))
-_PLAIN_SYMBOLS = ((r"(?<![\\A-Za-z])pi\b", r"\\pi"), ("∞", r"\\infty "), ("∪", r"\\cup "))
+# A box around the whole answer, \boxed{5} or \fbox{5}, up to its brace.
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
+# A dash in the place of a minus sign: "–5", "–$5", "–\frac12".
+_DASH_AS_MINUS = re.compile(r"^\u2013(?=[0-9.\\$])")
+# A separator of thousands as LaTeX writes it, before three digits: "1,\!000", "1\,000", "1{,}000".
+_THOUSANDS = re.compile(r"(?<=[0-9])(?:,?\\[,!]\s*|\{,\})(?=[0-9]{3}(?![0-9]))")
+# "pi" as a word, neither a command already (\pi) nor the end of one ("api").
+_PI = re.compile(r"(?<![\\A-Za-z])pi\b")
+# A root without LaTeX, of what stands in braces or parentheses, or of one number or letter: "√2", "sqrt(x+1)", " √{3}".
 _ROOT = re.compile(r" ?(?:√|(?<![\\A-Za-z])sqrt)\s*(?:\{([^{}]+)\}|\(([^()]+)\)|([0-9]+(?:\.[0-9]+)?|[A-Za-z]))")
+# One dollar sign, of a currency: before a number, behind its sign ("-$5"), or behind all ("5$").
+_CURRENCY = re.compile(r"^([-+]?)\s*\$\s*(?=[0-9.])|\$$")
+# "1,234.5", "1234.", ".5", with a sign or without.
 _NUMBER = r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 _DECIMAL = re.compile(_NUMBER)
+# Text within mathematics around the whole answer, \text{yes}, up to its brace.
+_TEXT = re.compile(r"\\text\s*(?=\{)")
+# A symbol with the spaces around it; letters, digits and commands of LaTeX keep theirs.
+_SPACE_AROUND_SYMBOL = re.compile(r"\s*([^\w\s\\])\s*")
+# \frac{1}{2}, \frac12 and 1/2.
 _FRACTION = re.compile(
     r"(?P<sign>[-+]?)\s*(?:\\frac\s*(?:\{\s*(-?[0-9]+)\s*\}|([0-9]))\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))|([0-9]+)\s*/\s*([0-9]+))"
 )
+# "1 1/2", which is 3/2.
 _MIXED_NUMBER = re.compile(r"([-+]?)([0-9]+) ([0-9]+) ?/ ?([0-9]+)")
 # "18 dollars", "5\text{ cm}", "90^\circ", "50%". A word that changes the number ("3 pi") is left to math-verify.
 _WORDS = r"[A-Za-z]{2,}(?:[ /.-]+[A-Za-z]+)*"
@@ -162,7 +198,10 @@ _QUANTITY = re.compile(
     rf"({_NUMBER}(?:/[0-9]+)?)\s*(?:%|\^\s*(?:\\circ|\{{\\circ\}})|-?\s*({_WORDS})|\\text\s*\{{\s*({_WORDS})[ .]*\}})"
 )
 _LENGTHS = r"(?:[kcdm]m|in|inch(?:es)?|ft|f(?:oo|ee)t|yd|yards?|mi|miles?|(?:kilo|centi|milli)?met(?:er|re)s?|units?)"
+# The exponent of a unit at the end, behind the unit: "5 cm^2", "5\text{ cm}^{3}".
 _POWER_OF_UNIT = re.compile(rf"([0-9] ?{_LENGTHS}|\\text\s*\{{[^{{}}]*\}})\^\{{?[23]\}}?$")
+# What stands between the words of a quantity: "miles per hour", "km/h", "sq. ft".
+_BETWEEN_WORDS = re.compile(r"[ /.-]+")
 _NOT_UNITS = frozenset(
     "and base billion billionth choose crore cubed dozen factorial half halves hundred lakh million millionth minus "
     "mod not or over plus quarter squared third fourth fifth sixth seventh eighth ninth ten tenth eleventh "
@@ -173,47 +212,70 @@ _NOT_UNITS = frozenset(
 
 
 def _clean(answer: str) -> str:
-    """``answer`` without delimiters, ``\\boxed``, spacing commands, currency, percent signs, units and unprintable
-    characters, and with one spelling for LaTeX's synonyms."""
-    text = "".join(char for char in " ".join(answer.split()) if char.isprintable()).replace("\u2212", "-")
+    """Return ``answer`` in plain spelling, with its value alone.
+
+    Delimiters, ``\\boxed``, spacing commands, currency, percent signs, units and unprintable characters are left out,
+    and LaTeX's synonyms get one spelling.
+    """
+    text = "".join(char for char in " ".join(answer.split()) if char.isprintable())
+    text = text.replace("\u2212", "-")  # the minus sign of typesetting
+    text = _without_delimiters(text)
+    text = _DASH_AS_MINUS.sub("-", text)
+    text = _THOUSANDS.sub(",", text)
+    text = _CONTROL_SEQUENCE.sub(lambda match: _PLAIN_SPELLING.get(match.group(), match.group()), text)
+
+    # Symbols without LaTeX become its commands.
+    text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2] or match[3]}}}", text)
+    text = _PI.sub(r"\\pi", text)
+    text = text.replace("∞", r"\infty ").replace("∪", r"\cup ")
+
+    text = " ".join(text.split())
+    if text.count("$") == 1:
+        text = _CURRENCY.sub(r"\1", text)
+
+    mixed = _MIXED_NUMBER.fullmatch(text)
+    if mixed:
+        sign, whole, numerator, denominator = mixed.groups()
+        return rf"{sign}\frac{{{int(whole) * int(denominator) + int(numerator)}}}{{{denominator}}}"
+    return _without_unit(text)
+
+
+def _without_delimiters(text: str) -> str:
+    """Return what stands within the delimiters and boxes around the whole text, and before its full stop."""
     previous = None
     while text != previous:
         previous = text
         text = text.strip().rstrip(".").rstrip()
-        text = _unwrap(text, r"\\(?:boxed|fbox)\s*(?=\{)")
+        text = _unwrap(text, _BOX)
         for opening, closing in _DELIMITERS:
             inner = text[len(opening) : len(text) - len(closing)]
             if text == opening + inner + closing and opening not in inner and closing not in inner:
                 text = inner
-    text = re.sub(r"^\u2013(?=[0-9.\\$])", "-", text)
-    text = re.sub(r"(?<=[0-9])(?:,?\\[,!]\s*|\{,\})(?=[0-9]{3}(?![0-9]))", ",", text)
-    text = _CONTROL_SEQUENCE.sub(lambda match: _PLAIN_SPELLING.get(match.group(), match.group()), text)
-    text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2] or match[3]}}}", text)
-    for plain, command in _PLAIN_SYMBOLS:
-        text = re.sub(plain, command, text)
-    text = " ".join(text.split())
-    if text.count("$") == 1:
-        text = re.sub(r"^([-+]?)\s*\$\s*(?=[0-9.])|\$$", r"\1", text)
-    if mixed := _MIXED_NUMBER.fullmatch(text):
-        return rf"{mixed[1]}\frac{{{int(mixed[2]) * int(mixed[4]) + int(mixed[3])}}}{{{mixed[4]}}}"
-    quantity = _QUANTITY.fullmatch(_POWER_OF_UNIT.sub(r"\1", text))
-    words = re.split(r"[ /.-]+", (quantity[2] or quantity[3] or "").lower()) if quantity else []
-    if quantity and _NOT_UNITS.isdisjoint([*words, *(word.removesuffix("s") for word in words)]):
-        return quantity[1]
     return text
 
 
+def _without_unit(text: str) -> str:
+    """Return the number of a quantity, or the text if it is none, or if one of its words may change the number."""
+    quantity = _QUANTITY.fullmatch(_POWER_OF_UNIT.sub(r"\1", text))
+    if quantity is None:
+        return text
+    number, plain_unit, unit_in_latex = quantity.groups()
+    words = _BETWEEN_WORDS.split((plain_unit or unit_in_latex or "").lower())
+    singular = [word.removesuffix("s") for word in words]
+    return number if _NOT_UNITS.isdisjoint([*words, *singular]) else text
+
+
 def _spelling(text: str) -> str:
-    """The canonical form of a cleaned answer."""
-    if (number := _parse_number(text)) is not None:
+    """Return the canonical form of a cleaned answer."""
+    number = _parse_number(text)
+    if number is not None:
         return str(number)
-    text = _unwrap(text, r"\\text\s*(?=\{)")
-    return re.sub(r"\s*([^\w\s\\])\s*", r"\1", text)
+    return _SPACE_AROUND_SYMBOL.sub(r"\1", _unwrap(text, _TEXT))
 
 
-def _unwrap(text: str, command: str) -> str:
-    """Return the argument of the LaTeX ``command`` (a pattern) if ``text`` is nothing else, otherwise ``text``."""
-    match = re.match(command, text)
+def _unwrap(text: str, command: re.Pattern[str]) -> str:
+    """Return the argument of a command of LaTeX if ``text`` is nothing else, otherwise ``text``."""
+    match = command.match(text)
     if match and closing_brace(text, match.end()) == len(text) - 1:
         return text[match.end() + 1 : -1].strip()
     return text
@@ -226,17 +288,21 @@ def _parse_number(text: str) -> Fraction | None:
     match = _FRACTION.fullmatch(text)
     if match is None:
         return None
-    sign, numerator, denominator = match["sign"], *(group for group in match.groups()[1:] if group is not None)
-    return Fraction(int(sign + "1") * int(numerator), int(denominator)) if int(denominator) else None
+    numerator, denominator = [int(group) for group in match.groups()[1:] if group is not None]
+    if denominator == 0:
+        return None
+    sign = int(match["sign"] + "1")
+    return Fraction(sign * numerator, denominator)
 
 
 def _is_well_nested(text: str) -> bool:
-    """Whether braces are closed and no bracket is nested deeper than ``MAX_NESTING``."""
-    depth = braces = 0
-    for token in _BRACKET.findall(text):
-        opens = token in ("(", "[", "{", r"\{")
+    """Return whether braces are closed and no bracket is nested deeper than ``MAX_NESTING``."""
+    depth = 0  # of brackets of any kind
+    braces = 0
+    for bracket in _BRACKET.findall(text):
+        opens = bracket in ("(", "[", "{", r"\{")
         depth = depth + 1 if opens else max(depth - 1, 0)
-        if token in "{}":
+        if bracket in "{}":
             braces += 1 if opens else -1
         if depth > MAX_NESTING or braces < 0:
             return False
