@@ -33,7 +33,12 @@ class MathVerifyProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def is_equal(self, gold: str, pred: str) -> bool:
-        """math-verify's verdict; raises TimeoutError without one, RuntimeError if the process cannot start."""
+        """Return math-verify's verdict.
+
+        Raises:
+            TimeoutError: it gives none.
+            RuntimeError: the process cannot start.
+        """
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._start()
@@ -55,9 +60,11 @@ class MathVerifyProcess:
 
     def _ask(self, gold: str, pred: str) -> bool | None:
         assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
+        question = json.dumps([gold, pred, TIMEOUT_SECONDS]).encode() + b"\n"
+        verdicts = {b"equal\n": True, b"different\n": False}
         try:
-            self._process.stdin.write(json.dumps([gold, pred, TIMEOUT_SECONDS]).encode() + b"\n")
-            return {b"equal\n": True, b"different\n": False}.get(self._process.stdout.readline())
+            self._process.stdin.write(question)
+            return verdicts.get(self._process.stdout.readline())
         except BrokenPipeError:
             return None
         except BaseException:  # Ctrl-C or a caller's alarm: the next comparison would read this one's reply
@@ -72,7 +79,7 @@ class MathVerifyProcess:
 
 
 def _serve() -> None:
-    """The child: answers each line, a JSON list ``[gold, pred, seconds]``, with ``equal`` or ``different``."""
+    """Answer each line, a JSON list ``[gold, pred, seconds]``, with ``equal`` or ``different``; the child runs this."""
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what a library prints is no reply
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
