@@ -5,20 +5,22 @@ without special tokens, which is tokenised again; what GTPO (arXiv:2508.03772) w
 settings, but for the filter. `ended` and what needs the model's probabilities are left out.
 """
 
-import math
 import os
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from itertools import accumulate, groupby
+from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gtpo_verl.algorithm.config import GTPOConfig
 from gtpo_verl.run_files.dumps import HEADER_NAME, SCHEMA_VERSION, STEP_FILES, last_outputs, read_lines
 from gtpo_verl.run_files.records import read_record
 from gtpo_verl.run_files.tokens import load_tokenizer, spell, words_of
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 # What a dump's header and its completions must have, beside the latter's uid; other lists have an entry per token too.
 _HEADER = ("schema_version", "adv_estimator", "gtpo_applied", "tokenizer", "initial_entropy", "filter_active", "gtpo")
@@ -33,6 +35,7 @@ _LARGE = 1e30  # of which neither a sum nor a mean overflows
 # What a page shows of a dump, of which it takes four fifths, and of text, which becomes as large a page.
 _DUMP_BYTES = 32 << 20
 _TEXT_BYTES = 24 << 20
+_LONG_BYTES = 1 << 20  # of text, which takes seconds
 _READ_BYTES = 256 << 20  # of one file of text, of which the page then has the first groups
 _SCORES = ("acc", "format", "strict")
 
@@ -51,37 +54,76 @@ class Source(NamedTuple):
 
 
 def find_source(path: Path, tokenizer: str | None = None) -> Source:
-    """Return the completions at a path: a token dump, verl's rollout files or TRL's completions, in a folder or as one
-    of its files; of a dump a folder above it too. Text needs the run's `tokenizer`, a folder or a name on the Hub. A
-    ValueError if there is none, more than one dump, one of another version, or no tokenizer."""
+    """Return the completions at a path.
+
+    Args:
+        path: a token dump, verl's rollout files or TRL's completions, as a folder or as one of their files; of a dump a
+            folder above it too.
+        tokenizer: the run's, a folder or a name on the Hub. Text needs it.
+
+    Raises:
+        ValueError: there are none, they are of several runs or of another version, or the tokenizer is missing.
+    """
     if not path.exists():
         raise ValueError(f"{path} does not exist: name a folder with rollouts or a token dump, or a file of it")
     if path.is_dir():
         os.listdir(path)  # an error if it cannot be read, which rglob takes for an empty one
-    headers = [path.parent / HEADER_NAME] if path.is_file() else sorted(path.rglob(HEADER_NAME))
+        headers = sorted(path.rglob(HEADER_NAME))
+    else:
+        headers = [path.parent / HEADER_NAME]
     headers = [header for header in headers if header.is_file()]
     if headers:
-        header, paths = _read_dump(path, headers)
-        return Source(header, paths, _DUMP_BYTES, lambda file: read_step(file, header["tokenizer"], tokenizer))
+        return _dump_source(path, headers, tokenizer)
+    return _text_source(path, tokenizer)
+
+
+def _dump_source(path: Path, headers: list[Path], tokenizer: str | None) -> Source:
+    header, paths = _read_dump(path, headers)
+
+    def read(file: Path) -> list[dict[str, Any]]:
+        return read_step(file, header["tokenizer"], tokenizer)
+
+    return Source(header=header, paths=paths, size_limit=_DUMP_BYTES, read=read)
+
+
+def _text_source(path: Path, tokenizer: str | None) -> Source:
     files = sorted(_text_files(path), key=step_of)
     if not files:
         remedy = "train with +algorithm.gtpo.dump_dir=DIR or trainer.rollout_data_dir=DIR (TRL: log_completions=True)"
         raise ValueError(f"{path} has no {HEADER_NAME}, N.jsonl or completions_N.parquet: {remedy}")
-    if len({*map(step_of, files)}) < len(files):
+    steps = {step_of(file) for file in files}
+    if len(steps) < len(files):
         folders = ", ".join(sorted({str(file.parent) for file in files}))
         raise ValueError(f"{path} has rollouts of several runs: give one of {folders}")
+
     if files[0].suffix == ".jsonl":
-        of, read_rows, a = "verl's rollout files", _verl_rows, "GRPO's, from the scores"
+        kind = "verl's rollout files"
+        advantage = "GRPO's, from the scores"
+        read_rows = _verl_rows
     else:
-        of, read_rows, a = "TRL's completions", _trl_rows, "the run's"
+        kind = "TRL's completions"
+        advantage = "the run's"
+        read_rows = _trl_rows
     if tokenizer is None:
-        raise ValueError(f"{path} has {of}, which are text: name the run's tokenizer with --tokenizer")
-    name, settings = tokenizer, GTPOConfig(completion_filter="never")
-    load_tokenizer(name)
-    if (size := sum(file.stat().st_size for file in files)) > 1 << 20:
-        print(f"reading {len(files)} files of text, {size >> 20} MB, with the tokenizer {name}", file=sys.stderr)
-    header = {"rollouts": of, "advantage": a, "gtpo_applied": False, "filter_active": False, "gtpo": asdict(settings)}
-    return Source(header, files, _TEXT_BYTES, lambda file: _read_text(file, read_rows(file), name, settings))
+        raise ValueError(f"{path} has {kind}, which are text: name the run's tokenizer with --tokenizer")
+    load_tokenizer(tokenizer)  # an error if there is none
+
+    size = sum(file.stat().st_size for file in files)
+    if size > _LONG_BYTES:
+        print(f"reading {len(files)} files of text, {size >> 20} MB, with the tokenizer {tokenizer}", file=sys.stderr)
+    config = GTPOConfig(completion_filter="never")
+
+    def read(file: Path) -> list[dict[str, Any]]:
+        return _read_text(file, read_rows(file), tokenizer, config)
+
+    header = {
+        "rollouts": kind,
+        "advantage": advantage,
+        "gtpo_applied": False,
+        "filter_active": False,
+        "gtpo": asdict(config),
+    }
+    return Source(header=header, paths=files, size_limit=_TEXT_BYTES, read=read)
 
 
 def thin_out(paths: list[Path], size: int) -> list[Path]:
@@ -92,31 +134,54 @@ def thin_out(paths: list[Path], size: int) -> list[Path]:
 
 
 def _read_dump(path: Path, headers: list[Path]) -> tuple[dict[str, Any], list[Path]]:
+    """Return a dump's header and the files of its steps; a ValueError if one is missing or damaged."""
     if len(headers) > 1:
-        raise ValueError(f"{path} has dumps of several runs: give one of {', '.join(str(x.parent) for x in headers)}")
-    header = read_record(headers[0], *_HEADER)
-    if (found := header["schema_version"]) != SCHEMA_VERSION:
-        raise ValueError(f"{headers[0]} has schema_version {found!r}: read it with the gtpo-verl that wrote it")
-    settings = header["gtpo"].values() if isinstance(header["gtpo"], dict) else [math.nan]
-    floats = [x for x in (*header.values(), *settings) if isinstance(x, float)]
-    if not isinstance(header["tokenizer"], str) or not all(map(_is_number, floats)):
-        raise ValueError(f"{headers[0]} is corrupt: restore or delete it")
-    steps = [path] if path.is_file() else [x for x in sorted(headers[0].parent.glob(STEP_FILES)) if x.is_file()]
+        folders = ", ".join(str(header.parent) for header in headers)
+        raise ValueError(f"{path} has dumps of several runs: give one of {folders}")
+    (header_path,) = headers
+    header = read_record(header_path, *_HEADER)
+    version = header["schema_version"]
+    if version != SCHEMA_VERSION:
+        raise ValueError(f"{header_path} has schema_version {version!r}: read it with the gtpo-verl that wrote it")
+    if not _is_whole(header):
+        raise ValueError(f"{header_path} is corrupt: restore or delete it")
+
+    if path.is_file():
+        return header, [path]
+    steps = [file for file in sorted(header_path.parent.glob(STEP_FILES)) if file.is_file()]
     if not steps:
-        raise ValueError(f"{headers[0].parent} has no {STEP_FILES}: the run has not dumped a step yet")
+        raise ValueError(f"{header_path.parent} has no {STEP_FILES}: the run has not dumped a step yet")
     return header, steps
 
 
+def _is_whole(header: dict[str, Any]) -> bool:
+    """Return whether a dump's header has a tokenizer and settings, and no number that cannot be shown."""
+    settings = header["gtpo"]
+    if not isinstance(header["tokenizer"], str) or not isinstance(settings, dict):
+        return False
+    values = [*header.values(), *settings.values()]
+    return all(_is_number(value) for value in values if isinstance(value, float))
+
+
 def read_step(path: Path, own: str, given: str | None = None) -> list[dict[str, Any]]:
-    """Return a step file's completions, in words of the `given` tokenizer, else their own, else the `own` tokenizer's.
-    A ValueError names a line that is not as `gtpo_verl.verl_plugin.token_dump` wrote it."""
+    """Return the completions of a step file, with their words.
+
+    Args:
+        path: a step of a dump.
+        own: the tokenizer that the dump names, for completions without words.
+        given: the tokenizer by which all words are spelt; None for the completions' own words.
+
+    Raises:
+        ValueError: a line is not as `gtpo_verl.verl_plugin.token_dump` wrote it, or `given` lacks a token.
+    """
     completions = _whole_groups(path, read_lines(path, _checked, "token dump", _DUMP_BYTES))
     for completion in completions:
-        if given or "token_strings" not in completion:
-            tokenizer, ids = load_tokenizer(given or own), completion["token_ids"]
-            if given and any(tokenizer.id_to_token(token) is None for token in ids):
-                raise ValueError(f"{path} has tokens which the tokenizer {given} lacks: give the run's own")
-            completion.update(words_of(completion, tokenizer))
+        if not given and "token_strings" in completion:
+            continue
+        tokenizer = load_tokenizer(given or own)
+        if given and any(tokenizer.id_to_token(token) is None for token in completion["token_ids"]):
+            raise ValueError(f"{path} has tokens which the tokenizer {given} lacks: give the run's own")
+        completion.update(words_of(completion, tokenizer))
     return completions
 
 
@@ -132,30 +197,45 @@ def _whole_groups(path: Path, completions: list[dict[str, Any]]) -> list[dict[st
 
 
 def _checked(completion: dict[str, Any]) -> dict[str, Any]:
-    numbers = [completion[name] for name in _NUMBERS] + [completion.get(name, 0) for name in _ENDS]
-    if not isinstance(completion["uid"], str) or not all(abs(x) < _LARGE for x in numbers):
+    """Return what is known of a completion of a dump; a ValueError, KeyError or TypeError if it is damaged."""
+    numbers = [completion[name] for name in _NUMBERS]
+    numbers += [completion.get(name, 0) for name in _ENDS]
+    if not isinstance(completion["uid"], str) or not all(abs(number) < _LARGE for number in numbers):
         raise ValueError("uid is not text, or a number is not finite")
     if type(completion["step"]) is not int or completion["step"] < 0:
         raise ValueError(f"step is {completion['step']!r}")
-    if not all(type(x) is int and 0 <= x < 1 << 31 for name in _IDS for x in completion[name]):
-        raise ValueError("a token id is out of range")
+    for name in _IDS:
+        if not all(type(token) is int and 0 <= token < 1 << 31 for token in completion[name]):
+            raise ValueError("a token id is out of range")
+
+    length = len(completion["token_ids"])
     if "token_strings" in completion:
-        texts = [completion["prompt"], *completion["token_strings"]]
-        are_text = len(texts) == 1 + len(completion["token_ids"]) and all(isinstance(x, str) for x in texts)
-        if not are_text or not isinstance(completion["ended"], bool):
+        words = completion["token_strings"]
+        are_text = all(isinstance(text, str) for text in [completion["prompt"], *words])
+        if not are_text or len(words) != length or not isinstance(completion["ended"], bool):
             raise ValueError("prompt or token_strings is not text, or ended is not true or false")
-    for name in (*_PER_TOKEN, *(_OF_AN_ENGINE & completion.keys())):
+
+    engines = _OF_AN_ENGINE & completion.keys()
+    for name in [*_PER_TOKEN, *engines]:
         values = completion[name]
-        if len(values) != len(completion["token_ids"]) or not all(abs(x) < _LARGE for x in filter(None, values)):
+        are_small = all(abs(value) < _LARGE for value in values if value)  # null and 0 are
+        if len(values) != length or not are_small:
             raise ValueError(f"{name} is not a number or null for each token")
     return {name: value for name, value in completion.items() if name in _KNOWN}
 
 
 def _text_files(path: Path) -> list[Path]:
     """Return the whole `N.jsonl` of verl, or `completions_N.parquet` of TRL, at a path, but those of an evaluation."""
-    files = [path] if path.is_file() else [*path.glob("*.jsonl"), *path.rglob("completions_*.parquet")]
-    files = [x for x in files if x.is_file() and re.fullmatch(r"\d+\.jsonl|completions_\d+\.parquet", x.name)]
-    return [x for x in files if (_ends_a_line(x) if x.suffix == ".jsonl" else x.parent.name != "eval")]
+    candidates = [path] if path.is_file() else [*path.glob("*.jsonl"), *path.rglob("completions_*.parquet")]
+    files = []
+    for file in candidates:
+        if not file.is_file():
+            continue
+        is_verls = re.fullmatch(r"\d+\.jsonl", file.name) and _ends_a_line(file)
+        is_trls = re.fullmatch(r"completions_\d+\.parquet", file.name) and file.parent.name != "eval"
+        if is_verls or is_trls:
+            files.append(file)
+    return files
 
 
 def step_of(path: Path) -> int:
@@ -174,19 +254,46 @@ def _verl_rows(path: Path) -> list[dict[str, Any]]:
     if path.stat().st_size > _READ_BYTES:
         raise ValueError(f"{path} holds more than {_READ_BYTES >> 20} MB of text: name another file")
     lines = read_lines(path, _checked_rollout, "rollout file of verl")
-    own = [row for row in lines if row["output"] or not row.get("uid", "").startswith("pad")]
-    return [row | {"uid": uid} for uid, group in last_outputs(own).items() for row in group]
+    outputs = [row for row in lines if row["output"] or not row.get("uid", "").startswith("pad")]
+    rows = []
+    for uid, group in last_outputs(outputs).items():
+        rows += [row | {"uid": uid} for row in group]
+    return rows
 
 
 def _trl_rows(path: Path) -> list[dict[str, Any]]:
     """Return a row per completion: a prompt is a group, the score the sum of the reward functions, and A TRL's."""
+    rows = []
+    for logged in _read_parquet(path):
+        prompt = _joined(logged.get("prompt"))
+        output = _joined(logged.get("completion"))
+        advantage = logged.get("advantage")
+        if not isinstance(prompt, str) or not isinstance(output, str) or not _is_number(advantage):
+            raise ValueError(f"{path} has no prompt and completion as text (images, tools), or is not of GRPOTrainer")
+
+        rewards = {}
+        for name, value in logged.items():
+            if name not in ("step", "advantage") and _is_number(value):
+                rewards[name] = float(value)
+        row = {
+            "uid": prompt,
+            "input": prompt,
+            "output": output,
+            "advantage": advantage,
+            "score": sum(rewards.values()),
+        }
+        rows.append(rewards | row)
+    return sorted(rows, key=lambda row: row["uid"])
+
+
+def _read_parquet(path: Path) -> list[dict[str, Any]]:
     import pyarrow
     import pyarrow.parquet
 
     # A small file may hold any amount of text: compressed, or one text for a thousand rows. What is stored is looked at
     # before it is unpacked, and rows are unpacked one by one.
     too_large = f"{path} holds more than {_READ_BYTES >> 20} MB of text: name another file"
-    table: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     size = 0
     try:
         file = pyarrow.parquet.ParquetFile(path)
@@ -197,22 +304,14 @@ def _trl_rows(path: Path) -> list[dict[str, Any]]:
                 size += batch.nbytes
                 if size > _READ_BYTES:
                     raise ValueError(too_large)
-                table += batch.to_pylist()
+                rows += batch.to_pylist()
     except (OSError, pyarrow.ArrowException) as error:
         raise ValueError(f"{path} is no parquet file ({error})") from error
-    rows = []
-    for row in table:
-        prompt, output, a = _joined(row.get("prompt")), _joined(row.get("completion")), row.get("advantage")
-        if not (isinstance(prompt, str) and isinstance(output, str) and _is_number(a)):
-            raise ValueError(f"{path} has no prompt and completion as text (images, tools), or is not of GRPOTrainer")
-        rewards = {name: float(x) for name, x in row.items() if name not in ("step", "advantage") and _is_number(x)}
-        own = {"uid": prompt, "input": prompt, "output": output, "advantage": a, "score": sum(rewards.values())}
-        rows.append(rewards | own)
-    return sorted(rows, key=lambda row: row["uid"])
+    return rows
 
 
 def _joined(messages: Any) -> Any:
-    """Return the text of a conversation's messages."""
+    """Return the text of a conversation's messages; what is no conversation as it is."""
     try:
         return "\n".join(message["content"] for message in messages)
     except (KeyError, TypeError):  # text, or content that is none
@@ -232,68 +331,91 @@ def _read_text(path: Path, rows: list[dict[str, Any]], name: str, config: GTPOCo
     uids = [row["uid"] for row in rows]
     if len(set(uids)) == len(uids):
         raise ValueError(f"{path} has one completion per prompt, so no groups: is it of a validation?")
-    texts = ([row[key] for row in rows] for key in ("input", "output"))
-    prompts, outputs = ([x.ids for x in tokenizer.encode_batch(text, add_special_tokens=False)] for text in texts)
+
+    prompts = _encode(tokenizer, [row["input"] for row in rows])
+    outputs = _encode(tokenizer, [row["output"] for row in rows])
     words = [spell(tokenizer, ids) for ids in outputs]
-    spelt = (re.sub(r"\s", "", "".join(found)) for found in words)
-    if not any(text == re.sub(r"\s", "", row["output"]) for text, row in zip(spelt, rows, strict=True)):
+    if not any(_is_spelt(row["output"], spelling) for row, spelling in zip(rows, words, strict=True)):
         raise ValueError(f"{path} is not text of the tokenizer {name}: name the run's with --tokenizer")
+
     responses = pad_sequence([torch.tensor(ids, dtype=torch.int64) for ids in outputs], batch_first=True)
     mask = pad_sequence([torch.ones(len(ids), dtype=torch.bool) for ids in outputs], batch_first=True)
     # An output without text, whose group is not to lose it, has no token for a mask.
     groups = Completions(torch.ones(len(rows), 1), uids)
-    advantages = compute_group_advantages(torch.tensor([float(row["score"]) for row in rows]), groups)
+    scores = torch.tensor([float(row["score"]) for row in rows])
+    advantages = compute_group_advantages(scores, groups)
     if "advantage" in rows[0]:
-        own = torch.tensor([float(row["advantage"]) for row in rows])
+        trls = torch.tensor([float(row["advantage"]) for row in rows])
         # TRL's rounding can leave a sign at the mean; the sum is without weights, and may be at its mean by chance.
-        advantages = own.masked_fill((advantages == 0) & (own.abs() < 1e-3), 0)
-    completions = Completions(mask, uids, [(row["uid"], row["input"]) for row in rows])
+        is_at_mean = (advantages == 0) & (trls.abs() < 1e-3)
+        advantages = trls.masked_fill(is_at_mean, 0)
+    prompt_keys = [(row["uid"], row["input"]) for row in rows]
     result = compute_gtpo(
         advantages=advantages,
         responses=responses,
         response_mask=mask,
-        group_ids=completions,
+        group_ids=Completions(mask, uids, prompt_keys),
         entropy=None,
         config=config,
     )
-    return [
-        {
-            "step": step_of(path),
-            "uid": row["uid"],
-            "reward": row["score"],
-            "scores": {key: row[key] for key in _SCORES if isinstance(row.get(key), int | float)},
-            "group_advantage": advantages[i].item(),
-            "keep": True,
-            **result.conflicts.ends(i),
-            "prompt": row["input"],
-            "prompt_ids": prompts[i],
-            "token_ids": ids,
-            "token_strings": words[i],
-            "response_mask": [1] * len(ids),
-            "loss_mask": [1] * len(ids),
-            "lambda": weights[: len(ids)],
-            "advantages": [round(advantages[i].item(), 4)] * len(ids),
-        }
-        for i, (row, ids, weights) in enumerate(zip(rows, outputs, result.token_weights.tolist(), strict=True))
-    ]
+    token_weights = result.token_weights.tolist()
+
+    completions = []
+    for i, (row, ids) in enumerate(zip(rows, outputs, strict=True)):
+        advantage = advantages[i].item()
+        completions.append(
+            {
+                "step": step_of(path),
+                "uid": row["uid"],
+                "reward": row["score"],
+                "scores": {key: row[key] for key in _SCORES if isinstance(row.get(key), int | float)},
+                "group_advantage": advantage,
+                "keep": True,
+                **result.conflicts.ends(i),
+                "prompt": row["input"],
+                "prompt_ids": prompts[i],
+                "token_ids": ids,
+                "token_strings": words[i],
+                "response_mask": [1] * len(ids),
+                "loss_mask": [1] * len(ids),
+                "lambda": token_weights[i][: len(ids)],
+                "advantages": [round(advantage, 4)] * len(ids),
+            }
+        )
+    return completions
+
+
+def _encode(tokenizer: "Tokenizer", texts: list[str]) -> list[list[int]]:
+    return [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+
+def _is_spelt(text: str, words: list[str]) -> bool:
+    """Return whether the words are the text, but for white space."""
+    return re.sub(r"\s", "", "".join(words)) == re.sub(r"\s", "", text)
 
 
 def _first_groups(path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return as many whole groups as make a page, and say so if they are not all."""
     groups = [list(group) for _, group in groupby(rows, key=lambda row: row["uid"])]
-    sizes = accumulate((sum(len(row["output"]) for row in group) for group in groups), initial=0)
-    shown = [group for group, before in zip(groups, sizes, strict=False) if before <= _TEXT_BYTES]
-    if len(shown) < len(groups):
-        print(f"{path}: the first {len(shown)} of {len(groups)} groups, for size", file=sys.stderr)
-    return [row for group in shown for row in group]
+    shown = 0
+    size = 0
+    for group in groups:
+        if size > _TEXT_BYTES:
+            break
+        shown += 1
+        size += sum(len(row["output"]) for row in group)
+    if shown < len(groups):
+        print(f"{path}: the first {shown} of {len(groups)} groups, for size", file=sys.stderr)
+    return [row for group in groups[:shown] for row in group]
 
 
-def _is_number(x: Any) -> bool:
-    return isinstance(x, int | float) and abs(x) < _LARGE
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) < _LARGE
 
 
 def _checked_rollout(row: dict[str, Any]) -> dict[str, Any]:
-    if not all(isinstance(x, str) for x in (row["input"], row["output"], row.get("uid", ""))):
+    texts = [row["input"], row["output"], row.get("uid", "")]
+    if not all(isinstance(text, str) for text in texts):
         raise ValueError("input, output or uid is not text")
     if not _is_number(row["score"]):
         raise ValueError(f"score is {row['score']!r}")
