@@ -23,25 +23,38 @@ _TEMPLATE = "data.apply_chat_template_kwargs"
 
 
 def read_prompts(data: Path, samples: int) -> list[list[dict[str, str]]]:
-    """Return the chat messages of the first `samples` rows of a parquet file for verl's RLHFDataset; a ValueError if it
-    has fewer, or its prompts are not chat messages."""
+    """Return the chat messages of the first `samples` rows of a parquet file for verl's RLHFDataset.
+
+    Raises:
+        ValueError: the file has fewer rows, or its prompts are not chat messages.
+    """
     import pyarrow.parquet as pq
 
     try:
-        prompts = pq.read_table(data, columns=["prompt"]).column("prompt").slice(0, samples).to_pylist()
+        column = pq.read_table(data, columns=["prompt"]).column("prompt")
+        prompts = column.slice(0, samples).to_pylist()
     except (KeyError, ValueError) as error:
         raise ValueError(f"--data {data}: not a parquet file with a column prompt ({error})") from error
     if len(prompts) < samples:
-        wrong = f"--samples {samples}: {data} has {len(prompts)} rows; give at most that many"
-        raise ValueError(f"{wrong}, and start the recipe with algorithm.gtpo.initial_entropy=VALUE")
-    if not all(isinstance(prompt, list) and all("role" in message for message in prompt) for prompt in prompts):
+        raise ValueError(
+            f"--samples {samples}: {data} has {len(prompts)} rows; give at most that many, and start the recipe with "
+            "algorithm.gtpo.initial_entropy=VALUE"
+        )
+    if not all(_is_chat(prompt) for prompt in prompts):
         raise ValueError(f"--data {data}: the column prompt does not hold chat messages; verl's RLHFDataset wants them")
     return prompts
 
 
+def _is_chat(prompt: Any) -> bool:
+    return isinstance(prompt, list) and all("role" in message for message in prompt)
+
+
 def template_kwargs(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return what overrides of verl's `data.apply_chat_template_kwargs` give to the chat template of its rollouts; a
-    ValueError if one is of another key, or has no value that Hydra reads."""
+    """Return what overrides of verl's `data.apply_chat_template_kwargs` give to the chat template of its rollouts.
+
+    Raises:
+        ValueError: an override is of another key, or has no value that Hydra reads.
+    """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
@@ -49,7 +62,8 @@ def template_kwargs(overrides: Sequence[str]) -> dict[str, Any]:
     config = OmegaConf.create({"data": {"apply_chat_template_kwargs": {}}})
     try:
         for override in OverridesParser.create().parse_overrides(list(overrides)):
-            if not f"{override.key_or_group}.".startswith(f"{_TEMPLATE}."):
+            is_of_template = f"{override.key_or_group}.".startswith(f"{_TEMPLATE}.")
+            if not is_of_template:
                 raise ValueError(f"{override.input_line}: only {_TEMPLATE} changes what is measured: leave it out")
             OmegaConf.update(config, override.key_or_group, override.value())
     except HydraException as error:
@@ -60,7 +74,7 @@ def template_kwargs(overrides: Sequence[str]) -> dict[str, Any]:
 def sample_entropies(
     model: Any, tokenizer: Any, prompts: list[list[dict[str, str]]], max_response_length: int, **template: Any
 ) -> "tuple[torch.Tensor, torch.Tensor]":
-    """⟨H⟩_i and length of one sampled completion of each prompt, both (len(prompts),)."""
+    """Sample a completion of each prompt; return ⟨H⟩_i in nats per token and lengths, both (len(prompts),)."""
     import torch
 
     from gtpo_verl.algorithm.advantage import compute_trajectory_entropy
@@ -77,17 +91,24 @@ def sample_entropies(
 
     with torch.inference_mode():
         sequences = model.generate(**inputs, max_new_tokens=max_response_length, logits_processor=[record])
-    ends = torch.tensor(model.generation_config.eos_token_id, device=sequences.device)
-    ended = torch.isin(sequences[:, inputs["input_ids"].shape[1] :], ends).int()
-    response_mask = (ended.cumsum(-1) - ended == 0).int()  # to the first end, which counts
-    return compute_trajectory_entropy(torch.stack(entropies, 1), response_mask).cpu(), response_mask.sum(-1).cpu()
+
+    # A completion goes on to its first EOS token, which counts.
+    responses = sequences[:, inputs["input_ids"].shape[1] :]
+    eos = torch.tensor(model.generation_config.eos_token_id, device=sequences.device)
+    is_eos = torch.isin(responses, eos).int()
+    response_mask = (is_eos.cumsum(-1) - is_eos == 0).int()
+    trajectory_entropy = compute_trajectory_entropy(torch.stack(entropies, 1), response_mask)
+    return trajectory_entropy.cpu(), response_mask.sum(-1).cpu()
 
 
 def measure_initial_entropy(
     model_path: str, data: Path, samples: int, max_response_length: int, batch_size: int, seed: int, template: dict
 ) -> "InitialEntropy":
-    """Measure ⟨H⟩_ini of a model in Hugging Face format, on the GPU if there is one; arguments as of the command. A
-    ValueError if the data has fewer than `samples` rows, there is no such model, or the GPUs are in a Ray cluster."""
+    """Measure ⟨H⟩_ini of a model in Hugging Face format, on the GPU if there is one; arguments as of the command.
+
+    Raises:
+        ValueError: the data has fewer than `samples` rows, there is no such model, or the GPUs are in a Ray cluster.
+    """
     prompts = read_prompts(data, samples)
     if os.environ.get("VERL_USE_MODELSCOPE", "").lower() == "true":
         import verl  # noqa: F401, which lets transformers ask ModelScope
@@ -96,12 +117,13 @@ def measure_initial_entropy(
 
     from gtpo_verl.run_files.initial_entropy import InitialEntropy
 
-    device, cluster = "cuda" if torch.cuda.is_available() else "cpu", os.environ.get("RAY_ADDRESS")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    cluster = os.environ.get("RAY_ADDRESS")
     if cluster and device == "cpu" and os.environ.get("VERL_PLATFORM") != "cpu":
         remedy = "run this command by ray job submit --entrypoint-num-gpus=1, and give the run its value"
         raise ValueError(f"RAY_ADDRESS={cluster}, and no GPU on this machine: {remedy}")
-    what = f"{samples} completions of up to {max_response_length} tokens"
-    print(f"loading {model_path}, then {what} on {device}", file=sys.stderr)
+    work = f"{samples} completions of up to {max_response_length} tokens"
+    print(f"loading {model_path}, then {work} on {device}", file=sys.stderr)
     try:
         tokenizer = AutoTokenizer.from_pretrained(model_path, padding_side="left", trust_remote_code=False)
         model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype="auto", trust_remote_code=False).eval()
@@ -111,17 +133,24 @@ def measure_initial_entropy(
         tokenizer.pad_token = tokenizer.eos_token
     model.to(device)
     # The model's own settings would sample from a narrower distribution: Qwen2.5's have temperature 0.7 and top-k 20.
-    whole = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
-    eos = eos_ids(tokenizer, model.generation_config)  # at which the rollout stops
-    ends = {"eos_token_id": eos, "pad_token_id": tokenizer.pad_token_id}
-    model.generation_config = GenerationConfig(**whole, **ends)
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        repetition_penalty=1.0,
+        eos_token_id=eos_ids(tokenizer, model.generation_config),  # at which the rollout stops
+        pad_token_id=tokenizer.pad_token_id,
+    )
     torch.manual_seed(seed)
-    batches = [
-        sample_entropies(model, tokenizer, prompts[start : start + batch_size], max_response_length, **template)
-        for start in range(0, samples, batch_size)
-    ]
-    entropies, lengths = map(torch.cat, zip(*batches, strict=True))
-    return InitialEntropy.measure(entropies, lengths, range(samples))
+    entropies = []
+    lengths = []
+    for start in range(0, samples, batch_size):
+        batch = prompts[start : start + batch_size]
+        entropy, length = sample_entropies(model, tokenizer, batch, max_response_length, **template)
+        entropies.append(entropy)
+        lengths.append(length)
+    return InitialEntropy.measure(torch.cat(entropies), torch.cat(lengths), range(samples))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -140,13 +169,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the value, its spread and the decision it leads to."""
     for name in ("samples", "max_response_length", "batch_size"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+        number = getattr(args, name)
+        if number < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {number}")
     if not args.data.is_file():
         raise ValueError(f"--data {args.data}: no such file: give the parquet file of the run's training questions")
-    sampling = (args.samples, args.max_response_length, args.batch_size, args.seed)
-    template = template_kwargs(args.overrides) if args.overrides else {}  # which needs verl's config
-    measured = measure_initial_entropy(args.model, args.data, *sampling, template)
+    template = template_kwargs(args.overrides) if args.overrides else {}  # which needs Hydra
+    measured = measure_initial_entropy(
+        model_path=args.model,
+        data=args.data,
+        samples=args.samples,
+        max_response_length=args.max_response_length,
+        batch_size=args.batch_size,
+        seed=args.seed,
+        template=template,
+    )
     print(f"initial_entropy={measured.value:.6f}")
     print(f"standard deviation over the completions: {measured.std:.6f} nats per token")
     print(measured.decision(GTPOConfig()))
