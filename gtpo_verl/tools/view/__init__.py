@@ -50,32 +50,40 @@ def run(args: argparse.Namespace) -> int:
     source = find_source(args.path, args.tokenizer)
     paths = thin_out(source.paths, source.size_limit)
     name = "gtpo-verl view --demo" if args.demo else shown(args.path)
-    seen, size = Rollouts(), sum(path.stat().st_size for path in paths)
+    size = sum(path.stat().st_size for path in paths)
     if size > _LONG:
         print(f"reading {len(paths)} steps, {size >> 20} MB", file=sys.stderr)
 
-    summaries, elements = [], []
+    completions = Rollouts()
+    summaries = []
+    elements = []
     for path in paths:
         step = source.read(path)
-        seen.add(step)
+        completions.add(step)
         summaries.append(summarize(step))
         elements.append(step_element(step))
-    page = render(source.header | {"source": name, "steps": summaries} | findings(seen), elements)
+    run_data = source.header | {"source": name, "steps": summaries} | findings(completions)
+    page = render(run_data, elements)
     if str(args.out) == "-":
         print(page)
         return 0
     atomic_write(args.out, page)
     print(f"{args.out}: steps {len(paths)}, {len(page) / 1e6:.1f} MB; open it in a browser")
-    if left_out := len(source.paths) - len(paths):
+    left_out = len(source.paths) - len(paths)
+    if left_out:
         print(f"{left_out} of {len(source.paths)} steps left out, evenly, for size; name a file to see one")
     return 0
 
 
-def findings(seen: Rollouts) -> dict[str, Any]:
+def findings(completions: Rollouts) -> dict[str, Any]:
     """Return each step's numbers by their labels, and the signs that `diagnose` finds with their first steps."""
-    log, signs = Log("", "verl", seen.steps, {}, []), []
-    if len(seen.steps) >= STEPS:  # of fewer, signs are chance
-        report = report_on(Run(log, completions_per_step(log), seen.limit, seen))
+    signs = []
+    if len(completions.steps) >= STEPS:  # of fewer, signs are chance
+        log = Log("", "verl", completions.steps, {}, [])
+        report = report_on(Run(log, completions_per_step(log), completions.limit, completions))
         signs = [[sign["since"], sign["meaning"]] for sign in report["signs"]]
-    numbers = {step: {label(name): x for name, x in xs.items() if name in NUMBERS} for step, xs in seen.steps.items()}
+
+    numbers = {}
+    for step, metrics in completions.steps.items():
+        numbers[step] = {label(name): value for name, value in metrics.items() if name in NUMBERS}
     return {"numbers": numbers, "signs": signs}
