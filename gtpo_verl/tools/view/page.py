@@ -20,44 +20,52 @@ def render(run_data: dict[str, Any], steps: Iterable[str]) -> str:
     in their order, and what was found: the `numbers` of each, and the `signs`.
     """
     script = _asset("view.js")
-    digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
+    # The page's policy allows this one script, as it stands in view.html between two line breaks.
+    digest = hashlib.sha256(f"\n{script}\n".encode()).digest()
+    elements = [_data_element("run-data", run_data)]
+    elements.extend(steps)
     return Template(_asset("view.html")).substitute(
         title=html.escape(f"Token view: {run_data['source']}"),
         css=_asset("view.css"),
-        data="\n".join([_data_element("run-data", run_data), *steps]),
+        data="\n".join(elements),
         script=script,
-        script_hash=f"sha256-{digest}",
+        script_hash=f"sha256-{base64.b64encode(digest).decode()}",
     )
 
 
 def summarize(step: list[dict[str, Any]]) -> dict[str, Any]:
-    """Numbers of a step for the strip: own tokens, how many GTPO protects, doubles and filters, and the mean reward."""
-    own = [(row["keep"], weight) for row in step for weight in compress(row["lambda"], row["loss_mask"])]
-    return {
-        "step": step[0]["step"],
-        "tokens": len(own),
-        "protected": sum(keep and weight < 1 for keep, weight in own),
-        "doubled": sum(keep and weight > 1 for keep, weight in own),
-        "filtered": sum(not keep for keep, _ in own),
-        "reward": sum(row["reward"] for row in step) / len(step),
-    }
+    """Return what the strip shows of a step: numbers of tokens, by what GTPO does to them, and the mean reward."""
+    tokens = 0
+    fates = {"protected": 0, "doubled": 0, "filtered": 0}
+    for row in step:
+        for weight in compress(row["lambda"], row["loss_mask"]):
+            tokens += 1
+            if not row["keep"]:
+                fates["filtered"] += 1
+            elif weight < 1:
+                fates["protected"] += 1
+            elif weight > 1:
+                fates["doubled"] += 1
+    reward = sum(row["reward"] for row in step) / len(step)
+    return {"step": step[0]["step"], "tokens": tokens, **fates, "reward": reward}
 
 
 def step_element(step: list[dict[str, Any]]) -> str:
     """Return the groups of a step: completions of one prompt, since those of one uid may have several."""
     groups: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}
     for row in step:
-        key = row["uid"], tuple(row["prompt_ids"])
+        key = (row["uid"], tuple(row["prompt_ids"]))
         group = groups.setdefault(key, {"prompt": row["prompt"], "completions": []})
-        group["completions"].append({name: _packed(x) for name, x in row.items() if name not in _OF_GROUP})
-    return _data_element(f"step-{step[0]['step']}", [*groups.values()])
+        completion = {name: _packed(value) for name, value in row.items() if name not in _OF_GROUP}
+        group["completions"].append(completion)
+    return _data_element(f"step-{step[0]['step']}", list(groups.values()))
 
 
 def _packed(value: Any) -> Any:
-    """Return a list of what rarely changes along a completion as runs, `[count, value]` each."""
+    """Return a list of what rarely changes along a completion as runs, `[count, value]` each; all else as it is."""
     if not isinstance(value, list):
         return value
-    runs = [(len(list(run)), x) for x, run in groupby(value)]
+    runs = [(len(list(run)), entry) for entry, run in groupby(value)]
     return {"runs": runs} if 3 * len(runs) < len(value) else value
 
 
