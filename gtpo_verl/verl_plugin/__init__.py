@@ -1,6 +1,6 @@
 """GTPO inside verl: names and hooks.
 
-verl loads this module in every process (entry point `verl.plugins`), which hooks the functions of `hooks`.
+verl loads this module in every process (entry point `verl.plugins`), which hooks the functions that `hooks` lists.
 What happens to a batch:
 
 1. Before verl computes advantages, a hook fetches what verl does not give an estimator (token ids, entropy, prompts)
@@ -24,69 +24,18 @@ old): `gtpo-verl check` shows it, and it is raised once a config asks for GTPO.
 """
 
 import functools
-import inspect
 import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 import verl
-import wrapt
 
-from gtpo_verl.verl_plugin import compat
+from gtpo_verl.verl_plugin import compat, hooking
 from gtpo_verl.verl_plugin.run_config import ALIAS
 
 logger = logging.getLogger("gtpo_verl")
-
-
-def _hook_into(path: str, hook: Callable, module: ModuleType) -> None:
-    """Call `hook` in place of `path` in a module of verl.
-
-    What is called there stays a plain function of that name: it can be copied, and pickled to another process of Ray.
-
-    Raises:
-        AttributeError, TypeError: there is no such function, or it does not take the arguments that the hook reads.
-    """
-    *classes, name = path.split(".")
-    owner = functools.reduce(getattr, classes, module)
-    function = getattr(owner, name)
-    if hasattr(function, "hooked_by_gtpo"):  # by way of another module, in which verl defines it
-        return
-    signature = inspect.signature(function)
-    read = [x.name for x in inspect.signature(hook).parameters.values() if x.kind is x.KEYWORD_ONLY]
-    if missing := [parameter for parameter in read if parameter not in signature.parameters]:
-        raise TypeError(f"{path} takes no {', '.join(missing)}: ({', '.join(signature.parameters)})")
-
-    @functools.wraps(function)
-    def hooked(*args: Any, **kwargs: Any) -> Any:
-        call = signature.bind(*args, **kwargs)
-        call.apply_defaults()
-        instance = list(call.arguments.values())[:1] if classes else []
-        proceed = functools.partial(function, *args, **kwargs)
-        return hook(proceed, *instance, **{name: call.arguments[name] for name in read})
-
-    hooked.hooked_by_gtpo = True  # type: ignore[attr-defined]
-    setattr(owner, name, hooked)
-    # Where it is defined, and where modules that verl loads before plugins (VERL_USE_EXTERNAL_MODULES) imported it.
-    for other in [*sys.modules.values()]:
-        if type(other) is ModuleType and vars(other).get(name) is function:
-            setattr(other, name, hooked)
-
-
-def _when_imported(module: str, change: Callable[[ModuleType], None]) -> None:
-    """Change a module of verl when it is imported, which must not fail because of that, whatever happens."""
-
-    def change_safely(imported: ModuleType) -> None:
-        try:
-            change(imported)
-        except Exception as error:
-            why = f"this plugin does not fit {module} of verl {verl.__version__} ({type(error).__name__}: {error})"
-            compat.load_errors[why] = None
-
-    wrapt.register_post_import_hook(change_safely, module)
 
 
 def _register(core_algos: ModuleType) -> None:
@@ -105,12 +54,13 @@ def _configure_logging() -> None:
 
 
 def _install() -> None:
+    """Hook the functions of verl, those of modules that are imported later too."""
     if compat.is_too_old():
         first = compat.SUPPORTED_VERL[0]
         compat.load_errors[f"GTPO needs verl {first} or later; this is {verl.__version__}: upgrade verl"] = None
-    _when_imported("verl.trainer.ppo.core_algos", _register)
-    for _, module, path, hook in (*HOOKS, *WORKER_HOOKS):
-        _when_imported(module, functools.partial(_hook_into, path, hook))
+    hooking.when_imported("verl.trainer.ppo.core_algos", _register)
+    for hook in HOOKS + WORKER_HOOKS:
+        hooking.when_imported(hook.module, functools.partial(hooking.hook_into, hook.path, hook.hook))
 
 
 try:

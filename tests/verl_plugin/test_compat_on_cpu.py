@@ -13,7 +13,7 @@ from verl_config import validate
 
 from gtpo_verl import verl_plugin
 from gtpo_verl.cli import main
-from gtpo_verl.verl_plugin import compat
+from gtpo_verl.verl_plugin import compat, hooking
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +32,7 @@ KNOWN = "algorithm.gtpo.initial_entropy=0.2"
 def install_in(monkeypatch, no_load_errors):
     def install(version):
         monkeypatch.setattr(verl, "__version__", version)
-        monkeypatch.setattr(verl_plugin.wrapt, "register_post_import_hook", lambda *args: None)
+        monkeypatch.setattr(hooking.wrapt, "register_post_import_hook", lambda *args: None)
         verl_plugin._install()
 
     return install

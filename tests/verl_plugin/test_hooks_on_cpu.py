@@ -16,8 +16,7 @@ from omegaconf import OmegaConf
 from verl.utils.metric import reduce_metrics
 from verl.utils.tracking import Tracking
 
-from gtpo_verl import verl_plugin
-from gtpo_verl.verl_plugin import compat, hooks
+from gtpo_verl.verl_plugin import compat, hooking, hooks
 from gtpo_verl.verl_plugin.state import current
 from gtpo_verl.verl_plugin.training_monitor import CollapseError
 
@@ -33,7 +32,7 @@ def hook_into(path, hook, **functions):
         setattr(module, key, function)
     sys.modules[name] = module
     try:
-        verl_plugin._when_imported(name, partial(verl_plugin._hook_into, path, hook))
+        hooking.when_imported(name, partial(hooking.hook_into, path, hook))
     finally:
         del sys.modules[name]
     return module

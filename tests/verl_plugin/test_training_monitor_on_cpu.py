@@ -6,9 +6,8 @@ import pytest
 from omegaconf import OmegaConf
 from verl.utils.tracking import Tracking
 
-from gtpo_verl import verl_plugin
 from gtpo_verl.monitor.signs import STEPS
-from gtpo_verl.verl_plugin import hooks, training_monitor
+from gtpo_verl.verl_plugin import hooking, hooks, training_monitor
 from gtpo_verl.verl_plugin.training_monitor import CollapseError, TrainerWatch
 
 HEALTHY = {
@@ -134,9 +133,7 @@ def test_it_follows_what_a_trainer_of_verl_logs_under_grpo():
             for record in run(**LOST):
                 tracking.log(data=record, step=record["training/global_step"])
 
-    verl_plugin._hook_into(
-        "RayPPOTrainer.fit", hooks.fit, SimpleNamespace(__name__="verl", RayPPOTrainer=RayPPOTrainer)
-    )
+    hooking.hook_into("RayPPOTrainer.fit", hooks.fit, SimpleNamespace(__name__="verl", RayPPOTrainer=RayPPOTrainer))
     with pytest.raises(CollapseError, match="the reward is lost"):
         RayPPOTrainer().fit()
     Tracking("project", "experiment", []).log({"training/global_step": 1}, step=1)  # outside of a trainer
