@@ -80,11 +80,21 @@ class Completion {
     return this.lambda[t] < 1 ? "protected" : this.lambda[t] > 1 ? "doubled" : "plain";
   }
 
-  /** How many tokens from `start` to `end` are protected and doubled, as parts of a sentence. */
+  /** How many tokens from `start` to `end` are protected and doubled, where there are any: [[fate, number]]. */
   counts(start = 0, end = this.length) {
-    const fates = { protected: 0, doubled: 0 };
-    for (let t = start; t < end; t++) if (this.lambda[t] !== 1) fates[this.fate(t)]++;
-    return ["protected", "doubled"].filter((fate) => fates[fate]).map((fate) => `${fates[fate]} ${fate}`);
+    const counts = { protected: 0, doubled: 0 };
+    for (let t = start; t < end; t++) {
+      if (this.lambda[t] !== 1) counts[this.fate(t)]++;
+    }
+    return ["protected", "doubled"].filter((fate) => counts[fate]).map((fate) => [fate, counts[fate]]);
+  }
+
+  /** With how many of its own tokens another completion begins too. */
+  sharedBeginning(other) {
+    let shared = 0;
+    while (shared < this.own.length && shared < other.own.length &&
+      this.token_ids[this.own[shared]] === other.token_ids[other.own[shared]]) shared++;
+    return shared;
   }
 
   /** How much more probable the trainer holds a token than the inference engine did, as a logarithm. */
@@ -150,15 +160,17 @@ class Completion {
     const verdict = run.rollouts ? "end unknown" : state.threshold === Infinity ? "no filter" :
       this.kept ? "kept" : applied ? "filtered" : "would be filtered";
     const entropy = run.rollouts ? [] : [`entropy ${number(this.trajectory_entropy)}`];
-    const parts = [`reward ${amount(this.reward)}`, ...entropy, count(this.length, "token"), ...this.counts()];
+    const parts = [`reward ${amount(this.reward)}`, ...entropy, count(this.length, "token")];
     this.head.replaceChildren(
       make("b", {}, this.name),
       make("span", { className: ["down", "", "up"][sign + 1], title: "advantage over the group's average" }, `A ${signed(this.group_advantage)}`),
       ...parts.map((part) => make("span", {}, part)),
+      ...this.counts().map(([fate, n]) => make("span", { className: `key-word ${fate}` }, `${n} ${fate}`)),
       make("span", { className: `badge ${this.kept ? "" : "dropped"}` }, verdict),
       ...(this.ended === false ? [make("span", { className: "badge unended" }, "did not end")] : []),
     );
-    this.fold.textContent = `… ${[count(end - start, "more token"), ...this.counts(start, end)].join(", ")} …`;
+    const folded = this.counts(start, end).map(([fate, n]) => `${n} ${fate}`);
+    this.fold.textContent = `… ${[count(end - start, "more token"), ...folded].join(", ")} …`;
   }
 
   repaint() {
@@ -172,12 +184,30 @@ class Completion {
   }
 }
 
+/** Completions from the best on, and below each good one the bad one that shares most of its beginning. */
+function bestBesideWorst(completions) {
+  const byAdvantage = [...completions].sort((a, b) => b.group_advantage - a.group_advantage);
+  const good = byAdvantage.filter((c) => c.group_advantage > 0);
+  const average = byAdvantage.filter((c) => c.group_advantage === 0);
+  const bad = byAdvantage.filter((c) => c.group_advantage < 0);
+  const ordered = [];
+  for (const better of good) {
+    ordered.push(better);
+    if (!bad.length) continue;
+    const shared = bad.map((worse) => better.sharedBeginning(worse));
+    ordered.push(...bad.splice(shared.indexOf(Math.max(...shared)), 1));
+  }
+  return [...ordered, ...average, ...bad];
+}
+
 function drawGroup() {
   release();
   const { prompt, completions } = groups[state.group];
-  rows = completions;
+  rows = bestBesideWorst(completions);
   for (const row of rows) row.draw();
-  $("prompt").querySelector(".text").replaceWith(drawText(make("div", { className: "text", dir: "ltr" }), prompt));
+  const text = drawText(make("div", { className: "text", dir: "ltr" }), prompt);
+  $("prompt").querySelector(".text").replaceWith(text);
+  text.scrollTop = text.scrollHeight; // to the question, behind what stands in every prompt
   $("rows").replaceChildren(...rows.map((row) => row.element));
   describe();
 }
@@ -399,7 +429,7 @@ for (const element of document.querySelectorAll("[data-lambda]")) {
   element.textContent = amount(run.gtpo[`conflict_weight_${element.dataset.lambda}`]);
 }
 for (const element of document.querySelectorAll(".needs-entropy")) element.hidden = Boolean(run.rollouts);
-if (window.matchMedia("(max-width: 60rem)").matches) $("guide").open = $("frequent").open = false;
+if (window.matchMedia("(max-width: 60rem)").matches) $("frequent").open = false;
 drawStrip();
 const placeOf = (wanted) => run.steps.findIndex(({ step }) => step === wanted);
 for (const [since, meaning] of run.signs) {

@@ -45,7 +45,7 @@ def driver(tmp_path_factory):
 def show(driver, tmp_path):
     """Open the page of a dump, at a width and in a colour scheme."""
 
-    def shown(*arguments, width=1280, scheme="light"):
+    def shown(*arguments, width=1280, scheme="light"):  # 900 pixels high
         page = tmp_path / "view.html"
         assert cli.main(["view", *map(str, arguments), "-o", str(page)]) == 0
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
@@ -100,6 +100,24 @@ def test_tokens_are_coloured_by_what_the_dump_says(show, dump):
     zeroed = [id for line in lines for id, x in zip(line["token_ids"], line["lambda"], strict=True) if x == 0]
     table = [row.text.split()[-2] for row in find(driver, "#frequent tbody tr")]
     assert table[:3] == [str(n) for _, n in Counter(zeroed).most_common(3)]
+
+
+def test_each_good_completion_stands_above_the_bad_one_that_begins_most_alike(show, tmp_path, tokenizer):
+    texts = ["abcdX", "abZ", "abcdY", "neither", "abQ", "other"]
+    show(write_dump(tmp_path / "dump", tokenizer, {1: (texts, [0.0, 0.0, 20.0, 7.5, 10.0, 7.5], 0.2)}))
+    driver = show(tmp_path / "dump")
+    assert [x.text for x in find(driver, "article b")] == ["#3", "#1", "#5", "#2", "#4", "#6"]
+    assert "protected" in text(driver, "article:nth-child(2) .key-word.protected")
+    assert "doubled" in text(driver, "article:nth-child(1) .key-word.doubled")
+
+
+def test_the_best_completion_of_the_demo_is_seen_without_scrolling_beside_the_wrong_one(show):
+    driver = show("--demo", width=1440)
+    first, second = find(driver, "article")[:2]
+    assert first.rect["y"] + first.rect["height"] < second.rect["y"] + second.rect["height"] < 900
+    assert "16 lions" in text(driver, "#prompt")
+    shown = driver.execute_script("const x = document.querySelector('#prompt .text'); return x.scrollTop")
+    assert shown > 0
 
 
 def test_hover_shows_numbers_and_the_completions_that_share_the_token(show, dump):
@@ -245,7 +263,8 @@ def test_a_long_completion_shows_its_two_ends_until_it_is_unfolded(show, tmp_pat
     assert drawn() == [240] * 4 and "7,952 more tokens" in text(driver, "article .fold")
     find(driver, "article .fold")[0].click()
     driver.execute_script("goTo(rows[3], 4000)")
-    assert "#4" in text(driver, "#token h3") and drawn() == [8192, 240, 240, 8192]
+    assert text(driver, "article:nth-child(4) b") in text(driver, "#token h3")
+    assert drawn() == [8192, 240, 240, 8192]
     words = driver.execute_script("return [...rows[3].element.querySelectorAll('.token')].map((span) => span.t)")
     assert words == list(range(8192))
 
