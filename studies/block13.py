@@ -4,29 +4,32 @@ from collections.abc import Mapping, Sequence
 
 from pandas import DataFrame
 
-from studies.block10 import described
-from studies.comparisons import Comparison, interval
-from studies.learning_rates import results
-from studies.plan import ANSWER_ARMS, USED_ARMS, planned
-from studies.statistics import holm, sign_flips
+from studies.comparisons import whole_seeds
+from studies.plan import ANSWER_ARMS, USED_ARMS, complete, planned, read_log
+from studies.runs import form, results
+from studies.statistics import Comparison, described, holm, interval, sign_flips
+from studies.titles import METHODS, METRICS, rate
 
 MATTERS = 0.10
 """A difference in the exact format."""
 NO_DIFFERENCE = 0.08
 """Limit of the interval of a difference in accuracy that is none, in block 14."""
 SIGNIFICANT = 0.05
-CONTROLS = {"C − A": "grpo", "C − B": "grpo_half"}
-"""The comparisons of block 13, each with GTPO with the clamp as its first."""
+CONTROLS = {"C − A": "A", "C − B": "B"}
+"""The comparisons of block 13: GTPO with the clamp, C, minus each control."""
+MEASURED = ("exact_format", "well_formed", "eos", "accuracy")
+HALFWAY = 30
+"""The step after which held-out questions are asked too."""
 
 
 def differences(runs: DataFrame, first: tuple[str, float], second: tuple[str, float], metric: str) -> list[float]:
-    """First arm minus second of each seed on which both have run; an arm is its method and learning rate."""
+    """Return first arm minus second on each seed on which both have run; an arm is its method and learning rate."""
     values = runs.set_index(["method", "lr", "seed"])[metric].sort_index()
     return (values[first] - values[second]).dropna().tolist()
 
 
 def verdict(of_pairs: Sequence[float], p: float) -> str:
-    """What the rule says of the paired differences in the exact format, with their corrected p."""
+    """Judge the paired differences in the exact format, with their corrected p."""
     mean = sum(of_pairs) / len(of_pairs)
     if p < SIGNIFICANT and mean > MATTERS:
         return "keeps"
@@ -37,51 +40,100 @@ def verdict(of_pairs: Sequence[float], p: float) -> str:
 
 
 def verdicts(of_comparison: Mapping[str, Sequence[float]]) -> dict[str, str]:
-    """The verdict on each comparison, with Holm's correction over all of them."""
+    """Judge each comparison, with Holm's correction over all of them."""
     corrected = holm({name: sign_flips(of_pairs) for name, of_pairs in of_comparison.items()})
     return {name: verdict(of_pairs, corrected[name]) for name, of_pairs in of_comparison.items()}
 
 
-def whole_seeds(runs: DataFrame, arms: int) -> DataFrame:
-    """The runs of the seeds on which all arms have run."""
-    return runs.groupby("seed").filter(lambda of_seed: len(of_seed) == arms)
-
-
-def answers(block: str, without: int | None = None) -> dict[str, str]:
-    """The answer to each comparison of block 13 with its numbers, or how many seeds there are yet.
+def made(block: str, without: int | None = None) -> tuple[DataFrame, int]:
+    """Return the runs of the seeds of block 13 that are whole, and how many seeds there are to be.
 
     Args:
         block: `13-cpu` or `13`.
         without: a seed to leave out.
     """
-    planned_runs = [run for run in planned(block) if run[1] != without]
-    needed = len({seed for _, seed in planned_runs})
-    runs = whole_seeds(results(planned_runs), len(USED_ARMS))
-    made = runs["seed"].nunique()
-    if made < needed:
-        return dict.fromkeys(CONTROLS, f"not judged yet ({made} of {needed} seeds)")
+    runs = [(cell, seed) for cell, seed in planned(block) if seed != without]
+    return whole_seeds(results(runs), len(USED_ARMS)), len({seed for _, seed in runs})
+
+
+def is_whole(block: str) -> bool:
+    """Return whether all seeds of block 13 are whole, so that it is judged."""
+    runs, needed = made(block)
+    return runs["seed"].nunique() == needed
+
+
+def answers(block: str, without: int | None = None) -> dict[str, str]:
+    """Say what the rule does of each comparison of block 13, or how many seeds there are yet."""
+    runs, needed = made(block, without)
+    whole = runs["seed"].nunique()
+    if whole < needed:
+        return dict.fromkeys(CONTROLS, f"not judged yet ({whole} of {needed} seeds)")
     exact_format = {
-        name: differences(runs, USED_ARMS["gtpo_clamped"], USED_ARMS[control], "clean")
+        name: differences(runs, USED_ARMS["C"], USED_ARMS[control], "exact_format")
         for name, control in CONTROLS.items()
     }
     by_rule = verdicts(exact_format)
     return {name: f"*{by_rule[name]}*, {described(Comparison(exact_format[name]))}" for name in CONTROLS}
 
 
+def table(block: str) -> tuple[list[str], list[list[str]]]:
+    """Make a row per measure and arm of block 13, of the whole seeds; the differences once all seeds are whole."""
+    runs, _ = made(block)
+    seeds = sorted(runs["seed"].unique())
+    judged = is_whole(block)
+    halfway = _halfway(block)
+    rows = []
+    for metric in MEASURED:
+        for name, (method, lr) in USED_ARMS.items():
+            here = runs[(runs["method"] == method) & (runs["lr"] == lr)].set_index("seed")
+            row = [METRICS[metric], f"{name}: {METHODS[method]}, {rate(lr)}"]
+            row += [f"{here[metric].loc[seed]:.2f}" for seed in seeds]
+            row.append(_mean_halfway(halfway, method, lr, seeds, metric))
+            if judged:
+                of_pairs = differences(runs, USED_ARMS["C"], (method, lr), metric)
+                row.append("" if name == "C" else described(Comparison(of_pairs)))
+            rows.append(row)
+    header = ["", "", *(f"seed {seed}" for seed in seeds), f"mean at step {HALFWAY}"]
+    return header + (["C minus it"] if judged else []), rows if seeds else []
+
+
+def _halfway(block: str) -> dict[tuple[str, float, int], dict[str, float]]:
+    """Return the measures at step 30 of each complete run, by its method, learning rate and seed."""
+    found = {}
+    for cell, seed in complete(planned(block)):
+        held_out = read_log(cell.log(seed)).get(f"held_out_{HALFWAY}")
+        if held_out:
+            measures = form(held_out, held_out["samples"])
+            measures["accuracy"] = sum(held_out["right"]) / (held_out["samples"] * len(held_out["right"]))
+            found[cell.method, cell.lr, seed] = measures
+    return found
+
+
+def _mean_halfway(
+    halfway: Mapping[tuple[str, float, int], Mapping[str, float]],
+    method: str,
+    lr: float,
+    seeds: Sequence[int],
+    metric: str,
+) -> str:
+    values = [halfway[method, lr, seed][metric] for seed in seeds if (method, lr, seed) in halfway]
+    return f"{sum(values) / len(values):.2f}" if values else "–"
+
+
 def answer_alone() -> str:
-    """What block 14's rule says, with its numbers, or how many seeds there are yet."""
+    """Say what block 14's rule does, with its numbers, or how many seeds there are yet."""
     runs = whole_seeds(results(planned("14")), len(ANSWER_ARMS))
     needed = len({seed for _, seed in planned("14")})
-    made = runs["seed"].nunique()
-    if made < needed:
-        return f"not judged yet ({made} of {needed} seeds)"
+    whole = runs["seed"].nunique()
+    if whole < needed:
+        return f"not judged yet ({whole} of {needed} seeds)"
     grpo, gtpo = ((method, 1e-5) for method in ANSWER_ARMS)
     of_pairs = differences(runs, gtpo, grpo, "accuracy")
     return f"*{answer_alone_verdict(of_pairs)}*, {described(Comparison(of_pairs))}"
 
 
 def answer_alone_verdict(of_pairs: Sequence[float]) -> str:
-    """What block 14's rule says of the paired differences in accuracy, GTPO minus GRPO."""
+    """Judge block 14's paired differences in accuracy, GTPO minus GRPO."""
     low, high = interval(of_pairs)
     if sign_flips(of_pairs) < SIGNIFICANT:
         return "GTPO is more accurate" if sum(of_pairs) > 0 else "GTPO is less accurate"

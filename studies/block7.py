@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from studies.comparisons import TITLES, signed
 from studies.plan import SCREENED, SHRUNK, complete, planned, read_log
+from studies.statistics import signed
+from studies.titles import METHODS
 
 REASONING = [44, 23759, 274, 46]
 """The tokens of `<reasoning>` in SmolLM2's vocabulary, in which `SPACES` are blank and `SHORT` begin with `<`."""
 SPACES, SHORT = {198, 216, 256, 472, 1116, 3805}, {44, 2067, 9617}
-LAST = 5
+END = 5
+"""Steps at the end over which length, right answers and exact format are averaged."""
 
 
 def decision(ids: Sequence[int]) -> int | None:
@@ -46,19 +48,24 @@ def touched(steps: Sequence[Sequence[Mapping[str, Any]]]) -> float:
 
 
 def table() -> tuple[list[str], list[list[str]]]:
-    """Header and a row per arm: for each seed whose completions are kept the push in steps 1 to 5, 6 to 10 and 11 to
-    15, and length, right answers and clean endings in the last steps."""
+    """Make a row per arm that has both seeds whose completions are kept.
+
+    For each of these seeds it has the push in steps 1 to 5, 6 to 10 and 11 to 15, and length, right answers and exact
+    format in the last steps.
+    """
     by_arm: dict[str, dict[int, list[str]]] = {method: {} for method in SCREENED}
     for cell, seed in complete(planned("7")):
         record = read_log(cell.log(seed))
         if "rollouts" in record:
             pushes = np.array([push(step) for step in record["rollouts"]]).reshape(-1, 5).sum(-1)
-            length, right, clean = (np.mean(record["steps"][name][-LAST:]) for name in ("length", "acc", "strict"))
-            end = f"{length:.0f} tokens, {right:.2f}, {clean:.2f}"
-            by_arm[cell.method][seed] = [", ".join(signed(x) for x in pushes), end]
-    header = ["", *(title for seed in SHRUNK for title in (f"push, seed {seed}", f"length, right, clean, seed {seed}"))]
-    return header, [
-        [TITLES[method], *(cell for seed in SHRUNK for cell in seeds[seed])]
-        for method, seeds in by_arm.items()
-        if seeds.keys() >= set(SHRUNK)
-    ]
+            last = {name: np.mean(record["steps"][name][-END:]) for name in ("length", "acc", "strict")}
+            end = f"{last['length']:.0f} tokens, {last['acc']:.2f}, {last['strict']:.2f}"
+            by_arm[cell.method][seed] = [", ".join(map(signed, pushes)), end]
+    header = [""]
+    for seed in SHRUNK:
+        header += [f"push, seed {seed}", f"length, right, exact format, seed {seed}"]
+    rows = []
+    for method, seeds in by_arm.items():
+        if seeds.keys() >= set(SHRUNK):
+            rows.append([METHODS[method], *(text for seed in SHRUNK for text in seeds[seed])])
+    return header, rows

@@ -194,7 +194,7 @@ def later_table() -> str:
     columns = [f"{kind} runs named at the end{but}" for but in ("", ", without the exact format") for kind in kinds]
     lines = [["SmolLM2", *columns], ["---"] * 5]
     for where, device in (("on CPUs", "cpu"), ("on a GPU", "cuda")):
-        lost = block10.runs_on(device).set_index(["method", "lr", "seed"])["either lost"]
+        lost = block10.runs_on(device).set_index(["method", "lr", "seed"])["failed"]
         runs: dict[bool, list[Run]] = {failed: [] for failed in kinds.values()}
         for cell, seed in block10.made_on(device):
             run = of_fast_loop(cell, seed)

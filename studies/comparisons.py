@@ -1,248 +1,107 @@
-"""The runs of the study from their logs: curves, endpoints, and how methods are compared."""
+"""How runs are compared: in pairs, each method at its own best learning rate, and by when a run has failed."""
 
-import functools
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from itertools import product
-from typing import NamedTuple
+from collections.abc import Sequence
 
-import numpy as np
-from scipy.stats import mannwhitneyu, t, trim_mean
+import pandas as pd
+from scipy.stats import mannwhitneyu
 
-from recipes.paper.evaluation import pass_at_k
-from studies.plan import (
-    ADDITION,
-    AGAIN,
-    COUNTING,
-    GUESSED,
-    HALFWAY,
-    HALFWAY_ON_GPU,
-    HOT_ADDITION,
-    HOT_COUNTING,
-    LEGS,
-    LONG_LEGS,
-    MANY,
-    ON_GPU,
-    SEEDS,
-    SPELLING,
-    SUBTRACTION,
-    WORDED,
-    WORDY,
-    Cell,
-    complete,
-    read_log,
-)
+from studies.plan import LEAST_EXACT_FORMAT, planned, preference
+from studies.runs import results
+from studies.statistics import Comparison
 
-SAMPLES, K = 64, (1, 2, 4, 8, 16, 32, 64)
-STRETCH = 50
-"""Steps over which the worst and the peak are averaged."""
-SETTLED = 100
-"""The worst stretch begins after this step."""
-LAST = 100
-"""Steps at the end over which final values are averaged."""
-LOST = 0.5
-"""A run with a smaller share of clean endings has stopped terminating cleanly."""
-
-TITLES = {
-    "grpo": "GRPO",
-    "grpo_token_mean": "GRPO, token-mean",
-    "grpo_kl": "GRPO, KL 0.04",
-    "gtpo": "GTPO",
-    "gamma": "γ only",
-    "entropy": "filter and γ",
-    "forward": "forward mask",
-    "backward": "backward mask",
-    "skip": "both masks, skipped only",
-    "double": "both masks, doubled only",
-    "masks": "both masks",
-    "positive_only": "GRPO, positive updates only",
-    "random_skip": "GRPO, random tokens skipped",
-    "grpo_strict": "GRPO, reward that sees the ending",
-    "filter": "GRPO with the filter",
-    "gtpo_no_filter": "GTPO without the filter",
-    "only_negative": "GTPO, filter of negative ones only",
-    "confident_skip": "GRPO, most probable tokens skipped",
-    "gtpo_strict": "GTPO, reward that sees the ending",
-    "dr_grpo": "Dr. GRPO",
-    "gtpo_no_std": "GTPO without σ",
-    "grpo_4_updates": "GRPO, four updates, clipped",
-    "gtpo_4_updates": "GTPO, four updates, clipped",
-    "grpo_G12": "GRPO, G = 12",
-    "gtpo_G12": "GTPO, G = 12",
-    "grpo_betas": "GRPO, betas 0.999999",
-    "gtpo_betas": "GTPO, betas 0.999999",
-    "common": "common beginning, and backward",
-    "agreed": "forward without forks, and backward",
-    "common_skip": "common beginning, and backward, skipped only",
-    "gated": "GRPO, equal outcomes gated",
-    "gated_masks": "both masks, equal outcomes gated",
-    "corpo_masks": "both masks, no A > 0 for a wrong answer",
-    "divided_masks": "both masks, divided by conflict tokens",
-    "corpo_gtpo": "GTPO, no A > 0 for a wrong answer",
-    "gated_gtpo": "GTPO, equal outcomes gated",
-    "grpo_clamped": "GRPO, no A > 0 for a wrong answer",
-    "gtpo_clamped": "GTPO, no A > 0 for a wrong answer",
-    "gtpo_answer": "GTPO, reward for the answer alone",
-    "grpo_answer": "GRPO, reward for the answer alone",
-    "gtpo_authors": "GTPO, reward of the authors' code",
-    "span_all": "GTPO, all conflict tokens",
-    "threshold_0.2": "GTPO, threshold 0.2",
-}
-TASKS = {
-    COUNTING: "counting letters",
-    SPELLING: "spelling backward",
-    ADDITION: "addition",
-    WORDED: "counting in sentences",
-    HOT_COUNTING: "counting, hot",
-    HOT_ADDITION: "addition, hot",
-    LEGS: "legs of one animal",
-    ON_GPU: "legs of one animal, on a GPU",
-    HALFWAY: "legs of one animal",
-    HALFWAY_ON_GPU: "legs of one animal, on a GPU",
-    AGAIN: "legs of one animal, again",
-    LONG_LEGS: "legs of two animals",
-    **dict(zip(MANY, ("counting letters", "spelling backward", "addition"), strict=True)),
-    SUBTRACTION: "subtraction",
-    GUESSED: "addition or a guess",
-    **{start: f"counting after {start.task.rsplit('_', 1)[-1]} characters" for start in WORDY},
-}
-METRICS = {
-    "worst": "worst strict",
-    "accuracy": "accuracy",
-    "pass8": "pass@8",
-    "peak": "peak entropy",
-    "pass64": "pass@64",
-    "strict": "strict",
-    "entropy": "entropy",
-    "length": "length",
-    "answers": "answers of 64",
-    "above": "above ln 2",
-}
-"""Of a run; the first four are the endpoints of studies/DESIGN.md."""
+ENDPOINTS = ("accuracy", "exact_format", "pass8")
+"""The endpoints of part two of studies/DESIGN.md."""
+BORNE_ACCURACY = 0.05
+WRONG = 0.25
+"""Accuracy below which that of a run of SmolLM2 has collapsed in block 1: half of what it reaches otherwise."""
+PER_SEED, PER_RATE = ("task", "seed"), ("task", "lr", "seed")
+"""What the two runs of a pair have in common."""
 
 
-class Run(NamedTuple):
-    """A complete run: its curves by metric, an array of a number per step, and its summary by `METRICS`."""
+def compare(runs: pd.DataFrame, first: str, second: str, metric: str, pairs: Sequence[str] = PER_SEED) -> Comparison:
+    """Compare two methods in each pair that has both, clustered by task and seed.
 
-    cell: Cell
-    seed: int
-    curves: Mapping[str, np.ndarray]
-    summary: Mapping[str, float]
-    pass_at: Mapping[int, float]
-    seconds: float
-
-
-def stretches(values: Sequence[float] | np.ndarray, steps: int = STRETCH) -> np.ndarray:
-    """Means over consecutive steps."""
-    return np.convolve(values, np.ones(steps) / steps, "valid")
-
-
-@functools.cache
-def load(cell: Cell, seed: int) -> Run:
-    """A run from its log."""
-    record = read_log(cell.log(seed))
-    curves = {name: np.array(values) for name, values in record["steps"].items()}
-    held_out = record["held_out"]
-    pass_at = {k: round(float(np.mean([pass_at_k(SAMPLES, right, k) for right in held_out["right"]])), 9) for k in K}
-    summary = {
-        "worst": float(stretches(curves["strict"][SETTLED:]).min()),
-        "accuracy": pass_at[1],
-        "pass8": pass_at[8],
-        "peak": float(stretches(curves["entropy"]).max()),
-        "pass64": pass_at[64],
-        **{name: float(curves[name][-LAST:].mean()) for name in ("strict", "entropy", "length")},
-        "answers": float(np.mean(held_out["answers"])),
-        "above": float(stretches(curves["above_ln2"]).max()),
-        "push": float((curves["net_weight"] * curves["shared_last"])[:SETTLED].sum()),
-    }
-    # Processors sum in different orders: the last digits of a double would decide between 0.95 and 0.96.
-    summary = {name: round(value, 9) for name, value in summary.items()}
-    return Run(cell, seed, curves, summary, pass_at, record["seconds"])
-
-
-def runs_of(cells: Iterable[Cell]) -> list[Run]:
-    """The complete runs of cells, in the order of the plan."""
-    return [load(*run) for run in complete(product(dict.fromkeys(cells), range(1, SEEDS + 1)))]
-
-
-def lost(run: Run) -> bool:
-    """Return whether the run stopped terminating cleanly."""
-    return run.summary["worst"] < LOST
-
-
-def iqm(values: np.ndarray) -> float:
-    """Interquartile mean."""
-    return float(trim_mean(values, 0.25))
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """95% t interval of the mean of independent values.
-
-    With few values the percentile bootstrap is too narrow: of five it covers the mean in 85% of the cases, of three in
-    75%.
+    Several runs of a method in one pair, which are at several learning rates, count as their mean.
     """
-    half = t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5
-    return float(np.mean(values) - half), float(np.mean(values) + half)
+    values = runs.groupby([*pairs, "method"])[metric].mean().unstack().reindex(columns=[first, second])
+    differences = (values[first] - values[second]).dropna()
+    pair = differences.index.to_frame(index=False)
+    clusters = list(zip(pair["task"], pair["seed"], strict=True))
+    return Comparison(differences.tolist(), clusters)
 
 
-class Comparison(NamedTuple):
-    """One method against another in pairs of runs of one start, rate and seed.
+def at_own_best_rate(runs: pd.DataFrame, least_exact_format: float = 0.0) -> pd.DataFrame:
+    """Return each task's, method's and seed's run at the rate that `plan.preference` puts first on the *other* seeds.
 
-    Args:
-        differences: of the pairs.
-        clusters: what a pair depends on beside its rate: pairs of one cluster are one value of the interval. Each pair
-            is its own if there are none.
+    Seeds without a run at every rate neither choose nor are judged.
     """
-
-    differences: list[float]
-    clusters: Sequence[Hashable] = ()
-
-    @property
-    def mean(self) -> float:
-        """Of the first method minus the second."""
-        return float(np.mean(self.differences))
-
-    @property
-    def higher(self) -> int:
-        """Pairs in which the first method is higher."""
-        return sum(difference > 0 for difference in self.differences)
-
-    def __str__(self) -> str:
-        of_cluster: dict[Hashable, list[float]] = {}
-        for cluster, difference in zip(self.clusters or range(len(self.differences)), self.differences, strict=True):
-            of_cluster.setdefault(cluster, []).append(difference)
-        if len(of_cluster) == 1:
-            return signed(self.mean)
-        low, high = interval([float(np.mean(own)) for own in of_cluster.values()])
-        return f"{signed(self.mean)} [{signed(low)}, {signed(high)}]"
+    chosen = []
+    for _, of_method in runs.groupby(["task", "method"], sort=False):
+        by_rate = of_method.pivot(index="seed", columns="lr", values=["accuracy", "exact_format"]).dropna()
+        if len(by_rate) < 2:
+            continue
+        others = (by_rate.sum() - by_rate) / (len(by_rate) - 1)
+        best = {}
+        for seed in by_rate.index:
+            accuracy = others["accuracy"].loc[seed]
+            exact_format = others["exact_format"].loc[seed]
+            ranks = {lr: preference(lr, accuracy[lr], exact_format[lr], least_exact_format) for lr in accuracy.index}
+            best[seed] = max(ranks, key=lambda lr: ranks[lr])
+        chosen.append(of_method[of_method["lr"] == of_method["seed"].map(best)])
+    return pd.concat(chosen) if chosen else runs.iloc[:0]
 
 
-def rate(lr: float) -> str:
-    """As one writes it: 5e-5."""
-    return np.format_float_scientific(lr, trim="-", exp_digits=1)
+def at_best(least_exact_format: float = 0.0) -> dict[str, pd.DataFrame]:
+    """Return the runs of blocks 2, 3 and 5 at each method's own best rate.
 
-
-def signed(value: float) -> str:
-    """With its sign and to two digits."""
-    return f"{value:+.2f}".replace("-", "−")
-
-
-def compare(runs: Sequence[Run], first: str, second: str, metric: str) -> Comparison:
-    """The pairs among `runs`, clustered by task and seed."""
-    values = {(run.cell, run.seed): run.summary[metric] for run in runs}
-    pairs = {
-        (cell, seed): value - values[twin]
-        for (cell, seed), value in values.items()
-        if cell.method == first and (twin := (replace(cell, method=second), seed)) in values
+    `least_exact_format` is that of blocks 2 and 3; block 5 has its own.
+    """
+    return {
+        "2": at_own_best_rate(results(planned("2")), least_exact_format),
+        "3": at_own_best_rate(rivals(), least_exact_format),
+        "5": at_own_best_rate(results(planned("5")), LEAST_EXACT_FORMAT),
     }
-    return Comparison([*pairs.values()], [(cell.start, seed) for cell, seed in pairs])
 
 
-def prediction(runs: Sequence[Run]) -> float:
-    """Area under the ROC curve: the probability that a run that lost its clean endings had a lower push on its last
-    tokens in its first steps than a run that kept them."""
-    pushes = {which: [run.summary["push"] for run in runs if lost(run) == which] for which in (True, False)}
-    if not all(pushes.values()):
+def rivals() -> pd.DataFrame:
+    """Return block 3's runs, and block 2's of the same tasks, rates and seeds."""
+    many = results(planned("2"))
+    of_rivals = results(planned("3"))
+    return pd.concat([many.merge(of_rivals[["task", "lr", "seed"]].drop_duplicates()), of_rivals])
+
+
+def rates_borne(runs: pd.DataFrame, task: str, method: str) -> list[float]:
+    """Return the rates at which a method is within 0.05 of its best accuracy and keeps 0.9 of the exact format."""
+    of_method = runs[(runs["task"] == task) & (runs["method"] == method)]
+    means = of_method.groupby("lr")[["accuracy", "exact_format"]].mean()
+    accurate = means["accuracy"] >= means["accuracy"].max() - BORNE_ACCURACY
+    return means.index[accurate & (means["exact_format"] >= LEAST_EXACT_FORMAT)].tolist()
+
+
+def whole_seeds(runs: pd.DataFrame, number: int) -> pd.DataFrame:
+    """Return the runs of the seeds that have all their runs, so many each."""
+    return runs.groupby("seed").filter(lambda of_seed: len(of_seed) == number)
+
+
+def least_accuracy(runs: pd.DataFrame) -> float:
+    """Return half of GRPO's mean: a run of lower accuracy has collapsed (studies/DESIGN.md, blocks 8 to 10)."""
+    return float(runs[runs["method"] == "grpo"]["accuracy"].mean()) / 2
+
+
+def with_failures(runs: pd.DataFrame, least: float | pd.Series) -> pd.DataFrame:
+    """Add how each run failed: `collapsed`, its accuracy is below `least`; `failed`, that or the format is lost."""
+    collapsed = runs["accuracy"] < least
+    return runs.assign(collapsed=collapsed, failed=collapsed | runs["lost"])
+
+
+def prediction(runs: pd.DataFrame) -> float:
+    """Return the area under the ROC curve of the push on the last tokens in a run's first steps.
+
+    It is the probability that a run that lost the exact format had a lower push than a run that kept it; NaN where all
+    runs did the same.
+    """
+    lost = runs[runs["lost"]]["push"]
+    kept = runs[~runs["lost"]]["push"]
+    if lost.empty or kept.empty:
         return float("nan")
-    pairs = len(pushes[True]) * len(pushes[False])
-    return float(1 - mannwhitneyu(pushes[True], pushes[False]).statistic / pairs)
+    return float(1 - mannwhitneyu(lost, kept).statistic / (len(lost) * len(kept)))

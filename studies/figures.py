@@ -1,20 +1,21 @@
 """The study's figures."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from gtpo_verl.algorithm.config import LN2
 from recipes.paper.plots import COLOURS, GREY, STYLE
-from studies import block10
-from studies.comparisons import LOST, STRETCH, TASKS, TITLES, Run, rate, runs_of, stretches
-from studies.learning_rates import results
+from studies import block10, block12, block13
+from studies.comparisons import WRONG, with_failures
 from studies.plan import (
     ADDITION,
+    CLAMPED,
     COUNTING,
     MANY_RATES,
     MIDDLE,
@@ -29,6 +30,8 @@ from studies.plan import (
     planned,
     read_log,
 )
+from studies.runs import Run, load, one_prompt_runs, results, stretches
+from studies.titles import METHODS, TASKS, rate
 
 _COLOUR = {
     "gtpo": COLOURS[0],
@@ -39,53 +42,125 @@ _COLOUR = {
     "only_negative": COLOURS[4],
     "corpo_gtpo": COLOURS[2],
 }
-_CLAMPED: dict[str, Any] = {"facecolor": "white", "hatch": "///", "linewidth": 1.2}
-_LOOK: dict[str, dict[str, Any]] = {
-    "grpo": {"color": _COLOUR["grpo"], "label": "GRPO"},
-    "grpo_clamped": _CLAMPED | {"edgecolor": _COLOUR["grpo"], "label": "GRPO, clamped"},
-    "gtpo": {"color": _COLOUR["gtpo"], "label": "GTPO"},
-    block10.CLAMPED: _CLAMPED | {"edgecolor": _COLOUR["gtpo"], "label": "GTPO, clamped (min_correct_reward)"},
-}
+_SHOWN = {"grpo": "GRPO", "grpo_clamped": "GRPO,\nclamped", "gtpo": "GTPO", CLAMPED: "GTPO,\nclamped"}
+"""The methods of `answer`, from left to right."""
 _MARKER = {COUNTING: "o", SPELLING: "s", ADDITION: "^"}
 _MAIN = ("grpo", "grpo_token_mean", "gtpo")
+_STRETCH = 50
+"""Steps over which curves of the runs with one prompt a step are averaged."""
+
+
+def planned_rates() -> pd.DataFrame:
+    """Return block 2's runs at the learning rates that every task has, and how they failed.
+
+    An accuracy has collapsed that is below half of GRPO's mean at the same task and learning rate.
+    """
+    many = results(planned("2"))
+    many = many[many["lr"].isin(MANY_RATES)]
+    of_grpo = many[many["method"] == "grpo"].groupby(["task", "lr"])["accuracy"].mean()
+    limits = [of_grpo[task, lr] / 2 for task, lr in zip(many["task"], many["lr"], strict=True)]
+    return with_failures(many, pd.Series(limits, many.index))
+
+
+def _answer_panels() -> dict[str, pd.DataFrame]:
+    """Return the runs of each panel of `answer`, with how they failed."""
+    panels = {
+        "SmolLM2-135M, CPUs\nlearning rate 1e-5, six seeds": block10.runs_on("cpu"),
+        "the same seeds, GPU\nlearning rate 1e-5": block10.runs_on("cuda"),
+        "eight fresh seeds, CPUs\nlearning rate 1e-5": with_failures(block12.pairs("12-cpu"), WRONG),
+    }
+    if block13.is_whole("13-cpu"):
+        users, _ = block13.made("13-cpu")
+        users = users[users["lr"] == REAL_RATES[1]]
+        panels["eight more, CPUs\nlearning rate 1e-5"] = with_failures(users, WRONG)
+    panels["0.4 M parameters, three tasks\nfive learning rates, 2.5e-5 to 4e-4"] = planned_rates()
+    return panels
 
 
 def answer() -> Any:
-    """Runs that failed, by method: the real model's on either device, and the tiny one's at the planned rates."""
-    many = results(planned("2"))
-    many = many[many["lr"].isin(MANY_RATES)]  # which every task has
-    of_grpo = many[many["method"] == "grpo"].groupby(["task", "lr"])["accuracy"].mean()
-    limits = [of_grpo[task, lr] / 2 for task, lr in zip(many["task"], many["lr"], strict=True)]
-    many = many.assign(**{"accuracy lost": many["accuracy"] < limits, "endings lost": many["clean"] < LOST})
-    failed = {
-        "SmolLM2-135M, 1e-5, on CPUs": block10.runs_on("cpu"),
-        "the same seeds on a GPU": block10.runs_on("cuda"),
-        "0.4 M parameters, five learning rates": many,
-    }
-    with plt.rc_context(STYLE | {"axes.grid": False, "font.size": 11}):
-        figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained", sharey=True)
-        for ax, (title, runs) in zip(axes, failed.items(), strict=True):
-            methods = [method for method in _LOOK if method in set(runs["method"])]
-            width = 0.9 / max(len(methods), 3)
-            for i, method in enumerate(methods):
-                own = runs[runs["method"] == method]
-                counts = [own[f"{what} lost"].sum() for what in ("accuracy", "endings")]
-                places = np.arange(2) + (i - (len(methods) - 1) / 2) * width
-                bars = ax.bar(places, np.array(counts) / len(own), 0.92 * width, **_LOOK[method])
-                ax.bar_label(bars, [f"{count} of {len(own)}" for count in counts], padding=2, fontsize=9)
-            ax.set_xticks([0, 1], ["accuracy collapsed", "stopped terminating\ncleanly"], fontsize=11)
-            ax.set_title(title, fontsize=11.5)
-            ax.set_xlim(-0.5, 1.5)
-            ax.tick_params(axis="x", length=0)
-        axes[0].set(ylim=(0, 0.85), ylabel="share of runs")
+    """Draw the runs that failed, by method, and what the decided experiment measured in each run."""
+    panels = _answer_panels()
+    with plt.rc_context(STYLE | {"axes.grid": False, "font.size": 10.5}):
+        figure = plt.figure(figsize=(12, 6.6), layout="constrained")
+        above, below = figure.subfigures(2, 1, height_ratios=[1, 0.95])
+        axes = above.subplots(1, len(panels), sharey=True)
+        above.suptitle(
+            "Failed runs, of those made (each counted once; lower is better)", fontsize=12, x=0.01, ha="left"
+        )
+        for ax, (title, runs) in zip(axes, panels.items(), strict=True):
+            _failed_runs(ax, runs)
+            ax.set_title(title, fontsize=10)
+        axes[0].set(ylim=(0, 0.95), ylabel="share of runs that failed")
         axes[0].yaxis.set_major_formatter("{x:.0%}")
-        handles = [Patch(**look) for look in _LOOK.values()]
-        figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=11)
+        handles = [
+            Patch(facecolor=GREY, label="accuracy collapsed"),
+            Patch(facecolor="white", edgecolor=GREY, hatch="///", label="accuracy kept, exact format lost"),
+        ]
+        axes[0].legend(handles=handles, loc="upper left", frameon=False, fontsize=9.5)
+        below.suptitle(
+            "What the clamped runs on the eight fresh seeds lost (each point a run, each line a mean)",
+            fontsize=12,
+            x=0.01,
+            ha="left",
+        )
+        _measures(below.subplots(1, 1))
         return figure
 
 
+def _failed_runs(ax: Axes, runs: Any) -> None:
+    for place, method in enumerate(_SHOWN):
+        of_method = runs[runs["method"] == method]
+        if of_method.empty:
+            ax.text(place, 0.01, "not\nrun", ha="center", va="bottom", fontsize=9, color=GREY)
+            continue
+        colour = _COLOUR["gtpo" if method in ("gtpo", CLAMPED) else "grpo"]
+        collapsed = of_method["collapsed"].mean()
+        failed = of_method["failed"].mean()
+        ax.bar(place, collapsed, 0.75, color=colour)
+        ax.bar(
+            *(place, failed - collapsed, 0.75, collapsed),
+            facecolor="white",
+            edgecolor=colour,
+            hatch="///",
+            linewidth=1.2,
+        )
+        count = f"{of_method['failed'].sum()} of {len(of_method)}"
+        ax.text(place, failed + 0.015, count, ha="center", va="bottom", fontsize=9)
+    ax.set_xticks(range(len(_SHOWN)), _SHOWN.values(), fontsize=9)
+    ax.set_xlim(-0.6, len(_SHOWN) - 0.4)
+    ax.tick_params(axis="x", length=0)
+
+
+def _measures(ax: Axes) -> None:
+    """Draw each run of block 12 by the three measures of the form, and by accuracy."""
+    runs = block12.pairs("12-cpu")
+    metrics = ("exact_format", "well_formed", "eos", "accuracy")
+    methods = {"grpo_clamped": "GRPO, clamped", CLAMPED: "GTPO, clamped"}
+    for column, metric in enumerate(metrics):
+        for offset, method in zip((-0.18, 0.18), methods, strict=True):
+            values = runs[runs["method"] == method].sort_values("seed")[metric].to_numpy()
+            colour = _COLOUR["gtpo" if method == CLAMPED else "grpo"]
+            places = column + offset + np.linspace(-0.09, 0.09, len(values))
+            ax.plot(places, values, "o", color=colour, ms=5.5, alpha=0.8, mew=0)
+            ax.hlines(values.mean(), column + offset - 0.13, column + offset + 0.13, color=colour, lw=2)
+    names = {
+        "exact_format": "exact format\n(the two blocks, then EOS)",
+        "well_formed": "well formed up to the first </answer>\n(what a stop string leaves)",
+        "eos": "ends with EOS",
+        "accuracy": "accuracy",
+    }
+    ax.set_xticks(range(len(metrics)), [names[metric] for metric in metrics], fontsize=10)
+    ax.set(ylim=(-0.03, 1.05), xlim=(-0.5, len(metrics) - 0.5), ylabel="share of held-out completions")
+    ax.tick_params(axis="x", length=0)
+    handles = [
+        plt.Line2D([], [], color=_COLOUR["gtpo" if method == CLAMPED else "grpo"], marker="o", lw=2, label=label)
+        for method, label in methods.items()
+    ]
+    ax.legend(handles=handles, loc="lower right", frameon=False, ncols=1)
+
+
 def overview() -> Any:
-    """One prompt a step: who keeps terminating cleanly by learning rate, and which part or control does."""
+    """Draw one prompt a step: who keeps the exact format by learning rate, and which part or control does."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
         _worst_by_rate(axes[0])
@@ -98,8 +173,12 @@ def overview() -> Any:
         return figure
 
 
+def _load(cells: Iterable[Cell]) -> list[Run]:
+    return [load(*run) for run in one_prompt_runs(cells)]
+
+
 def _handles(methods: Sequence[str]) -> list[Any]:
-    return [plt.Line2D([], [], color=_COLOUR[method], lw=3, label=TITLES[method]) for method in methods]
+    return [plt.Line2D([], [], color=_COLOUR[method], lw=3, label=METHODS[method]) for method in methods]
 
 
 def _legend(figure: Any, methods: Sequence[str]) -> None:
@@ -114,7 +193,7 @@ def _dots(ax: Axes, runs: Sequence[Run], position: float, metric: str, colour: s
 
 
 def _worst_by_rate(ax: Axes) -> None:
-    runs = runs_of(cell for cell in TABLES["main"] if cell.method in _MAIN)
+    runs = _load(cell for cell in TABLES["main"] if cell.method in _MAIN)
     for column, lr in enumerate(RATES):
         for offset, method in zip((-0.27, 0, 0.27), _MAIN, strict=True):
             here = [run for run in runs if (run.cell.lr, run.cell.method) == (lr, method)]
@@ -123,8 +202,8 @@ def _worst_by_rate(ax: Axes) -> None:
                 mean = np.mean([run.summary["worst"] for run in here])
                 ax.hlines(mean, column + offset - 0.12, column + offset + 0.12, color=_COLOUR[method], lw=2)
     ax.set_xticks(range(len(RATES)), map(rate, RATES))
-    ax.set(ylim=(-0.03, 1.03), ylabel="clean endings, worst 50 steps", xlabel="learning rate")
-    ax.set_title("Who keeps terminating cleanly")
+    ax.set(ylim=(-0.03, 1.03), ylabel="exact format, worst 50 steps", xlabel="learning rate")
+    ax.set_title("Who keeps the exact format (a point is a run, a bar a mean)")
 
 
 def _arms(ax: Axes) -> None:
@@ -133,62 +212,65 @@ def _arms(ax: Axes) -> None:
         *("positive_only", "grpo_strict", "skip", "backward", "masks", "gtpo"),
     )
     for row, method in enumerate(reversed(order)):
-        runs = runs_of(cell for cell in TABLES["parts"] + TABLES["controls"] if cell.method == method)
+        runs = _load(cell for cell in TABLES["parts"] + TABLES["controls"] if cell.method == method)
         colour = _COLOUR.get(method, GREY)
         _dots(ax, runs, row, "worst", colour, across=True)
         if runs:
             ax.vlines(np.mean([run.summary["worst"] for run in runs]), row - 0.3, row + 0.3, color=colour, lw=2)
-    ax.set_yticks(range(len(order)), [TITLES[method] for method in reversed(order)])
-    ax.set(xlim=(-0.03, 1.03), xlabel="clean endings, worst 50 steps")
+    ax.set_yticks(range(len(order)), [METHODS[method] for method in reversed(order)])
+    ax.set(xlim=(-0.03, 1.03), xlabel="exact format, worst 50 steps")
     ax.set_title(f"Parts and controls, learning rate {rate(MIDDLE)}")
 
 
 def shrinking() -> Any:
-    """The length of SmolLM2's completions by step on the two seeds that shrank, of four arms of block 7."""
+    """Draw the length of SmolLM2's completions by step on the two seeds that shrank, of four methods of block 7."""
     shown: dict[str, tuple[str, dict[str, Any]]] = {
         "grpo": ("GRPO", {"color": _COLOUR["grpo"], "lw": 2.4}),
         "masks": ("both masks", {"color": _COLOUR["gtpo"], "lw": 2.4}),
-        "corpo_masks": ("no A > 0 if wrong", {"color": _COLOUR["gtpo"], "lw": 2, "ls": "--"}),
-        "gated_masks": ("equal outcomes gated", {"color": _COLOUR["gtpo"], "lw": 2, "ls": ":"}),
+        "corpo_masks": ("both masks, clamped", {"color": _COLOUR["gtpo"], "lw": 2, "ls": "--"}),
+        "gated_masks": (
+            "both masks, no update where all\nanswers are right or all are wrong",
+            {"color": GREY, "lw": 2, "ls": ":"},
+        ),
     }
     with plt.rc_context(STYLE | {"font.size": 11}):
-        figure, axes = plt.subplots(1, len(SHRUNK), figsize=(9, 3.8), layout="constrained", sharey=True)
+        figure, axes = plt.subplots(1, len(SHRUNK), figsize=(9, 4.1), layout="constrained", sharey=True)
         for ax, seed in zip(axes, SHRUNK, strict=True):
-            ends: dict[str, float] = {}
             for method, (_, style) in shown.items():
                 cell = Cell(SCREEN, method, REAL_RATES[1])
                 if complete([(cell, seed)]):
                     length = stretches(read_log(cell.log(seed))["steps"]["length"], 3)
                     ax.plot(np.arange(len(length)) + 2, length, **style)
-                    ends[method] = float(length[-1])
-            below = -np.inf
-            for method in sorted(ends, key=ends.__getitem__):  # labels of lines that end together stand apart
-                below = max(ends[method], below + 6.5)
-                label, style = shown[method]
-                ax.text(30, below, label, color=style["color"], va="center", fontsize=10)
-            ax.set(xlim=(1, 44), ylim=(0, 100), xlabel="step", title=f"seed {seed}")
+            ax.set(xlim=(1, 30), ylim=(0, 100), xlabel="step", title=f"seed {seed}")
             ax.set_xticks([1, 10, 20, 30])
-        axes[0].set_ylabel("tokens of a completion")
+        axes[0].set_ylabel("tokens of a completion, mean of three steps")
+        handles = [plt.Line2D([], [], label=label, **style) for label, style in shown.values()]
+        figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=9)
         return figure
 
 
 def collapse() -> Any:
-    """Entropy and strict format from starts near ln 2, mean over seeds."""
+    """Draw entropy and exact format from starts near ln 2: mean, smallest and largest of the seeds."""
     starts = list(dict.fromkeys(cell.start for cell in TABLES["collapse"]))
     methods = list(dict.fromkeys(cell.method for cell in TABLES["collapse"]))
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(2, len(starts), figsize=(9, 5.4), layout="constrained", sharex=True)
+        figure, axes = plt.subplots(2, len(starts), figsize=(9, 5.6), layout="constrained", sharex=True, sharey="row")
         for column, start in enumerate(starts):
             for method in methods:
-                runs = runs_of([Cell(start, method, MIDDLE)])
+                runs = _load([Cell(start, method, MIDDLE)])
                 for row, metric in enumerate(("entropy", "strict")):
                     if runs:
-                        mean = stretches(np.mean([run.curves[metric] for run in runs], axis=0))
-                        axes[row, column].plot(np.arange(len(mean)) + STRETCH // 2, mean, color=_COLOUR[method], lw=1.6)
+                        of_seeds = np.array([stretches(run.curves[metric], _STRETCH) for run in runs])
+                        steps = np.arange(of_seeds.shape[1]) + _STRETCH // 2
+                        axes[row, column].plot(steps, of_seeds.mean(0), color=_COLOUR[method], lw=1.6)
+                        axes[row, column].fill_between(
+                            steps, of_seeds.min(0), of_seeds.max(0), color=_COLOUR[method], alpha=0.12, lw=0
+                        )
             axes[0, column].axhline(LN2, color="black", lw=0.8, ls=":")
+            axes[0, column].text(395, LN2, "ln 2", ha="right", va="bottom", fontsize=9)
             axes[0, column].set_title(TASKS[start])
-            axes[1, column].set(ylim=(-0.03, 1.03), xlabel="step")
+            axes[1, column].set(ylim=(-0.03, 1.03), xlabel="step (means of 50 steps; bands: three seeds)")
         axes[0, 0].set_ylabel("entropy, nats per token")
-        axes[1, 0].set_ylabel("strict format")
+        axes[1, 0].set_ylabel("exact format")
         _legend(figure, methods)
         return figure

@@ -201,7 +201,7 @@ MIDDLE = 1e-4
 
 
 def cells(starts: Sequence[Start], methods: Sequence[str], rates: Sequence[float] = (MIDDLE,)) -> list[Cell]:
-    """Every combination."""
+    """Return every combination."""
     return [Cell(*combination) for combination in product(starts, methods, rates)]
 
 
@@ -263,9 +263,12 @@ SCREENED = (
 )
 SCREEN_SEEDS = (3, 6, 1, 2, 4, 5)
 """Those on which GTPO's completions shrank come first."""
-CANDIDATES = ("corpo_gtpo", "gated_gtpo")
+CLAMPED = "corpo_gtpo"
+"""GTPO with the clamp: no A > 0 for a wrong answer."""
+CANDIDATES = (CLAMPED, "gated_gtpo")
 """Of block 7, the best first."""
-LAST_SEEDS = range(7, 13)
+CONTROL_SEEDS = range(7, 13)
+"""Of blocks 9 and 10."""
 CONTROL_ARMS = {
     "grpo_clamped": 1e-5,
     "masks": 1e-5,
@@ -275,28 +278,28 @@ CONTROL_ARMS = {
     "gtpo_clamped": 5e-6,
 }
 """Of block 10, in their order, and their learning rates."""
-ENDINGS_ARMS, BESIDE_ENDINGS = ("grpo_clamped", CANDIDATES[0]), ("grpo", "gtpo", "corpo_masks")
-ENDINGS_SEEDS, ENDINGS_SEEDS_ON_CPUS = range(13, 25), range(15, 23)
+BOTH_CLAMPED, BESIDE_CLAMPED = ("grpo_clamped", CLAMPED), ("grpo", "gtpo", "corpo_masks")
+FORMAT_SEEDS, FORMAT_SEEDS_ON_CPUS = range(13, 25), range(15, 23)
 """Of block 12: what its question compares, what stands beside it, and the seeds, those on CPUs last."""
-USED_ARMS = {"gtpo_clamped": (CANDIDATES[0], 1e-5), "grpo": ("grpo", 1e-5), "grpo_half": ("grpo", 5e-6)}
+USED_ARMS = {"C": (CLAMPED, 1e-5), "A": ("grpo", 1e-5), "B": ("grpo", 5e-6)}
 """Of block 13: GTPO with the clamp, GRPO as people run it, and GRPO at half that learning rate."""
 USED_SEEDS_ON_CPUS, USED_SEEDS = range(25, 33), range(33, 45)
 ANSWER_ARMS, ANSWER_SEEDS = ("grpo_answer", "gtpo_answer"), range(45, 75)
 """Of block 14, whose reward is for the answer alone."""
 GUESSING_ARMS, GUESSING_SEEDS = ("grpo", "gtpo", "grpo_clamped", "gtpo_clamped", "masks"), range(41, 53)
 """Of block 11."""
-BESIDE = ("grpo", "gtpo", CANDIDATES[0], "corpo_masks")
+BESIDE = ("grpo", "gtpo", CLAMPED, "corpo_masks")
 """The arms of block 9, whose runs are the pairs of block 10's."""
-ON_GPU_ARMS = dict.fromkeys(("grpo_clamped", CANDIDATES[0], "grpo", "masks", "gtpo"), 1e-5) | CONTROL_ARMS
+ON_GPU_ARMS = dict.fromkeys(("grpo_clamped", CLAMPED, "grpo", "masks", "gtpo"), 1e-5) | CONTROL_ARMS
 """What Q1 of block 10 compares, then Q2, then the other arms; and their learning rates."""
 ENDED_EARLY = ("7", "9")
 """Blocks that get no further runs: studies/DESIGN.md says why."""
-CLEAN = 0.9
-"""Least share of clean endings at a rate that one would keep."""
+LEAST_EXACT_FORMAT = 0.9
+"""Least share of completions in the exact format at a rate that one would keep."""
 
 
 def best_rate(
-    start: Start, method: str, rates: Sequence[float], seeds: Sequence[int], least_clean: float = 0.0
+    start: Start, method: str, rates: Sequence[float], seeds: Sequence[int], least_exact_format: float = 0.0
 ) -> float | None:
     """The rate that `preference` puts first, by means over the seeds; None while a run is missing."""
     logs = {rate: [Cell(start, method, rate).log(seed) for seed in seeds] for rate in rates}
@@ -304,26 +307,32 @@ def best_rate(
         return None
 
     def rank(rate: float) -> tuple[bool, float, float]:
-        right, clean = (sum(held_out_share(log, of) for log in logs[rate]) / len(seeds) for of in ("right", "strict"))
-        return preference(rate, right, clean, least_clean)
+        right = sum(held_out_share(log, "right") for log in logs[rate]) / len(seeds)
+        exact_format = sum(held_out_share(log, "strict") for log in logs[rate]) / len(seeds)
+        return preference(rate, right, exact_format, least_exact_format)
 
     return max(rates, key=rank)
 
 
-def preference(rate: float, accuracy: float, clean: float, least_clean: float) -> tuple[bool, float, float]:
-    """By which the largest is the rate to choose: of those whose clean endings reach `least_clean`, or of all if none
-    does, the most accurate, and of several the lowest."""
-    return clean >= least_clean - 1e-9, accuracy, -rate
+def preference(
+    rate: float, accuracy: float, exact_format: float, least_exact_format: float
+) -> tuple[bool, float, float]:
+    """Return what the rate to choose has the largest of.
+
+    Of the rates whose exact format reaches `least_exact_format`, or of all if none does, it is the most accurate, and
+    of several the lowest.
+    """
+    return exact_format >= least_exact_format - 1e-9, accuracy, -rate
 
 
 def complete(runs: Iterable[tuple[Cell, int]]) -> list[tuple[Cell, int]]:
-    """Those that have a log."""
+    """Return those that have a log."""
     return [(cell, seed) for cell, seed in runs if is_stored(cell.log(seed))]
 
 
 @functools.cache
 def _archives(folder: Path) -> dict[str, ZipFile]:
-    """Of each archived log, by its name in results/, the archive that has it."""
+    """Return the archive of each archived log, by its name in results/."""
     archives = [ZipFile(path) for path in sorted(folder.glob("*.zip"))]
     return {name: archive for archive in archives for name in archive.namelist()}
 
@@ -333,7 +342,7 @@ def _name(log: Path) -> str:
 
 
 def is_stored(log: Path) -> bool:
-    """Whether there is a log, as a file of its own or in an archive."""
+    """Return whether there is a log, as a file of its own or in an archive."""
     return log.exists() or _name(log) in _archives(HERE / "results")
 
 
@@ -392,7 +401,7 @@ def blocks() -> dict[str, list[tuple[Cell, int]]]:
     chosen_before = [
         Cell(start, method, rate)
         for start, method in product(MANY[:2], CONFIRMED)
-        if (rate := best_rate(start, method, MANY_RATES[2:], range(1, 4), CLEAN))
+        if (rate := best_rate(start, method, MANY_RATES[2:], range(1, 4), LEAST_EXACT_FORMAT))
     ]
     fresh = [*chosen_before, *cells([SUBTRACTION], CONFIRMED, MANY_RATES[2:])]
     return {
@@ -422,25 +431,25 @@ def blocks() -> dict[str, list[tuple[Cell, int]]]:
             (cell, seed) for seed in range(7, 15) for cell in cells([LEGS], BESIDE, [REAL_RATES[1]])
         ],
         "9-again. two runs of block 9, made as block 10": [
-            (cell, 8) for cell in cells([AGAIN], (CANDIDATES[0], "gtpo"), [REAL_RATES[1]])
+            (cell, 8) for cell in cells([AGAIN], (CLAMPED, "gtpo"), [REAL_RATES[1]])
         ],
         "10. the clamp, γ and the reward": [
-            (Cell(LEGS, method, rate), seed) for method, rate in CONTROL_ARMS.items() for seed in LAST_SEEDS
+            (Cell(LEGS, method, rate), seed) for method, rate in CONTROL_ARMS.items() for seed in CONTROL_SEEDS
         ],
         "10-gpu. the same on a GPU": [
-            (Cell(ON_GPU, method, rate), seed) for method, rate in ON_GPU_ARMS.items() for seed in LAST_SEEDS
+            (Cell(ON_GPU, method, rate), seed) for method, rate in ON_GPU_ARMS.items() for seed in CONTROL_SEEDS
         ],
         "11. the clamp where a tiny model can guess": [
             (cell, seed) for seed in GUESSING_SEEDS for cell in cells([GUESSED], GUESSING_ARMS, MANY_RATES[2::2])
         ],
-        "12. the endings, on fresh seeds on a GPU": [
-            (cell, seed) for seed in ENDINGS_SEEDS for cell in cells([ON_GPU], ENDINGS_ARMS, [REAL_RATES[1]])
+        "12. the exact format, on fresh seeds on a GPU": [
+            (cell, seed) for seed in FORMAT_SEEDS for cell in cells([ON_GPU], BOTH_CLAMPED, [REAL_RATES[1]])
         ],
         "12-cpu. the same on CPUs": [
-            (cell, seed) for seed in ENDINGS_SEEDS_ON_CPUS for cell in cells([LEGS], ENDINGS_ARMS, [REAL_RATES[1]])
+            (cell, seed) for seed in FORMAT_SEEDS_ON_CPUS for cell in cells([LEGS], BOTH_CLAMPED, [REAL_RATES[1]])
         ],
         "12-beside. the same without the clamp, and without γ": [
-            (cell, seed) for seed in ENDINGS_SEEDS for cell in cells([ON_GPU], BESIDE_ENDINGS, [REAL_RATES[1]])
+            (cell, seed) for seed in FORMAT_SEEDS for cell in cells([ON_GPU], BESIDE_CLAMPED, [REAL_RATES[1]])
         ],
         "13-cpu. the control that users have": [
             (Cell(HALFWAY, method, rate), seed) for seed in USED_SEEDS_ON_CPUS for method, rate in USED_ARMS.values()
@@ -455,7 +464,7 @@ def blocks() -> dict[str, list[tuple[Cell, int]]]:
 
 
 def number(block: str) -> str:
-    """Of a block, as `1b`, by its name."""
+    """Return a block's number, such as `1b`."""
     return block.split(".")[0]
 
 

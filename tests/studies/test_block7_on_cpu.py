@@ -35,5 +35,5 @@ def test_the_papers_masks_push_towards_short_answers_and_those_who_keep_their_an
     assert first["both masks"] > 0.5 and abs(first["GRPO"]) < 0.1
     assert {arm for arm, *cells in rows if all(float(end.split(", ")[1]) > 0.2 for end in cells[1::2])} == {
         "both masks, equal outcomes gated",
-        "both masks, no A > 0 for a wrong answer",
+        "both masks, clamped",
     }

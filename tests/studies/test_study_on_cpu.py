@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
 from gtpo_verl.verl_plugin.run_config import VerlGTPOConfig
-from studies import comparisons, learning_rates, plan, report, rewards, run, verl_runs
+from studies import comparisons, plan, report, rewards, run, runs, tables, titles, verl_runs
 from studies.plan import CONTROLS, COUNTING, GUESSING_ARMS, MANY, METHODS, TABLES, Cell
 from studies.run_queue import write_log
 
@@ -59,11 +59,11 @@ def test_every_part_of_the_plan_runs_each_of_its_cells_with_every_seed_once():
     one_prompt = plan.one_prompt()
     assert {cell for cell, _ in one_prompt} == {cell for table in TABLES.values() for cell in table}
     assert {seed for _, seed in one_prompt} == set(range(1, plan.SEEDS + 1))
-    for runs in (one_prompt, *plan.blocks().values()):
-        assert len(runs) == len(set(runs)) == len({cell.log(seed) for cell, seed in runs})
-        assert {cell.method for cell, _ in runs} <= set(METHODS)
-        seeds = {seed for _, seed in runs}
-        assert {(cell, seed) for cell, _ in runs for seed in seeds} == set(runs)
+    for of_part in (one_prompt, *plan.blocks().values()):
+        assert len(of_part) == len(set(of_part)) == len({cell.log(seed) for cell, seed in of_part})
+        assert {cell.method for cell, _ in of_part} <= set(METHODS)
+        seeds = {seed for _, seed in of_part}
+        assert {(cell, seed) for cell, _ in of_part for seed in seeds} == set(of_part)
     assert set(CONTROLS) <= set(METHODS)
 
 
@@ -133,9 +133,9 @@ def no_logs(tmp_path, monkeypatch):
 def accuracies(no_logs):
     """Write logs of runs of letter counting with these held-out accuracies, by rate."""
 
-    def write(method, by_rate, seed=1, clean=10):
+    def write(method, by_rate, seed=1, exact_format=10):
         for rate, accuracy in by_rate.items():
-            held_out = {"samples": 10, "right": [round(10 * accuracy)] * 3, "strict": [clean] * 3}
+            held_out = {"samples": 10, "right": [round(10 * accuracy)] * 3, "strict": [exact_format] * 3}
             write_log(json.dumps({"held_out": held_out}), Cell(COUNTING, method, rate).log(seed))
 
     return write
@@ -149,9 +149,9 @@ def test_the_best_rate_is_that_of_the_highest_accuracy_once_all_its_runs_are_the
     assert plan.best_rate(COUNTING, "grpo", rates, (1,)) == 2e-5
     accuracies("grpo", {1e-5: 0.9, 2e-5: 0.6, 4e-5: 0.1}, seed=2)
     assert plan.best_rate(COUNTING, "grpo", rates, (1, 2)) == 1e-5
-    accuracies("gtpo", {1e-5: 0.9}, clean=8)
-    accuracies("gtpo", {2e-5: 0.1}, clean=9)
-    assert plan.best_rate(COUNTING, "gtpo", rates[:2], (1,), least_clean=0.9) == 2e-5
+    accuracies("gtpo", {1e-5: 0.9}, exact_format=8)
+    accuracies("gtpo", {2e-5: 0.1}, exact_format=9)
+    assert plan.best_rate(COUNTING, "gtpo", rates[:2], (1,), least_exact_format=0.9) == 2e-5
 
 
 def test_a_grid_grows_where_a_best_rate_is_at_its_edge_at_most_twice(accuracies):
@@ -227,17 +227,15 @@ def test_a_method_changes_what_it_says_and_nothing_else(command, method):
 @pytest.fixture
 def logged(no_logs):
     """Write a run's log of 400 steps: `strict` by step; `right` of 64 completions for each held-out question."""
-    comparisons.load.cache_clear()
 
     def write(cell, seed, strict, right=(32,)):
         columns = ("acc", "entropy", "above_ln2", "length", "net_weight", "shared_last")
         steps = {name: [0.5] * 400 for name in columns} | {"strict": [strict(step) for step in range(400)]}
         held_out = {"right": list(right), "strict": [64], "answers": [3], "texts": [9]}
         run.keep({"steps": steps, "held_out": held_out, "seconds": 1.0}, cell.log(seed))
-        return comparisons.load(cell, seed)
+        return cell, seed
 
-    yield write
-    comparisons.load.cache_clear()
+    return write
 
 
 def test_a_log_is_kept_small_and_reads_back(tmp_path):
@@ -266,45 +264,39 @@ def test_an_archived_log_reads_back_and_is_not_run_again(no_logs, monkeypatch, c
 def test_a_run_is_judged_by_its_worst_stretch_after_the_hundredth_step(logged):
     cell = Cell(COUNTING, "grpo", 1e-4)
     early = logged(cell, 1, lambda step: float(step >= 100), right=[64, 0])
-    assert early.summary["worst"] == 1 and not comparisons.lost(early)
-    assert early.summary["accuracy"] == early.summary["pass8"] == 0.5
     passing = logged(replace(cell, method="gtpo"), 1, lambda step: 0.0 if 200 <= step < 240 else 1.0, right=[8])
-    assert passing.summary["worst"] == pytest.approx(0.2) and comparisons.lost(passing)
-    assert passing.pass_at[1] == 1 / 8 and passing.pass_at[64] == 1
-    assert passing.summary["push"] == pytest.approx(25)
+    first, second = runs.results([early, passing]).to_dict("records")
+    assert first["worst"] == 1 and not first["lost"]
+    assert first["accuracy"] == first["pass8"] == 0.5
+    assert second["worst"] == pytest.approx(0.2) and second["lost"]
+    assert second["push"] == pytest.approx(25)
+    of_k = runs.load(*passing).pass_at
+    assert of_k[1] == 1 / 8 and of_k[64] == 1
 
 
 def test_methods_are_compared_in_pairs_of_one_seed(logged):
     cell = Cell(COUNTING, "grpo", 1e-4)
     strict = {("grpo", 1): 0.2, ("gtpo", 1): 0.9, ("grpo", 2): 0.8, ("gtpo", 3): 0.1}
-    runs = [logged(replace(cell, method=m), seed, lambda step, v=v: v) for (m, seed), v in strict.items()]
-    comparison = comparisons.compare(runs, "gtpo", "grpo", "worst")
+    made = runs.results([logged(replace(cell, method=m), seed, lambda step, v=v: v) for (m, seed), v in strict.items()])
+    comparison = comparisons.compare(made, "gtpo", "grpo", "worst")
     assert comparison.differences == [pytest.approx(0.7)] and comparison.higher == 1
-    assert comparisons.compare(runs, "grpo", "gtpo", "worst").mean == pytest.approx(-0.7)
+    assert comparisons.compare(made, "grpo", "gtpo", "worst").mean == pytest.approx(-0.7)
 
 
-def test_a_prediction_is_the_share_of_pairs_in_the_right_order(logged):
-    cell = Cell(COUNTING, "grpo", 1e-4)
-    pushes = [(-2.0, 0.0), (1.0, 0.0), (0.0, 1.0), (2.0, 1.0)]
-    runs = []
-    for seed, (push, strict) in enumerate(pushes):
-        one = logged(cell, seed, lambda step, strict=strict: strict)
-        runs.append(one._replace(summary={**one.summary, "push": push}))
-    assert comparisons.prediction(runs) == 0.75
-    assert np.isnan(comparisons.prediction(runs[:2]))
+def test_pairs_of_one_rate_are_clustered_by_task_and_seed():
+    gtpo = table("gtpo", {1: {1e-4: 0.9, 2e-4: 0.7}, 2: {1e-4: 0.5}})
+    grpo = table("grpo", {1: {1e-4: 0.5, 2e-4: 0.5}, 2: {1e-4: 0.5}, 3: {1e-4: 0.1}})
+    both = pd.concat([gtpo, grpo])
+    by_rate = comparisons.compare(both, "gtpo", "grpo", "accuracy", comparisons.PER_RATE)
+    assert by_rate.differences == pytest.approx([0.4, 0.0, 0.2])
+    assert by_rate.clusters == [("task", 1), ("task", 2), ("task", 1)]
+    assert comparisons.compare(both, "gtpo", "grpo", "accuracy").differences == pytest.approx([0.3, 0.0])
 
 
-def test_the_statistics_by_hand():
-    assert comparisons.iqm(np.array([0.0, 1.0, 2.0, 100.0])) == 1.5
-    assert comparisons.interval([1.0, 1.0]) == (1.0, 1.0)
-    # t of 2 degrees of freedom is 4.303, and the standard error of 0, 1, 2 is 1 / √3.
-    assert comparisons.interval([0.0, 1.0, 2.0]) == pytest.approx((1 - 4.303 / 3**0.5, 1 + 4.303 / 3**0.5), abs=1e-3)
-    assert str(comparisons.Comparison([-0.5, -0.5])) == "−0.50 [−0.50, −0.50]"
-    # Pairs of one task and seed at several rates are one value.
-    clustered = comparisons.Comparison([0.0, 2.0, 3.0, 3.0, 5.0], ["a", "a", "b", "b", "c"])
-    assert clustered.mean == 2.6 and str(clustered) == str(comparisons.Comparison([1.0, 3.0, 5.0])).replace(
-        "+3.00", "+2.60"
-    )
+def test_a_prediction_is_the_share_of_pairs_in_the_right_order():
+    made = pd.DataFrame({"push": [-2.0, 1.0, 0.0, 2.0], "lost": [True, True, False, False]})
+    assert comparisons.prediction(made) == 0.75
+    assert np.isnan(comparisons.prediction(made[made["lost"]]))
 
 
 def test_the_page_knows_no_number_that_the_report_does_not():
@@ -352,13 +344,13 @@ def test_a_short_or_failed_run_under_verl_leaves_no_log(tmp_path, monkeypatch, c
 
 RESULT = [
     f"{place}: {method} {what}"
-    for place, what in (("2 planned", "lost"), ("1b", "wrong"), ("9", "wrong"))
+    for place, what in (("2 planned", "lost"), ("1b", "collapsed"), ("9", "collapsed"))
     for method in ("gtpo", "grpo")
 ]
 RESULT.append("8: gtpo - grpo accuracy")
 PART_ONE = [*(f"main: {method} lost" for method in ("gtpo", "grpo", "grpo_token_mean")), "main: gtpo - grpo accuracy"]
 ON_A_GPU = ("grpo", "grpo_clamped", "gtpo", "corpo_gtpo", "gtpo_answer", "grpo_answer")
-BEST = [f"2 clean: gtpo - {rival} accuracy" for rival in ("grpo", "grpo_token_mean")] + [
+BEST = [f"2 kept: gtpo - {rival} accuracy" for rival in ("grpo", "grpo_token_mean")] + [
     "2 planned: grpo_token_mean lost"
 ]
 
@@ -375,18 +367,18 @@ def numbers():
             "README.md",
             [
                 *RESULT,
-                *("9: corpo_gtpo wrong", "9: corpo_gtpo lost", "9: gtpo lost", "9: grpo lost"),
+                *("9: corpo_gtpo collapsed", "9: corpo_gtpo lost", "9: gtpo lost", "9: grpo lost"),
                 *("1b: gtpo lost", "1b: grpo lost", "1b: grpo_strict lost", "3: grpo_kl lost", "3: grpo lost"),
-                *("10: Q1", "10-gpu: Q1", "10: grpo_clamped accuracy", "10: grpo_clamped endings", "block 12-cpu"),
+                *("10: Q1", "10-gpu: Q1", "10: grpo_clamped collapsed", "10: grpo_clamped lost", "block 12-cpu"),
                 "10-gpu: gtpo_answer - grpo_answer accuracy",
-                *(f"10-gpu: {method} {what}" for method in ON_A_GPU for what in ("accuracy", "endings")),
-                *(f"11: {method} {what}" for method in GUESSING_ARMS[:4] for what in ("gave up", "stopped")),
+                *(f"10-gpu: {method} {what}" for method in ON_A_GPU for what in ("collapsed", "lost")),
+                *(f"11: {method} {what}" for method in GUESSING_ARMS[:4] for what in ("gave up", "lost")),
             ],
         ),
         (
             "docs/keys.md",
             [
-                *("9: gtpo wrong", "10-gpu: gtpo accuracy", "10: grpo_clamped endings", "11: grpo_clamped stopped"),
+                *("9: gtpo collapsed", "10-gpu: gtpo collapsed", "10: grpo_clamped lost", "11: grpo_clamped lost"),
                 *(f"11: {method} gave up" for method in GUESSING_ARMS[:4]),
             ],
         ),
@@ -405,9 +397,9 @@ def numbers():
                     f"{block}: gtpo - grpo accuracy"
                     for block in ("8 spelling backward", "8 counting letters", "1b", "9")
                 ),
-                *("9: corpo_gtpo wrong", "9: corpo_gtpo lost", "9: grpo lost"),
-                *("10: Q1", "10: grpo_clamped accuracy", "10: grpo_clamped endings", "block 12-cpu"),
-                *("10-gpu: gtpo accuracy", "10-gpu: grpo endings", "10-gpu: grpo_clamped endings"),
+                *("9: corpo_gtpo collapsed", "9: corpo_gtpo lost", "9: grpo lost"),
+                *("10: Q1", "10: grpo_clamped collapsed", "10: grpo_clamped lost", "block 12-cpu"),
+                *("10-gpu: gtpo collapsed", "10-gpu: grpo lost", "10-gpu: grpo_clamped lost"),
             ],
         ),
     ],
@@ -418,11 +410,18 @@ def test_what_is_cited_of_the_study_is_what_the_logs_give(page, cited, numbers):
         assert str(numbers[name]) in text, name
 
 
-def table(method, by_seed, clean=1.0):
+def table(method, by_seed, exact_format=1.0):
     """Runs of one task: {seed: {rate: accuracy}}."""
     return pd.DataFrame(
         [
-            {"task": "task", "method": method, "lr": lr, "seed": seed, "accuracy": accuracy, "clean": clean}
+            {
+                "task": "task",
+                "method": method,
+                "lr": lr,
+                "seed": seed,
+                "accuracy": accuracy,
+                "exact_format": exact_format,
+            }
             for seed, by_rate in by_seed.items()
             for lr, accuracy in by_rate.items()
         ]
@@ -431,33 +430,33 @@ def table(method, by_seed, clean=1.0):
 
 def test_a_run_is_judged_at_the_rate_that_the_other_seeds_chose():
     grpo = {1: {1e-4: 0.9, 2e-4: 0.1}, 2: {1e-4: 0.5, 2e-4: 0.6}, 3: {1e-4: 0.5, 2e-4: 0.8}, 4: {1e-4: 1.0}}
-    chosen = learning_rates.at_own_best_rate(table("grpo", grpo))
+    chosen = comparisons.at_own_best_rate(table("grpo", grpo))
     # Seed 1 alone likes the low rate, and it is the one that does not get it; seed 4 is incomplete.
     assert dict(zip(chosen["seed"], chosen["lr"], strict=True)) == {1: 2e-4, 2: 1e-4, 3: 1e-4}
     both = pd.concat([chosen, table("gtpo", {seed: {1e-4: 0.7} for seed in (1, 2, 3)})])
-    assert learning_rates.compare(both, "gtpo", "grpo", "accuracy").differences == pytest.approx([0.6, 0.2, 0.2])
+    assert comparisons.compare(both, "gtpo", "grpo", "accuracy").differences == pytest.approx([0.6, 0.2, 0.2])
 
 
-def test_a_rate_is_chosen_among_those_that_end_cleanly_on_the_other_seeds():
-    runs = table("grpo", {seed: {1e-4: 0.5, 2e-4: 0.8} for seed in (1, 2, 3)})
-    assert set(learning_rates.at_own_best_rate(runs, 0.9)["lr"]) == {2e-4}
-    runs.loc[(runs["seed"] == 1) & (runs["lr"] == 2e-4), "clean"] = 0.0
-    chosen = learning_rates.at_own_best_rate(runs, 0.9)
+def test_a_rate_is_chosen_among_those_that_keep_the_format_on_the_other_seeds():
+    made = table("grpo", {seed: {1e-4: 0.5, 2e-4: 0.8} for seed in (1, 2, 3)})
+    assert set(comparisons.at_own_best_rate(made, 0.9)["lr"]) == {2e-4}
+    made.loc[(made["seed"] == 1) & (made["lr"] == 2e-4), "exact_format"] = 0.0
+    chosen = comparisons.at_own_best_rate(made, 0.9)
     assert dict(zip(chosen["seed"], chosen["lr"], strict=True)) == {1: 2e-4, 2: 1e-4, 3: 1e-4}
 
 
-def test_without_a_rate_that_ends_cleanly_the_most_accurate_is_chosen_in_the_plan_and_on_the_page(accuracies):
+def test_without_a_rate_that_keeps_the_format_the_most_accurate_is_chosen_in_the_plan_and_on_the_page(accuracies):
     rates = {1e-4: 0.5, 2e-4: 0.8}
-    accuracies("grpo", rates, clean=1)
-    assert plan.best_rate(COUNTING, "grpo", [*rates], (1,), least_clean=0.9) == 2e-4
-    runs = table("grpo", dict.fromkeys((1, 2, 3), rates), clean=0.1)
-    assert set(learning_rates.at_own_best_rate(runs, 0.9)["lr"]) == {2e-4}
+    accuracies("grpo", rates, exact_format=1)
+    assert plan.best_rate(COUNTING, "grpo", [*rates], (1,), least_exact_format=0.9) == 2e-4
+    made = table("grpo", dict.fromkeys((1, 2, 3), rates), exact_format=0.1)
+    assert set(comparisons.at_own_best_rate(made, 0.9)["lr"]) == {2e-4}
 
 
-def test_a_method_bears_the_rates_at_which_it_is_as_accurate_as_at_its_best_and_ends_cleanly():
-    clean = table("gtpo", {1: {1e-4: 0.76, 2e-4: 0.8, 8e-4: 0.7}})
-    runs = pd.concat([clean, table("gtpo", {1: {4e-4: 0.79}}, clean=0.85)])
-    assert learning_rates.rates_borne(runs, "task", "gtpo") == [1e-4, 2e-4]
+def test_a_method_bears_the_rates_at_which_it_is_as_accurate_as_at_its_best_and_keeps_the_format():
+    kept = table("gtpo", {1: {1e-4: 0.76, 2e-4: 0.8, 8e-4: 0.7}})
+    made = pd.concat([kept, table("gtpo", {1: {4e-4: 0.79}}, exact_format=0.85)])
+    assert comparisons.rates_borne(made, "task", "gtpo") == [1e-4, 2e-4]
 
 
 def test_a_run_of_part_two_is_summed_up_by_its_endpoints(no_logs):
@@ -468,33 +467,35 @@ def test_a_run_of_part_two_is_summed_up_by_its_endpoints(no_logs):
     held_out = {"samples": 16, "right": [16, 0, 2, 0], "strict": [16, 8, 16, 8]}
     cell = Cell(MANY[0], "gtpo", 1e-4)
     run.keep({"steps": steps, "held_out": held_out}, cell.log(1))
-    (summary,) = learning_rates.results([(cell, 1), (cell, 2)]).to_dict("records")
-    assert summary["accuracy"] == 18 / 64 and summary["clean"] == 0.75
+    (summary,) = runs.results([(cell, 1), (cell, 2)]).to_dict("records")
+    assert summary["accuracy"] == 18 / 64 and summary["exact_format"] == 0.75
     assert summary["pass8"] == pytest.approx((1 + 1 - 8 * 7 / (16 * 15)) / 4, abs=1e-9)
     assert summary["worst"] == pytest.approx(0.2) and summary["first"] == pytest.approx(0.4)
     assert summary["change"] == pytest.approx(-1)
 
 
 def test_the_page_fills_up_as_runs_are_complete(no_logs):
-    assert not any(rows for _, rows in learning_rates.evidence().values())
+    assert not any(rows for _, rows in tables.of_many_prompts().values())
     columns = ("entropy", "length", "template", "conflict", "conflict_first", "conflict_last")
     steps = {name: [0.25] * 60 for name in columns} | {"strict": [1.0] * 60, "change": [0.1] * 60}
     right = {"gtpo": 16, "positive_only": 24}  # of 32, at 1e-4 and 1e-5; less elsewhere
-    while missing := [(c, seed) for runs in plan.blocks().values() for c, seed in runs if not c.log(seed).exists()]:
+    while missing := [
+        (c, seed) for of_block in plan.blocks().values() for c, seed in of_block if not c.log(seed).exists()
+    ]:
         for cell, seed in missing:
             answered = right.get(cell.method, 8) - (cell.lr not in (1e-4, 1e-5))
             held_out = {"samples": 32, "right": [answered] * 4, "strict": [32 if cell.lr <= 1e-4 else 16] * 4}
             run.keep({"steps": steps, "held_out": held_out}, cell.log(seed))
-    assert [done for _, done in learning_rates.progress()] == [f"{n} of {n}" for n in map(len, plan.blocks().values())]
-    tables = {name: rows for name, (_, rows) in learning_rates.evidence().items()}
-    methods = {row[0]: row[1:] for row in tables["many"]}
-    assert methods["GRPO"][:4] == ["1e-4", "15", "0.25", "1.00"]
-    assert methods["GRPO"][5:7] == ["+0.25 [+0.25, +0.25]", "+0.00 [+0.00, +0.00]"]
-    assert len(tables["real"]) == 6 and len(tables["rivals"]) == 4 + len(plan.RIVALS)
-    assert ["GTPO", *["0.50, 1.00"] * 5] in tables["real by seed"]
-    assert len(tables["by share"]) == 1 + len(plan.WORDY)
-    assert {row[0]: row[2] for row in tables["fresh"]} == {comparisons.TITLES[m]: "15" for m in plan.CONFIRMED}
-    assert tables["borne"][0][:2] == ["counting letters", "2.5e-5, 5e-5, 1e-4"]
-    assert {row[0] for row in tables["better"]} == {"1b", "2", "3", "5"}
-    assert {row[2] for row in tables["better"]} == {"GRPO, positive updates only"}
-    assert all(row[1:4] == ["25%", "25%", "5"] and row[4] == "+0.25 [+0.25, +0.25]" for row in tables["by share"])
+    assert [done for _, done in tables.progress()] == [f"{n} of {n}" for n in map(len, plan.blocks().values())]
+    made = {name: rows for name, (_, rows) in tables.of_many_prompts().items()}
+    methods = {row[0]: row[1:] for row in made["many"]}
+    assert methods["GRPO"][:4] == ["1e-4", "0 of 15", "0.25", "1.00"]
+    assert methods["GRPO"][5:7] == ["−0.25 [−0.25, −0.25]", "+0.00 [+0.00, +0.00]"]
+    assert len(made["real"]) == 6 and len(made["rivals"]) == 4 + len(plan.RIVALS)
+    assert ["GTPO", *["0.50, 1.00"] * 5] in made["real by seed"]
+    assert len(made["by share"]) == 1 + len(plan.WORDY)
+    assert {row[0]: row[2] for row in made["fresh"]} == {titles.METHODS[m]: "0 of 15" for m in plan.CONFIRMED}
+    assert made["borne"][0][:2] == ["counting letters", "2.5e-5, 5e-5, 1e-4"]
+    assert {row[0] for row in made["better"]} == {"1b", "2", "3", "5"}
+    assert {row[2] for row in made["better"]} == {"GRPO, positive updates only"}
+    assert all(row[1:4] == ["25%", "25%", "5"] and row[4] == "+0.25 [+0.25, +0.25]" for row in made["by share"])
