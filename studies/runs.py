@@ -1,6 +1,7 @@
 """The runs of the study from their logs: what each was, its curves, and what came out."""
 
 import functools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,8 @@ from studies.titles import METRICS, TASKS
 
 EOS = "<|im_end|>"
 """The text of EOS, for both models."""
+_SPECIAL = re.compile(r"<\|\w+\|>")
+"""Special tokens, which stored texts have and rewards do not see: few completions have another one than EOS."""
 LOST = 0.5
 """A run with a smaller share of completions in the exact format has lost it."""
 EARLY = 20
@@ -103,14 +106,14 @@ def form(held_out: Mapping[str, Any], samples: int) -> dict[str, float]:
     elif "text" in held_out:
         texts = held_out["text"]
         found["eos"] = float(np.mean([text.endswith(EOS) for text in texts]))
-        found["well_formed"] = float(np.mean([is_well_formed(text.removesuffix(EOS)) for text in texts]))
+        found["well_formed"] = float(np.mean([is_well_formed(_SPECIAL.sub("", text)) for text in texts]))
         found["exact_format_of_texts"] = float(np.mean([is_exact(text) for text in texts]))
     return found
 
 
 def is_exact(text: str) -> bool:
     """Return whether a completion, special tokens included, is in the exact format: the two blocks, then EOS."""
-    return text.endswith(EOS) and is_strict(text.removesuffix(EOS))
+    return text.endswith(EOS) and is_strict(_SPECIAL.sub("", text))
 
 
 def _of_curves(curves: Mapping[str, np.ndarray], of: Windows) -> dict[str, float]:

@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from zipfile import ZipFile
 
 import numpy as np
 import pandas as pd
@@ -499,3 +501,52 @@ def test_the_page_fills_up_as_runs_are_complete(no_logs):
     assert {row[0] for row in made["better"]} == {"1b", "2", "3", "5"}
     assert {row[2] for row in made["better"]} == {"GRPO, positive updates only"}
     assert all(row[1:4] == ["25%", "25%", "5"] and row[4] == "+0.25 [+0.25, +0.25]" for row in made["by share"])
+
+
+def held_out_logs():
+    """Every stored log with texts of held-out completions, from its archive or its own file."""
+    for archive in sorted((plan.ROOT / "studies/results").glob("*.zip")):
+        with ZipFile(archive) as logs:
+            for name in logs.namelist():
+                if name.endswith(".json.gz"):
+                    yield name, json.loads(gzip.decompress(logs.read(name)))
+    for path in sorted((plan.ROOT / "studies/results").glob("*/*.json.gz")):
+        yield f"{path.parent.name}/{path.name}", json.loads(gzip.decompress(path.read_bytes()))
+
+
+BLOCK = r"(?:(?!</?reasoning>|</?answer>).)*"
+BLOCKS = rf"\s*<reasoning>{BLOCK}</reasoning>\s*<answer>{BLOCK}</answer>"
+
+
+def three_measures(text):
+    """Whether a text ends with EOS, is well formed up to the first closing tag, and is in the exact format."""
+    ends = text.endswith("<|im_end|>")
+    for special in ("<|im_end|>", "<|assistant|>", "<|user|>"):  # no reward sees them
+        text = text.replace(special, "")
+    answered = re.match(r".*?</answer>", text, re.DOTALL)
+    well_formed = answered is not None and re.fullmatch(BLOCKS, answered[0], re.DOTALL) is not None
+    exact = re.fullmatch(rf"{BLOCKS}\s*", text, re.DOTALL) is not None
+    return ends, well_formed, ends and exact
+
+
+def test_the_three_measures_of_every_run_are_those_of_its_stored_texts():
+    cells = {
+        cell.log(seed).relative_to(plan.HERE / "results").as_posix(): (cell, seed) for cell, seed in plan.planned()
+    }
+    seen = 0
+    for name, record in held_out_logs():
+        held_out = record.get("held_out") or {}
+        texts = held_out.get("text") or held_out.get("texts")
+        if name not in cells or not texts or isinstance(texts[0], int):
+            continue
+        of_questions = [[text] if isinstance(text, str) else text for text in texts]
+        found = [[three_measures(text) for text in of_question] for of_question in of_questions]
+        shares = np.mean([measures for of_question in found for measures in of_question], axis=0)
+        summary = runs.load(*cells[name]).summary
+        assert [summary["eos"], summary["well_formed"], summary["exact_format_of_texts"]] == pytest.approx(list(shares))
+        for exact, of_question in zip(held_out["strict"], found, strict=True):
+            texts_exact = sum(is_exact for *_, is_exact in of_question)
+            assert texts_exact <= exact <= held_out["samples"] - len(of_question) + texts_exact, name
+        seen += 1
+    # SmolLM2's 159 runs of blocks 1, 6, 9, 10 and 12, the tiny model's 991, and what came later.
+    assert seen >= 1150
