@@ -23,14 +23,16 @@ def is_too_old() -> bool:
     What calls itself 0.9.0.dev does not. verl's branch `neo` does so, has the functions that GTPO hooks, and has no
     later version to upgrade to. Where a function is missing, the hooks say so.
     """
-    found = verl_version()
-    return found is not None and Version(found.base_version) < Version(SUPPORTED_VERL[0])
+    installed = verl_version()
+    return installed is not None and Version(installed.base_version) < Version(SUPPORTED_VERL[0])
 
 
 def is_tested() -> bool:
     """Whether this verl is a release from the first to the last of `SUPPORTED_VERL`, not a checkout or a fork."""
-    found, first, last = verl_version(), Version(SUPPORTED_VERL[0]), Version(SUPPORTED_VERL[-1])
-    return found is not None and not (found.is_prerelease or found.local) and first <= found <= last
+    installed = verl_version()
+    if installed is None or installed.is_prerelease or installed.local:
+        return False
+    return Version(SUPPORTED_VERL[0]) <= installed <= Version(SUPPORTED_VERL[-1])
 
 
 def raise_load_errors() -> None:
