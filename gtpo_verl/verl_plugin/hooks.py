@@ -30,28 +30,35 @@ class Hook(NamedTuple):
 
 
 def validate_config(proceed: Callable, *, config: Any) -> Any:
-    """Before any worker is up: verl's own trainers call `validate_config` in their driver, some again in their task
-    runner; the experimental ones call `run_ppo` before they start Ray, fully_async nothing else."""
+    """Check the config before any worker is up.
+
+    verl's own trainers call `validate_config` in their driver, some again in their task runner; the experimental ones
+    call `run_ppo` before they start Ray, and fully_async calls nothing else.
+    """
     preflight.check_and_log(config)
     return proceed()
 
 
 def get_adv_estimator_fn(proceed: Callable, *, name_or_enum: Any) -> Callable:
-    """verl looks an estimator up when a config asks for it; then `gtpo` is this one, if nobody has taken the name."""
+    """Serve `gtpo` when verl looks the estimator up, if nobody has taken the name."""
     if name_or_enum == "gtpo":
         registry(ADV_ESTIMATOR).setdefault("gtpo", estimate_gtpo_advantage)
     return proceed()
 
 
 def get_policy_loss_fn(proceed: Callable, *, name: Any) -> Callable:
-    """As `get_adv_estimator_fn`, in the workers."""
+    """Serve the loss `gtpo` when verl looks it up, in its workers, if nobody has taken the name."""
     if name == "gtpo":
         registry(LOSS_MODE).setdefault("gtpo", compute_policy_loss_gtpo)
     return proceed()
 
 
 def v1_compute_advantage(proceed: Callable, trainer: Any, *, batch: Any) -> Any:
-    """The V1 trainer's advantages: its rows are in TransferQueue."""
+    """Give the V1 trainer GTPO's advantages; its rows are in TransferQueue.
+
+    Raises:
+        RuntimeError: verl has computed the advantages without the function `compute_advantage` that is hooked.
+    """
     state = enter(trainer)
     if not state.begin_step():
         return proceed()
@@ -67,14 +74,14 @@ def v1_compute_advantage(proceed: Callable, trainer: Any, *, batch: Any) -> Any:
             f"verl {verl.__version__} computed the advantages without the function compute_advantage that gtpo_verl "
             f"hooks: use verl {compat.SUPPORTED_VERL[-1]}, or trainer.use_v1=False"
         )
-    if inputs := state.pending.inputs:
-        fields = TensorDict(inputs.to_batch(), batch_size=len(batch.keys))
+    if state.pending.inputs:
+        fields = TensorDict(state.pending.inputs.to_batch(), batch_size=len(batch.keys))
         result = trainer_base.tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
     return result
 
 
 def legacy_compute_old_log_prob(proceed: Callable, trainer: Any, *, batch: Any) -> Any:
-    """The legacy trainer has entropies only here, and may move its rows before it computes advantages."""
+    """Keep the legacy trainer's entropies in its batch: it has them only here, and may move its rows afterwards."""
     result = proceed()
     if enter(trainer).reads_entropy:
         batch_fields.keep_in_batch(result[0].batch, batch.batch)
@@ -82,13 +89,16 @@ def legacy_compute_old_log_prob(proceed: Callable, trainer: Any, *, batch: Any) 
 
 
 def separate_compute_advantage(proceed: Callable, trainer: Any) -> Any:
-    """fully_async and one_step_off have loops of their own, and under bypass mode no old-log-prob pass."""
+    """Learn of the trainers fully_async and one_step_off, whose loops are their own.
+
+    Under bypass mode they have no old-log-prob pass, where the legacy trainer is met otherwise.
+    """
     enter(trainer)
     return proceed()
 
 
 def compute_advantage(proceed: Callable, *, data: Any) -> Any:
-    """Both trainers call this, with padded rows."""
+    """Compute the advantages of a batch of padded rows, of either trainer."""
     state = current()
     if state is None:
         return proceed()
@@ -96,11 +106,13 @@ def compute_advantage(proceed: Callable, *, data: Any) -> Any:
     state.batch = None  # it serves once
     if fields is None and state.begin_step():  # the legacy trainer
         fields = batch_fields.take_from_batch(data.batch, state.reads_entropy)
-    return state.compute_advantage(proceed, fields, data) if fields else proceed()
+    if fields is None:
+        return proceed()
+    return state.compute_advantage(proceed, fields, data)
 
 
 def ppo_loss(proceed: Callable, *, config: Any, model_output: Any, data: Any) -> Any:
-    """The actor's loss, in a worker: of the whole rows of a micro-batch, with their entropy."""
+    """Apply the entropy terms in the actor's loss, in a worker, to the whole rows of a micro-batch."""
     inputs = update_pass.UpdateInputs.from_batch(data)
     if inputs is None:
         return proceed()
@@ -114,7 +126,11 @@ def ppo_loss(proceed: Callable, *, config: Any, model_output: Any, data: Any) ->
 
 
 def reduce_metrics(proceed: Callable, *, metrics: dict[str, Any]) -> dict[str, Any]:
-    """Metrics of every actor and critic update pass through here; those of the step join them."""
+    """Add GTPO's metrics to those of the actor's update; metrics of the critic's pass through here too.
+
+    Raises:
+        RuntimeError: the update was to bring back its entropies, and has not.
+    """
     # A trainer may give the actor's metrics another prefix than verl's `actor/`.
     key = next((name for name in metrics if str(name).endswith(f"/{update_pass.ENTROPIES}")), None)
     entropies = metrics.pop(key) if key else None
@@ -123,9 +139,9 @@ def reduce_metrics(proceed: Callable, *, metrics: dict[str, Any]) -> dict[str, A
     if state is None or state.pending is None:
         return reduced
     if state.pending.inputs:
-        if entropies is None and not any(name.startswith("actor/") for name in reduced):
-            return reduced  # of the critic
         if entropies is None:
+            if not any(name.startswith("actor/") for name in reduced):
+                return reduced  # of the critic
             raise RuntimeError(
                 "algorithm.gtpo.entropy_from=update, but the actor's loss did not apply the entropy: its worker is not "
                 "verl's own (verl.workers.engine_workers), or has not loaded gtpo_verl; set entropy_from=old_log_prob"
@@ -137,7 +153,10 @@ def reduce_metrics(proceed: Callable, *, metrics: dict[str, Any]) -> dict[str, A
 
 
 def compute_data_metrics(proceed: Callable, *, batch: Any) -> dict[str, Any]:
-    """verl's trainers call this with the batch that they have updated with."""
+    """Compare the batch with GTPO's advantages: verl's trainers call this with what they have updated with.
+
+    Raises what `UpdateCheck.compare` raises.
+    """
     metrics = proceed()
     state = current()
     if state and state.update_check:
@@ -146,7 +165,7 @@ def compute_data_metrics(proceed: Callable, *, batch: Any) -> dict[str, Any]:
 
 
 def fit(proceed: Callable, trainer: Any) -> Any:
-    """The watch for collapse lives as long as the trainer's loop."""
+    """Watch the trainer for collapse, if its config asks for that, as long as its loop runs."""
     before = current()
     state = enter(trainer)
     state.watch = TrainerWatch.of(trainer)
@@ -158,10 +177,11 @@ def fit(proceed: Callable, trainer: Any) -> Any:
 
 
 def track(proceed: Callable, tracking: Any, *, config: Any) -> None:
-    """verl's logger gets the whole config in every trainer, whatever methods of it a trainer replaces."""
+    """Learn of a trainer by its logger, which gets the whole config whatever methods of verl's the trainer replaces."""
     proceed()
     if current() or not isinstance(config, Mapping):
         return
+    # Of a config that may be anybody's, only the sections in which the plugin reads.
     sections = {name: config[name] for name in ("algorithm", "trainer") if isinstance(config.get(name), Mapping)}
     set_current(TrainerState(OmegaConf.create(sections, flags={"allow_objects": True})))
 
@@ -171,7 +191,7 @@ _UPDATED = {"actor/pg_loss", "actor/grad_norm"}
 
 
 def log(proceed: Callable, tracking: Any, *, data: dict[str, Any], step: Any) -> Any:
-    """What the trainer logs, under any estimator.
+    """Read what a trainer has logged, under any estimator.
 
     Raises:
         RuntimeError: the run is to be watched for collapse, but its trainer's loop is not verl's.
@@ -191,7 +211,8 @@ def log(proceed: Callable, tracking: Any, *, data: dict[str, Any], step: Any) ->
     return result
 
 
-_V1, _LEGACY = "verl.trainer.ppo.v1.trainer_base", "verl.trainer.ppo.ray_trainer"
+_V1 = "verl.trainer.ppo.v1.trainer_base"
+_LEGACY = "verl.trainer.ppo.ray_trainer"
 _SEPARATE = "verl.experimental.separation.ray_trainer"
 HOOKS = (
     Hook("settings", "verl.utils.config", "validate_config", validate_config),
