@@ -336,6 +336,33 @@ def test_the_example_loads_and_resumes_as_it_is_told(model, tmp_path):
     assert {weight.dtype for weight in load_file(weights).values()} == {torch.bfloat16}
 
 
+def by_log_probs(response_mask, old_log_probs):
+    return response_mask * old_log_probs.exp()
+
+
+def by_entropy(response_mask, entropy, advantages):
+    return response_mask * (1 + entropy) * (2 + advantages.sign().unsqueeze(-1))
+
+
+def test_lambda_of_ones_own_acts_on_the_advantages(model, tmp_path):
+    gtpo = GTPOConfig(entropy_coeff=0, completion_filter="never", token_weights=f"pkg://{__name__}.by_entropy")
+    weighed = train(Recorder, model, tmp_path / "own", gtpo)
+    plain = train(Recorder, model, tmp_path / "plain", ALL_OFF)
+    first, same = weighed.rows[:8], plain.rows[:8]  # of one policy
+    for own, row in zip(first, same, strict=True):
+        for weighed_a, a in zip(own["advantages"], row["advantages"], strict=True):
+            assert (weighed_a == 0) == (a == 0) and weighed_a * a >= 0
+            assert abs(weighed_a) > abs(a) or a == 0
+    assert any("gtpo/lambda/mean" in entry for entry in weighed.state.log_history)
+
+
+def test_log_probs_that_trl_does_not_compute_are_an_error_at_the_start(model, tmp_path):
+    gtpo = GTPOConfig(completion_filter="never", token_weights=f"pkg://{__name__}.by_log_probs")
+    with pytest.raises(ValueError, match="token_weights=.* asks for old_log_probs"):
+        train(GTPOTrainer, model, tmp_path, gtpo)
+    train(GTPOTrainer, model, tmp_path, gtpo, num_iterations=2)
+
+
 if __name__ == "__main__":
     folder, output = sys.argv[1:]
     trainer = train(Recorder, folder, output, GTPOConfig(completion_filter="never"), per_device_train_batch_size=2)

@@ -35,6 +35,12 @@ def departures(args: GRPOConfig) -> dict[str, tuple]:
     return {name: (getattr(args, name), paper) for name, paper in papers.items() if getattr(args, name) != paper}
 
 
+def keeps_log_probs(args: GRPOConfig) -> bool:
+    """Whether TRL computes the log-probabilities of the policy before an update."""
+    is_used_once = args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations) == 0
+    return not is_used_once or (args.use_vllm and args.vllm_importance_sampling_correction)
+
+
 class GTPOTrainer(GRPOTrainer):
     """GRPOTrainer with an advantage per token, (B, T): δ_i (A_i − γ⟨H⟩_i) λ_it in place of TRL's A_i.
 
@@ -48,6 +54,11 @@ class GTPOTrainer(GRPOTrainer):
         super().__init__(*args, **kwargs)
         if not self.accelerator.is_main_process:
             logging.getLogger("gtpo_verl").setLevel(logging.ERROR)
+        if "old_log_probs" in self.gtpo.token_weight_fields and not keeps_log_probs(self.args):
+            raise ValueError(
+                f"token_weights={self.gtpo.token_weights} asks for old_log_probs, which TRL computes only for several "
+                f"updates per rollout: set num_iterations above 1 ({self.args.num_iterations}), or use another field"
+            )
         if other := departures(self.args):
             own = {name: value for name, (value, _) in other.items()}
             paper = {name: value for name, (_, value) in other.items()}
@@ -89,8 +100,10 @@ class GTPOTrainer(GRPOTrainer):
             )
         local = (batch["advantages"], responses, batch["completion_mask"] * batch.get("tool_mask", 1), entropy)
         # The completions of a prompt may be spread over processes.
+        if batch.get("old_per_token_logps") is not None:  # TRL has them only where a rollout is used several times
+            local += (batch["old_per_token_logps"],)
         every = [self.accelerator.gather(self.accelerator.pad_across_processes(x, dim=1)) for x in local]
-        advantages, all_responses, response_mask, all_entropy = every
+        advantages, all_responses, response_mask, all_entropy, *log_probs = every
         is_scored = ~self._rewards.isnan().all(dim=1, keepdim=True)  # by one reward function at least
         response_mask = response_mask * is_scored  # A = 0 alone would leave −γ⟨H⟩
         mode = "train" if self.model.training else "eval"
@@ -116,6 +129,7 @@ class GTPOTrainer(GRPOTrainer):
             group_ids=completions,
             entropy=all_entropy,
             trajectory_entropy=trajectory_entropy,
+            old_log_probs=log_probs[0] if log_probs else None,
             config=config,
             initial_entropy=initial_entropy,
         )

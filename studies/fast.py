@@ -212,6 +212,7 @@ class Learner:
         inputs = batch.group_advantages, batch.index, batch.responses, mask, batch.entropy
         tokens = mask.sum().item()
         conflicts = compute_gtpo_token_advantages(*inputs, MASKS_ONLY).conflicts
+        assert conflicts is not None
         logged = {
             name: length.sum().item() / tokens
             for name, length in (
@@ -219,9 +220,7 @@ class Learner:
                 ("conflict_first", conflicts.prefix_len),
                 ("conflict_last", conflicts.suffix_len),
             )
-            if length is not None
         }
-        assert conflicts.forks is not None
         logged["forks"] = conflicts.forks.float().mean().item()
         if algorithm.adv_estimator == "gtpo":
             result = compute_gtpo_token_advantages(*inputs, replace(self.settings, min_correct_reward=None))

@@ -1,7 +1,7 @@
 """The advantage of GTPO for a whole batch: δ_i (A_i − γ⟨H⟩_i) λ_{i,t} of arXiv:2508.03772, Eq. 11."""
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +9,7 @@ import torch
 from gtpo_verl.algorithm.completions import Completions, GroupIds
 from gtpo_verl.algorithm.config import GTPOConfig
 from gtpo_verl.algorithm.conflict import Conflicts, compute_conflict_weights, find_conflicts
+from gtpo_verl.algorithm.token_weights import compute_own_weights
 
 
 class GTPOAdvantage(NamedTuple):
@@ -20,13 +21,17 @@ class GTPOAdvantage(NamedTuple):
     regularizer: torch.Tensor  # (bs,), γ⟨H⟩_i
     keep: torch.Tensor  # (bs,) bool, δ_i
     unweighted_advantages: torch.Tensor  # (bs,), δ_i (A_i − γ⟨H⟩_i): the advantage of a token with λ = 1
-    conflicts: Conflicts  # the conflict mask M and the lengths of its runs
-    conflict_weights: torch.Tensor  # (bs,), λ of each completion's tokens on M
     completions: Completions
+    conflicts: Conflicts | None  # the conflict mask M and the lengths of its runs; None with λ of a user's own
+    conflict_weights: torch.Tensor  # (bs,), λ of each completion's tokens on M
+    own_weights: torch.Tensor | None = None  # (bs, response_length), λ of a user's own function
 
     @property
     def token_weights(self) -> torch.Tensor:
-        """(bs, response_length) float32, λ_{i,t} of Eq. 9: 1 off the conflict mask."""
+        """(bs, response_length) float32, λ_{i,t} of Eq. 9: 1 off the conflict mask; or the user's own."""
+        if self.own_weights is not None:
+            return self.own_weights
+        assert self.conflicts is not None
         return self.conflicts.spread(self.conflict_weights, self.advantages.shape)
 
 
@@ -44,6 +49,8 @@ def compute_gtpo(
     norm_adv_by_std_in_grpo: bool = True,
     epsilon: float = 1e-6,
     trajectory_entropy: torch.Tensor | None = None,
+    old_log_probs: torch.Tensor | None = None,
+    token_weights: Callable[..., torch.Tensor] | None = None,
 ) -> GTPOAdvantage:
     """Compute the advantages of GTPO (Group-relative Trajectory-based Policy Optimization, arXiv:2508.03772, Eq. 11).
 
@@ -72,6 +79,9 @@ def compute_gtpo(
         initial_entropy (float | None): ⟨H⟩_ini in nats per token; by default `config.initial_entropy`.
         norm_adv_by_std_in_grpo (bool): divide by the group's standard deviation, plus `epsilon`, as in Sec. 3.
         trajectory_entropy (torch.Tensor | None): (bs,), ⟨H⟩_i in nats per token, where the caller has them.
+        old_log_probs (torch.Tensor | None): (bs, response_length), for a function of `token_weights` that asks for it.
+        token_weights: a function that gives λ_{i,t} in place of Eq. 9 (`gtpo_verl.algorithm.token_weights`); by default
+            the one that the settings name, if any.
 
     Raises:
         ValueError: no initial entropy for the filter `auto`; wrong shapes; a value that is not finite, or no entropy;
@@ -94,6 +104,31 @@ def compute_gtpo(
     highest_kept = highest_kept_entropy(group_advantages, settings, initial_entropy)
     regularized = regularize(group_advantages, trajectory_entropy, settings.entropy_coeff, highest_kept)
 
+    setting = "token_weights"
+    if token_weights is None:
+        token_weights = settings.token_weight_function
+        setting = f"{settings.section}.token_weights={settings.token_weights}"
+    if token_weights is not None:
+        fields = {
+            "responses": responses,
+            "advantages": group_advantages,
+            "entropy": entropy,
+            "old_log_probs": old_log_probs,
+        }
+        own_weights = compute_own_weights(token_weights, fields, completions, setting)
+        return GTPOAdvantage(
+            advantages=completions.spread(regularized.advantages) * own_weights,
+            group_advantages=group_advantages,
+            trajectory_entropy=trajectory_entropy,
+            regularizer=regularized.regularizer,
+            keep=regularized.keep,
+            unweighted_advantages=regularized.advantages,
+            completions=completions,
+            conflicts=None,
+            conflict_weights=torch.ones_like(group_advantages),
+            own_weights=own_weights,
+        )
+
     conflicts = find_conflicts(responses, completions, group_advantages, settings)
     conflict_weights = compute_conflict_weights(
         group_advantages, settings.conflict_weight_positive, settings.conflict_weight_negative
@@ -109,9 +144,9 @@ def compute_gtpo(
         regularizer=regularized.regularizer,
         keep=regularized.keep,
         unweighted_advantages=regularized.advantages,
+        completions=completions,
         conflicts=conflicts,
         conflict_weights=conflict_weights,
-        completions=completions,
     )
 
 

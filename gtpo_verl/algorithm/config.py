@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from inspect import signature
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+
+from gtpo_verl.algorithm import token_weights
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -16,9 +16,9 @@ LN2 = math.log(2)
 
 CompletionFilter = Literal["auto", "always", "never"]
 FilterScope = Literal["all", "negative"]
+ConflictSpan = Literal["leading", "first", "all", "none"]
 ConflictMasks = Literal["both", "forward", "backward"]
 
-_OWN_MASK = "pkg://module.function"
 _SYMBOLS = {
     "gamma": "entropy_coeff",
     "lambda": "conflict_weight_positive and conflict_weight_negative",
@@ -45,10 +45,12 @@ class GTPOConfig:
             before any update.
         conflict_span (str): which conflict tokens are masked (Sec. 5.1). `leading`: the run that starts at the
             completion's first (last) token. `first`: the first run from each end, wherever it starts. `all`:
-            every conflict token. `none`: no mask. `pkg://module.function`: a mask of your own, `find_conflicts`.
+            every conflict token. `none`: no mask.
         conflict_weight_positive (float): λ of a conflict token where the advantage is positive (Eq. 9). At least 0.
         conflict_weight_negative (float): λ of a conflict token where the advantage is negative (Eq. 9). At least 0.
         conflict_masks (str): `both`, or only the `forward` or the `backward` mask, to see what each does.
+        token_weights (str | None): `pkg://module.function` names a function that gives λ of every token in place of the
+            conflict masks (`gtpo_verl.algorithm.token_weights`). Not the paper's. None: Eq. 9.
         min_correct_reward (float | None): a completion with a lower reward is wrong, and its A_i at most 0. Not the
             paper's. None: A_i is GRPO's.
 
@@ -67,21 +69,19 @@ class GTPOConfig:
     completion_filter: CompletionFilter = "auto"
     filter_scope: FilterScope = "all"
     initial_entropy: float | None = None
-    conflict_span: str = "leading"
+    conflict_span: ConflictSpan = "leading"
     conflict_weight_positive: float = 2.0
     conflict_weight_negative: float = 0.0
     conflict_masks: ConflictMasks = "both"
+    token_weights: str | None = None
     min_correct_reward: float | None = None
 
     def __post_init__(self) -> None:
         self._check_choice("completion_filter", *get_args(CompletionFilter))
         self._check_choice("filter_scope", *get_args(FilterScope))
         self._check_choice("conflict_masks", *get_args(ConflictMasks))
-        if self.own_mask is None:
-            self._check_choice("conflict_span", "leading", "first", "all", "none", _OWN_MASK)
-        elif self.conflict_masks != "both":
-            both = f"{self.section}.conflict_masks={self.conflict_masks!r} with conflict_span={self.conflict_span}"
-            raise ValueError(f"{both}: leave the first out; the function alone says which tokens are masked")
+        self._check_choice("conflict_span", *get_args(ConflictSpan))
+        self._check_token_weights()
         for key in ("entropy_coeff", "conflict_weight_positive", "conflict_weight_negative"):
             self._check_number(key, "a number of at least 0", lambda number: number >= 0)
         remedy = "a number of nats per token above 0 (ln 2 in the paper)"
@@ -126,11 +126,11 @@ class GTPOConfig:
         known = [field.name for field in fields(cls)]
         unknown = [key for key in section if key not in known]
         if unknown:
-            raise ValueError("; ".join(f"{cls.section}.{key}={section[key]!r}: {cls._hint(key)}" for key in unknown))
+            raise ValueError("; ".join(f"{cls.section}.{key}={section[key]!r}: {cls.hint(key)}" for key in unknown))
         return cls(**dict(section))
 
     @classmethod
-    def _hint(cls, key: Any) -> str:
+    def hint(cls, key: Any) -> str:
         """Return what an unknown key may be meant for: one that another trainer has, or by its likeness to a key or to
         a symbol of the paper."""
         for other in GTPOConfig.__subclasses__():
@@ -143,19 +143,37 @@ class GTPOConfig:
         return f"unknown key; did you mean {_SYMBOLS.get(near[0], near[0])}?"
 
     @property
-    def own_mask(self) -> Callable | None:
-        """Return the function of `conflict_span=pkg://module.function`; a ValueError if there is none of this name."""
-        if not str(self.conflict_span).startswith("pkg://"):
+    def token_weight_function(self) -> Callable[..., Any] | None:
+        """The function that `token_weights` names; a ValueError if there is none of this name."""
+        if self.token_weights is None:
             return None
-        try:
-            function = resolve_name(":".join(self.conflict_span.removeprefix("pkg://").rsplit(".", 1)))
-            signature(function).bind(*range(4))
-        except Exception as error:  # whatever a module raises when it is imported
-            raise ValueError(
-                f"{self.section}.conflict_span={self.conflict_span}: {error}; give {_OWN_MASK}, a function of four "
-                "arguments in a module that can be imported on every node, installed or on PYTHONPATH"
-            ) from error
-        return function
+        return token_weights.load_function(self.token_weights, f"{self.section}.token_weights={self.token_weights}")
+
+    @property
+    def token_weight_fields(self) -> list[str]:
+        """What the function of `token_weights` asks for, by the names of its arguments."""
+        function = self.token_weight_function
+        return [] if function is None else token_weights.fields_of(function)
+
+    def fields_it_lacks(self) -> dict[str, str]:
+        """Return the fields of a batch that a function of `token_weights` is not given with these settings, and why."""
+        return {}
+
+    def _check_token_weights(self) -> None:
+        if self.token_weights is None:
+            return
+        setting = f"{self.section}.token_weights={self.token_weights}"
+        for field in fields(GTPOConfig):
+            value = getattr(self, field.name)
+            if field.name.startswith("conflict_") and value != field.default:
+                raise ValueError(
+                    f"{self.section}.{field.name}={value!r} with {setting}: leave the first out; the function alone "
+                    "says what λ is"
+                )
+        lacks = self.fields_it_lacks()
+        for name in self.token_weight_fields:
+            if name in lacks:
+                raise ValueError(f"{setting} asks for {name}: {lacks[name]}")
 
     @property
     def measures_initial_entropy(self) -> bool:

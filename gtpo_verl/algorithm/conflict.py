@@ -12,24 +12,25 @@ import numpy as np
 import torch
 
 from gtpo_verl.algorithm.completions import Completions, GroupIds
-from gtpo_verl.algorithm.config import ConflictMasks, GTPOConfig
+from gtpo_verl.algorithm.config import ConflictMasks, ConflictSpan, GTPOConfig
 
 _BLOCK = 32  # positions looked at together; later blocks only while a run continues
 
 
 class Conflicts(NamedTuple):
-    """The conflict mask M = forward OR backward of a batch: its tokens are `responses[rows, columns]`.
-
-    Of a user's own mask the last three are unknown.
-    """
+    """The conflict mask M = forward OR backward of a batch: its tokens are `responses[rows, columns]`."""
 
     rows: torch.Tensor  # (n,) int64
     columns: torch.Tensor  # (n,) int64
     conflict_len: torch.Tensor  # (bs,) int64, tokens on M
-    prefix_len: torch.Tensor | None = None  # (bs,) int64, tokens on the forward mask
-    suffix_len: torch.Tensor | None = None  # (bs,) int64, tokens on the backward mask
+    prefix_len: torch.Tensor  # (bs,) int64, tokens on the forward mask
+    suffix_len: torch.Tensor  # (bs,) int64, tokens on the backward mask
     # (bs,) bool, whether the forward mask runs past the beginning that all completions of the prompt share
-    forks: torch.Tensor | None = None
+    forks: torch.Tensor
+
+    def ends(self, row: int) -> dict[str, int]:
+        """Return how many tokens of a row are on the forward and on the backward mask, by their names here."""
+        return {"prefix_len": int(self.prefix_len[row]), "suffix_len": int(self.suffix_len[row])}
 
     def spread(self, weights: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """Return (bs, response_length) float32, of this shape, with each completion's weight, of (bs,), on M and 1 off
@@ -38,18 +39,13 @@ class Conflicts(NamedTuple):
         spread[self.rows, self.columns] = weights[self.rows]
         return spread
 
-    def ends(self, row: int) -> dict[str, int]:
-        """`prefix_len` and `suffix_len` of a row, where they are known."""
-        lengths = {"prefix_len": self.prefix_len, "suffix_len": self.suffix_len}
-        return {name: int(length[row]) for name, length in lengths.items() if length is not None}
-
 
 def compute_conflict_mask(
     responses: torch.Tensor,
     response_mask: torch.Tensor,
     advantages: torch.Tensor,
     index: GroupIds,
-    span: str = "leading",
+    span: ConflictSpan = "leading",
     masks: ConflictMasks = "both",
 ) -> torch.Tensor:
     """`find_conflicts` as a (bs, response_length) bool mask; span and masks are keys of `GTPOConfig`."""
@@ -97,28 +93,14 @@ def find_conflicts(
     `config.conflict_span` says which run. The partner of opposite sign may differ from token to token. No token is
     masked in a group without completions of both signs, in particular where all rewards are equal.
 
-    With `pkg://module.function` M is what that returns for copies of (responses, response_mask, groups, advantages):
-    (bs, response_length) bool, True on own tokens only. `groups` are (bs,) numbers of equal uids *and* prompts.
-
     Args:
         responses (torch.Tensor): (bs, response_length) int64 token ids.
         advantages (torch.Tensor): (bs,), one per completion, before the entropy term; only the sign is used.
         completions, config: whose `prompts`, `conflict_span` and `conflict_masks` are used.
-
-    Raises:
-        ValueError: the user's function returns something else, or masks a token that is no completion's own.
     """
     bs, width = responses.shape
     if advantages.shape != (bs,):
         raise ValueError(f"advantages has shape {tuple(advantages.shape)}: give one per completion, {(bs,)}")
-    function = config.own_mask
-    if function is not None:
-        copies = [x.clone() for x in (responses, completions.mask, completions.prompts, advantages)]
-        mask = function(*copies)
-        _check_own_mask(mask, completions, f"{config.section}.conflict_span={config.conflict_span}")
-        rows, columns = mask.nonzero(as_tuple=True)
-        return Conflicts(rows, columns, conflict_len=mask.sum(-1))
-
     # Places are indices into the flattened (bs * response_length,) batch.
     forward = forks = backward = np.empty(0, dtype=int)
     if config.conflict_span != "none" and config.conflict_masks in ("both", "forward"):
@@ -141,15 +123,6 @@ def find_conflicts(
         suffix_len=per_row(backward),
         forks=per_row(forks) > 0,
     )
-
-
-def _check_own_mask(mask: Any, completions: Completions, setting: str) -> None:
-    if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or mask.shape != completions.shape:
-        found = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
-        raise ValueError(f"{setting} returned {found}: it must be torch.bool {tuple(completions.shape)}")
-    for row in (mask & ~completions.mask).any(-1).nonzero().flatten().tolist():
-        uid = completions.uids[row]
-        raise ValueError(f"{setting} masks a token of row {row} (uid {uid}) that is not its own: `& response_mask`")
 
 
 def _find_runs(

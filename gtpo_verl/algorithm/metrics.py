@@ -8,6 +8,7 @@ import torch
 from gtpo_verl.algorithm.advantage import GTPOAdvantage
 from gtpo_verl.algorithm.completions import Completions
 from gtpo_verl.algorithm.config import GTPOConfig
+from gtpo_verl.algorithm.conflict import Conflicts
 
 
 @torch.no_grad()
@@ -22,7 +23,8 @@ def compute_gtpo_metrics(
     A fraction `*_frac` is of all tokens (`conflict/token_frac`, λ), of all groups (`*group_frac`, `zero_std_frac`), or
     of all completions (the others).
     `signal_residual` tests App. 8.2: (weight added to positive completions − weight taken from negative ones) over
-    their sum, each weight being |A_i| · |λ − 1| · the conflict share of the completion; 0 = total signal preserved.
+    their sum, each weight being |A_i| · |the mean of λ − 1 over the completion|; 0 = total signal preserved.
+    With λ of a user's own function there is no conflict mask, and `conflict/*` is left out.
     `regularizer/mean` is the mean of γ⟨H⟩_i. Entropies are in nats per token; a mean over no completions is left out.
 
     Args:
@@ -36,7 +38,7 @@ def compute_gtpo_metrics(
         initial_entropy = settings.initial_entropy
     is_real = result.completions.lengths > 0
     metrics = {
-        **_conflict_metrics(result, is_real),
+        **(_conflict_metrics(result, result.conflicts, is_real) if result.conflicts else {}),
         **_lambda_metrics(result),
         "entropy/initial": initial_entropy,
         "entropy/threshold": settings.entropy_threshold,
@@ -50,36 +52,42 @@ def compute_gtpo_metrics(
     return {f"gtpo/{name}": float(value) for name, value in metrics.items() if value is not None}
 
 
-def _conflict_metrics(result: GTPOAdvantage, is_real: torch.Tensor) -> dict[str, Any]:
-    conflicts = result.conflicts
-    metrics = {
+def _conflict_metrics(result: GTPOAdvantage, conflicts: Conflicts, is_real: torch.Tensor) -> dict[str, Any]:
+    return {
         "conflict/token_frac": conflicts.conflict_len.sum() / _number_of_tokens(result),
         "conflict/group_frac": _mean(_groups_with_any(result, conflicts.conflict_len > 0)),
+        "conflict/fork_frac": _mean(conflicts.forks[is_real]),
+        "conflict/prefix_len/mean": _mean(conflicts.prefix_len[is_real]),
+        "conflict/prefix_len/max": _max(conflicts.prefix_len[is_real]),
+        "conflict/suffix_len/mean": _mean(conflicts.suffix_len[is_real]),
+        "conflict/suffix_len/max": _max(conflicts.suffix_len[is_real]),
     }
-    if conflicts.forks is not None:
-        metrics["conflict/fork_frac"] = _mean(conflicts.forks[is_real])
-    for end, length in (("prefix", conflicts.prefix_len), ("suffix", conflicts.suffix_len)):
-        if length is not None:
-            metrics[f"conflict/{end}_len/mean"] = _mean(length[is_real])
-            metrics[f"conflict/{end}_len/max"] = _max(length[is_real])
-    return metrics
 
 
 def _lambda_metrics(result: GTPOAdvantage) -> dict[str, Any]:
     a = result.group_advantages
     lengths = result.completions.lengths
-    conflict_len = result.conflicts.conflict_len
-    weights = result.conflict_weights
     tokens = _number_of_tokens(result)
+    if result.conflicts is not None:
+        conflict_len = result.conflicts.conflict_len
+        zeroed = conflict_len * (result.conflict_weights == 0)
+        amplified = conflict_len * (result.conflict_weights > 1)
+        change = (result.conflict_weights - 1) * (conflict_len / lengths.clamp(min=1))
+    else:
+        is_own = result.completions.mask
+        zeroed = (is_own & (result.token_weights == 0)).sum(-1)
+        amplified = (is_own & (result.token_weights > 1)).sum(-1)
+        change = (result.token_weights - 1).where(is_own, 0).sum(-1) / lengths.clamp(min=1)
 
-    # The change of each completion's weight: the mean of λ − 1 over its tokens, times A_i.
-    signal = (weights - 1) * (conflict_len / lengths.clamp(min=1)) * a
+    # A completion's part of the update grows by the mean of λ − 1 over its tokens, times A_i.
+    signal = change * a
     added = signal[a > 0].sum()
     removed = signal[a < 0].sum()
     moved = added.abs() + removed.abs()
     return {
-        "lambda/zeroed_frac": (conflict_len * (weights == 0)).sum() / tokens,
-        "lambda/amplified_frac": (conflict_len * (weights > 1)).sum() / tokens,
+        "lambda/mean": 1 + (change * lengths).sum() / tokens,
+        "lambda/zeroed_frac": zeroed.sum() / tokens,
+        "lambda/amplified_frac": amplified.sum() / tokens,
         "lambda/signal_residual": (added - removed) / moved if moved > 0 else 0.0,
     }
 

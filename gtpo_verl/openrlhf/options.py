@@ -22,10 +22,20 @@ SETTINGS = "algo.gtpo"
 logger = logging.getLogger("gtpo_verl")
 
 
+KEYS_OF_VERL = ("base", "entropy_from", "dump_dir", "dump_freq", "allow_changed_advantages")
+
+
 class OpenRLHFGTPOConfig(GTPOConfig):
     """Settings of GTPO (arXiv:2508.03772) in OpenRLHF, `--algo.gtpo`."""
 
     section = SETTINGS
+    trainer = "OpenRLHF"
+
+    @classmethod
+    def hint(cls, key: Any) -> str:
+        if key in KEYS_OF_VERL:  # the plugin that extends them is not loaded here
+            return "unknown key; only the plugin for verl has it: remove it"
+        return super().hint(key)
 
 
 def parse_args(wrapped: Callable, parser: argparse.ArgumentParser, args: tuple, kwargs: dict) -> argparse.Namespace:
@@ -103,6 +113,10 @@ def check(options: Mapping[str, Any], text: str) -> GTPOConfig:
         for name, (value, paper) in papers.items()
         if name in options and (options[name] or 0) != value
     ]
+    if config.token_weights is not None:
+        found.append(
+            f"--{SETTINGS} token_weights={config.token_weights}: in the paper null (λ of the conflict masks, Eq. 9)"
+        )
     if "actor.loss_agg_mode" not in options:
         remedy = "upgrade openrlhf to 0.11.2, and set --actor.loss_agg_mode seq-mean-token-mean"
         found.append(f"the loss is a mean over all tokens: for Eq. 11 {remedy}")

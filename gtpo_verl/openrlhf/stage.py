@@ -60,6 +60,7 @@ class GTPOStage:
             trajectory_entropy=trajectory_entropy,
             config=self.config,
             initial_entropy=self._run.initial_entropy_value,
+            old_log_probs=self._old_log_probs(experiences),
             norm_adv_by_std_in_grpo=not self.args.algo.advantage.no_std_norm,
         )
         self._run.check(rewards, result)
@@ -70,6 +71,12 @@ class GTPOStage:
         self.metrics = compute_gtpo_metrics(result, self.config, self._run.initial_entropy_value, truncated)
         self.metrics["timing_s/gtpo"] = time.perf_counter() - start
         return experiences
+
+    def _old_log_probs(self, experiences: list[Any]) -> torch.Tensor | None:
+        """(bs, response_length), of the forward pass before the update, if the run's rule for λ asks for them."""
+        if "old_log_probs" not in self.config.token_weight_fields:
+            return None
+        return zero_pad_sequences([experience.action_log_probs for experience in experiences], "right")
 
     def _take_entropies(self, micro_batches: int) -> list[torch.Tensor]:
         """(micro-batch, length - 1) each, from the ranks that have computed them, dealt out as for their forward."""

@@ -359,6 +359,8 @@ def _read_text(path: Path, rows: list[dict[str, Any]], name: str, config: GTPOCo
         config=config,
     )
     token_weights = result.token_weights.tolist()
+    conflicts = result.conflicts
+    assert conflicts is not None
 
     completions = []
     for i, (row, ids) in enumerate(zip(rows, outputs, strict=True)):
@@ -371,7 +373,7 @@ def _read_text(path: Path, rows: list[dict[str, Any]], name: str, config: GTPOCo
                 "scores": {key: row[key] for key in _SCORES if isinstance(row.get(key), int | float)},
                 "group_advantage": advantage,
                 "keep": True,
-                **result.conflicts.ends(i),
+                **conflicts.ends(i),
                 "prompt": row["input"],
                 "prompt_ids": prompts[i],
                 "token_ids": ids,

@@ -28,15 +28,26 @@ class BatchFields(NamedTuple):
     last_outputs: list[int]  # rows that are the last output of their session, one for each session of the agent loop
     sessions: list[int]  # (bs,), for each row the place of its session in `last_outputs`
     pictures: Sequence[bytes] = ()  # of each session's last prompt, a digest; empty where equal ids are equal prompts
+    # (bs, response_length), of verl's old-log-prob pass; under its bypass mode those of the rollout
+    old_log_probs: torch.Tensor | None = None
 
     def of_sessions(self) -> "BatchFields":
         """Return the last outputs alone, in the order in which verl's `grpo` has them."""
         if len(self.last_outputs) == len(self.sessions):
             return self
-        rows, places = self.last_outputs, list(range(len(self.last_outputs)))
-        tensors = self.responses[rows], self.entropy if self.entropy is None else self.entropy[rows]
-        of_rows = *tensors, self.response_mask[rows], self.response_len[rows], [self.prompts[row] for row in rows]
-        return BatchFields(*of_rows, places, places, self.pictures)
+        rows = self.last_outputs
+        places = list(range(len(rows)))
+        return BatchFields(
+            responses=self.responses[rows],
+            entropy=None if self.entropy is None else self.entropy[rows],
+            response_mask=self.response_mask[rows],
+            response_len=self.response_len[rows],
+            prompts=[self.prompts[row] for row in rows],
+            last_outputs=places,
+            sessions=places,
+            pictures=self.pictures,
+            old_log_probs=None if self.old_log_probs is None else self.old_log_probs[rows],
+        )
 
 
 def from_transfer_queue(tq: Any, batch: Any, with_entropy: bool = True) -> BatchFields:

@@ -65,6 +65,7 @@ PAPER_SETTINGS = {
     _REJECTS: PaperValues((), "null (no rejected tokens)"),
     f"{_ROLLOUT}.quantization": PaperValues((), "null (completions of the policy that is trained, verl #8076)"),
     _FUSED: PaperValues((False,), "False (fused kernels gave wrong entropies, verl #2656, #3723, or failed, #3730)"),
+    "algorithm.gtpo.token_weights": PaperValues((), "null (λ of the conflict masks, Eq. 9)"),
     _FILTER_GROUPS: PaperValues((False,), "False (groups without signal stay; −γ⟨H⟩ acts on them)"),
 }
 

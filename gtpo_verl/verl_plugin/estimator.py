@@ -115,14 +115,21 @@ class GTPOEstimator:
             result = self.compute(fields.of_sessions(), token_level_rewards[last], uids)
             advantages = result.unweighted_advantages[fields.sessions].unsqueeze(-1) * fields.response_mask
             advantages[last] = result.advantages
-        if self._rejects:
-            advantages = advantages * response_mask
         pending.rewards = rewards
         pending.result = result
         if self.run.from_update:
             a = result.group_advantages[fields.sessions]
-            pending.inputs = update_pass.UpdateInputs.make(a, self.config, self.gtpo_run.initial_entropy_value)
-        else:
+            scale = a
+            if result.own_weights is not None:
+                # Such a rule weighs a completion with A = 0 too, whose λA says nothing of λ.
+                scale = torch.where(a == 0, update_pass.WEIGHT_ALONE, a)
+                advantages = scale.unsqueeze(-1) * fields.response_mask
+                advantages[last] = scale[last].unsqueeze(-1) * result.own_weights
+            initial_entropy = self.gtpo_run.initial_entropy_value
+            pending.inputs = update_pass.UpdateInputs.make(a, self.config, initial_entropy, scale)
+        if self._rejects:
+            advantages = advantages * response_mask
+        if not self.run.from_update:
             pending.metrics = self._metrics(pending)
         return advantages
 
@@ -173,6 +180,7 @@ class GTPOEstimator:
             config=self.config,
             initial_entropy=self.gtpo_run.initial_entropy_value,
             norm_adv_by_std_in_grpo=self._norm_by_std,
+            old_log_probs=fields.old_log_probs,
         )
 
     def _metrics(self, pending: PendingUpdate) -> dict[str, float]:

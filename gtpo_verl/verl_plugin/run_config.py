@@ -83,6 +83,14 @@ class VerlGTPOConfig(GTPOConfig):
     dump_freq: int = 10
     allow_changed_advantages: bool = False
 
+    def fields_it_lacks(self) -> dict[str, str]:
+        if self.entropy_from != "update":
+            return {}
+        return {
+            "entropy": f"{self.section}.entropy_from=update gives it to the actor alone, after the weights: set it to "
+            "old_log_prob, or use another field"
+        }
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_choice("base", "gtpo", "rloo", "opo")

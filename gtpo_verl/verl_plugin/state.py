@@ -93,6 +93,7 @@ class TrainerState:
         """
         if self.run.applies_gtpo:
             self._check_log_probs(fields, data)
+            fields = fields._replace(old_log_probs=data.batch.get("old_log_probs", None))
         pending = PendingUpdate(self.trainer.global_steps, fields)
         self.pending = pending
         data = compute()
@@ -144,7 +145,8 @@ class TrainerState:
             return
         if len(data) > len(fields.last_outputs):  # verl's grpo comes with the last outputs alone
             data = data.select_idxs(fields.last_outputs)
-        fields = fields._replace(entropy=entropy).of_sessions()
+        fields = fields._replace(entropy=entropy, old_log_probs=None).of_sessions()
+        fields = fields._replace(old_log_probs=data.batch.get("old_log_probs", None))
         rewards = data.batch["token_level_rewards"]
         uids = data.non_tensor_batch["uid"]
         try:

@@ -106,7 +106,7 @@ class TokenDump:
                 "group_advantage": result.group_advantages[row].item(),
                 "trajectory_entropy": result.trajectory_entropy[row].item(),
                 "keep": bool(result.keep[row]),
-                **result.conflicts.ends(row),
+                **(result.conflicts.ends(row) if result.conflicts else {}),
                 "prompt_ids": fields.prompts[row].tolist(),
                 **{name: column[at][: int(fields.response_len[row])] for name, column in columns.items()},
             }

@@ -17,6 +17,10 @@ from gtpo_verl.algorithm.config import GTPOConfig
 ENTROPIES = "gtpo_entropies"
 """Metric of the actor: a list of `RowEntropy`."""
 
+WEIGHT_ALONE = 2.0**-100
+"""What λ is multiplied by to reach the actor, where A_i = 0 and λ is a user's own: a power of 2 rounds nothing, and
+next to advantages it is 0."""
+
 _ROUNDING = 0.25
 """Nats by which bfloat16, whose numbers have 8 bits, can miss an entropy or log-probability of logits up to 64."""
 
@@ -53,17 +57,28 @@ class UpdateInputs(NamedTuple):
 
     row: torch.Tensor  # int64, its place in the batch
     group_advantage: torch.Tensor  # float64, A_i
+    weight_scale: torch.Tensor  # float64, by which λ was multiplied to be the advantage: A_i; 0 where all λ are 1
     entropy_coeff: torch.Tensor  # float64, γ
     highest_entropy: torch.Tensor  # float64, the highest ⟨H⟩_i that δ_i keeps
     dumped: torch.Tensor  # bool, whether the token dump asks for the entropy of each token
 
     @classmethod
-    def make(cls, group_advantages: torch.Tensor, config: GTPOConfig, initial_entropy: float | None) -> "UpdateInputs":
-        """Of A_i, (bs,), and ⟨H⟩_ini in nats per token. Raises what `GTPOConfig.filter_is_active` raises."""
+    def make(
+        cls,
+        group_advantages: torch.Tensor,
+        config: GTPOConfig,
+        initial_entropy: float | None,
+        weight_scale: torch.Tensor | None = None,
+    ) -> "UpdateInputs":
+        """Make them of (bs,) A_i, ⟨H⟩_ini in nats per token and the scale of the weights, by default A_i.
+
+        Raises what `GTPOConfig.filter_is_active` raises.
+        """
         advantages = group_advantages.double()
         return cls(
             row=torch.arange(len(advantages)),
             group_advantage=advantages,
+            weight_scale=advantages if weight_scale is None else weight_scale.double(),
             entropy_coeff=torch.full_like(advantages, config.entropy_coeff),
             highest_entropy=highest_kept_entropy(advantages, config, initial_entropy),
             dumped=torch.zeros_like(advantages, dtype=torch.bool),
@@ -89,7 +104,7 @@ def apply_entropy(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """δ_i (A_i − γ⟨H⟩_i) λ_{i,t} of Eq. 11, for each row by itself.
 
-    λ_{i,t} is advantages / A_i; where A_i = 0 nothing conflicts, and it is 1.
+    λ_{i,t} is advantages / A_i. Where A_i = 0 nothing conflicts and it is 1, or a user's own (`WEIGHT_ALONE`).
 
     Args:
         advantages, response_mask, entropy: (bs, response_length), λ_{i,t} A_i, 1 on own tokens, and nats.
@@ -102,8 +117,8 @@ def apply_entropy(
     total = torch.where(mask, entropy, 0).sum(-1, dtype=torch.float64)
     means = (total / mask.sum(-1).clamp(min=1)).float()
     regularized = regularize(inputs.group_advantage, means, inputs.entropy_coeff, inputs.highest_entropy)
-    group_advantage = inputs.group_advantage.unsqueeze(-1)
-    weights = torch.where(group_advantage == 0, mask.double(), advantages / group_advantage)
+    scale = inputs.weight_scale.unsqueeze(-1)
+    weights = torch.where(scale == 0, mask.double(), advantages / scale)
     return (regularized.advantages.unsqueeze(-1) * weights).to(advantages.dtype), means
 
 

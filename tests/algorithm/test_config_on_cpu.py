@@ -43,7 +43,7 @@ OR_NULL = "or null to measure it on the first rollouts"
         ("completion_filter", 1, " is not one of auto, always, never"),
         ("filter_scope", True, " is not one of all, negative"),
         ("initial_entropy", -1.0, f": must be a number of nats per token of at least 0, {OR_NULL}"),
-        ("conflict_span", "trailing", " is not one of leading, first, all, none, pkg://module.function"),
+        ("conflict_span", "trailing", " is not one of leading, first, all, none"),
         ("conflict_masks", "upward", " is not one of both, forward, backward"),
         ("conflict_weight_positive", None, ": must be a number of at least 0"),
         ("conflict_weight_negative", math.inf, ": must be a number of at least 0"),

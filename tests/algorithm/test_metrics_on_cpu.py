@@ -57,6 +57,7 @@ def test_every_metric_by_hand(threshold, dropped, dropped_groups):
             "gtpo/conflict/suffix_len/max": 0,
             "gtpo/conflict/fork_frac": 3 / 6,
             "gtpo/conflict/group_frac": 1 / 2,
+            "gtpo/lambda/mean": (7 * 1 + 2 + 0) / 9,
             "gtpo/lambda/zeroed_frac": 1 / 9,
             "gtpo/lambda/amplified_frac": 1 / 9,
             # App. 8.2: |A| times the share of conflict tokens, which is 1/2 of the good one and all of the bad one.
@@ -101,6 +102,7 @@ def test_a_batch_of_padding_has_no_means():
     assert compute_gtpo_metrics(result, config, None, torch.ones(3, dtype=torch.bool)) == pytest.approx(
         {
             "gtpo/conflict/token_frac": 0,
+            "gtpo/lambda/mean": 1,
             "gtpo/lambda/zeroed_frac": 0,
             "gtpo/lambda/amplified_frac": 0,
             "gtpo/lambda/signal_residual": 0,

@@ -1,6 +1,7 @@
 """OpenRLHF's command line with `gtpo`, on a parser with its options; OpenRLHF itself is not needed."""
 
 import argparse
+from dataclasses import fields
 
 import pytest
 import wrapt
@@ -9,6 +10,7 @@ from openrlhf_parser import DEFAULTS, ESTIMATORS, make_parser
 from gtpo_verl import GTPOConfig
 from gtpo_verl.openrlhf import options
 from gtpo_verl.run_files.initial_entropy import InitialEntropy
+from gtpo_verl.verl_plugin.run_config import VerlGTPOConfig
 
 PAPER = {
     "actor.loss_agg_mode": "seq-mean-token-mean",
@@ -160,3 +162,8 @@ def test_resumed_run_with_other_settings_is_told(tmp_path, caplog):
     InitialEntropy(0.5).save(tmp_path, GTPOConfig())
     resume(tmp_path, algo__gtpo='{"entropy_coeff": 0.2}')
     assert "algo.gtpo.entropy_coeff=0.2, was 0.1" in caplog.text
+
+
+def test_verls_keys_are_those_of_its_config():
+    own = {field.name for field in fields(VerlGTPOConfig)} - {field.name for field in fields(GTPOConfig)}
+    assert own == {*options.KEYS_OF_VERL}

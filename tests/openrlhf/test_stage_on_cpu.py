@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from gtpo_verl import GTPOConfig, compute_gtpo_token_advantages
+from gtpo_verl import GTPOConfig, compute_gtpo, compute_gtpo_token_advantages
 from gtpo_verl.algorithm.advantage import compute_group_advantages
 from gtpo_verl.algorithm.completions import Completions
 from gtpo_verl.openrlhf.options import OpenRLHFGTPOConfig
@@ -54,6 +54,7 @@ def batch():
         "rewards": torch.randint(0, 3, (rows,)).float(),
         "entropy": torch.rand(rows, LENGTH - 1),
         "truncated": torch.rand(rows) < 0.5,
+        "action_log_probs": -torch.rand(rows, LENGTH - 1),
     }
 
 
@@ -77,10 +78,9 @@ class Trainer:
             # What OpenRLHF makes of a micro-batch: as wide as its longest row.
             width = int(batch["action_mask"][rows].nonzero()[:, 1].max()) + 1
             one = {name: values[rows] for name, values in batch.items()}
-            one |= {"sequences": one["sequences"][:, : width + 1], "action_mask": one["action_mask"][:, :width]}
-            self.experiences.append(
-                SimpleNamespace(**one | {"entropy": one["entropy"][:, :width]}, index=rows.tolist())
-            )
+            one |= {"sequences": one["sequences"][:, : width + 1]}
+            one |= {name: one[name][:, :width] for name in ("action_mask", "entropy", "action_log_probs")}
+            self.experiences.append(SimpleNamespace(**one, index=rows.tolist()))
 
     def async_run_method_batch(self, method_name, number):
         assert method_name == "take_gtpo_entropy" and number == list(range(len(self.experiences)))
@@ -123,6 +123,30 @@ def test_advantages_of_micro_batches_are_those_of_the_whole_rollout(
         )
         assert experience.returns.equal(experience.advantages)
     assert made.metrics["gtpo/filter/dropped_frac"] == pytest.approx((~expected.keep).float().mean().item())
+
+
+def by_log_probs(response_mask, old_log_probs, entropy, advantages):
+    return response_mask * (old_log_probs.exp() + entropy + advantages.unsqueeze(-1))
+
+
+def test_lambda_of_ones_own_gets_log_probs_and_entropies_of_the_whole_rollout(stage, batch, tmp_path):
+    config = {"completion_filter": "never", "token_weights": f"pkg://{__name__}.by_log_probs"}
+    trainer = Trainer(batch, tmp_path, config, **SHUFFLED)
+    made = stage.GTPOStage(trainer, resumed=False)
+    expected = compute_gtpo(
+        rewards=batch["rewards"],
+        responses=batch["sequences"][:, 1:],
+        response_mask=batch["action_mask"],
+        group_ids=torch.arange(GROUPS * SIZE) // SIZE,
+        entropy=batch["entropy"],
+        old_log_probs=batch["action_log_probs"],
+        config=config,
+    ).advantages
+    assert (expected != 0).any()
+    for experience in trainer.compute():
+        width = experience.action_mask.size(1)
+        torch.testing.assert_close(experience.advantages, expected[experience.index, :width])
+    assert made.metrics["gtpo/lambda/mean"] != 1
 
 
 def test_a_reward_at_the_mean_of_its_group_has_no_sign(stage, batch, tmp_path):

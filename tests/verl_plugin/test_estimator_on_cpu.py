@@ -44,16 +44,41 @@ def test_settings_reach_the_estimator(stage, rows):
     torch.testing.assert_close(advantages, expected(rows, config=config, norm_adv_by_std_in_grpo=False))
 
 
-def middle(responses, response_mask, groups, advantages):
-    """A mask of one's own: all own tokens but the first."""
-    return response_mask & (torch.arange(responses.shape[1]) > 0)
+def by_entropy(responses, response_mask, advantages, entropy):
+    """λ of one's own, also where A_i = 0."""
+    return response_mask * (0.5 + entropy) * (2 + advantages.sign().unsqueeze(-1))
 
 
-def test_a_mask_of_ones_own_acts_in_both_trainers(stage, rows):
-    span = f"pkg://{__name__}.middle"
-    metrics, advantages = stage(KNOWN, f"++algorithm.gtpo.conflict_span='{span}'").step()
-    torch.testing.assert_close(advantages, expected(rows, config={"conflict_span": span}, initial_entropy=0.3))
-    assert metrics["gtpo/conflict/token_frac"] > 0 and "gtpo/conflict/fork_frac" not in metrics
+def by_log_probs(response_mask, old_log_probs, advantages):
+    return response_mask * old_log_probs.exp()
+
+
+def test_lambda_of_ones_own_acts_in_both_trainers(stage, rows):
+    name = f"pkg://{__name__}.by_entropy"
+    metrics, advantages = stage(KNOWN, f"++algorithm.gtpo.token_weights='{name}'").step()
+    torch.testing.assert_close(advantages, expected(rows, config={"token_weights": name}, initial_entropy=0.3))
+    assert metrics["gtpo/lambda/mean"] != 1 and "gtpo/conflict/token_frac" not in metrics
+
+
+@pytest.mark.parametrize("rewards", [[20.0, 10.0, 1.0, 10.0, 0.0, 20.0], [1.0, 1.0, 2.0, 1.0, 0.0, 2.0]])
+def test_lambda_of_ones_own_reaches_the_update_where_a_is_0_too(stage, rows, rewards):
+    """The entropy of the update gives what that of the pass before it gives."""
+    rows["rm_scores"] = [
+        torch.tensor([0.0] * (len(row) - 1) + [r]) for row, r in zip(rows["responses"], rewards, strict=True)
+    ]
+    name = f"++algorithm.gtpo.token_weights='pkg://{__name__}.by_log_probs'"
+    before_metrics, before = stage(KNOWN, name).step()
+    updating = stage(KNOWN, name, "algorithm.gtpo.entropy_from=update")
+    metrics, handed_over = updating.step()
+    torch.testing.assert_close(updating.in_own_order(updating.used), before)
+    assert (before != 0).any() and metrics["gtpo/lambda/mean"] == pytest.approx(before_metrics["gtpo/lambda/mean"])
+    assert (handed_over[rows["rm_scores"][0].new_tensor(rewards) == 0].abs() < 1e-20).all()
+
+
+def test_a_field_that_the_mode_cannot_give_is_an_error(stage):
+    name = f"++algorithm.gtpo.token_weights='pkg://{__name__}.by_entropy'"
+    with pytest.raises(ValueError, match="token_weights=.* asks for entropy: algorithm.gtpo.entropy_from=update"):
+        stage(KNOWN, name, "algorithm.gtpo.entropy_from=update").step()
 
 
 def test_initial_entropy_is_measured_once_and_written(stage, rows, caplog):

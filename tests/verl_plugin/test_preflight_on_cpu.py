@@ -286,9 +286,22 @@ def test_several_updates_per_rollout_of_separate_async_are_named_by_the_key_that
     assert [x.setting for x in departures(compose_config(*words, f"{key}=1"))] == ["trainer.v1.trainer_mode"]
 
 
-def test_a_mask_of_ones_own_that_cannot_be_imported_is_a_problem(compose_config):
-    (problem,) = problems.problems(compose_config("++algorithm.gtpo.conflict_span=pkg://no_such_module.mask", KNOWN))
+def test_a_rule_of_ones_own_that_cannot_be_imported_is_a_problem(compose_config):
+    (problem,) = problems.problems(compose_config("++algorithm.gtpo.token_weights=pkg://no_such_module.rule", KNOWN))
     assert "No module named 'no_such_module'" in problem and "PYTHONPATH" in problem
+
+
+def of_entropy(entropy):
+    return entropy
+
+
+def test_a_rule_of_ones_own_is_a_departure_and_a_field_that_the_mode_cannot_give_a_problem(compose_config):
+    key, name = "algorithm.gtpo.token_weights", f"pkg://{__name__}.of_entropy"
+    (found,) = departures(compose_config(KNOWN, f"++{key}='{name}'"))
+    assert (found.setting, found.value) == (key, name)
+    overrides = [KNOWN, f"++{key}='{name}'", "algorithm.gtpo.entropy_from=update"]
+    (problem,) = problems.problems(compose_config(*overrides))
+    assert f"{key}={name} asks for entropy" in problem and "set it to old_log_prob" in problem
 
 
 def test_the_rollouts_precision_is_compared_with_that_of_training(compose_config):

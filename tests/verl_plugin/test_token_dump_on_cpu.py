@@ -80,12 +80,12 @@ def test_with_the_runs_tokenizer_at_hand_a_line_has_its_words(tmp_path, tokenize
     assert found == [["2?", True, ["", "é", "!", "<|im_end|>"]], ["2?", False, ["a"]]]
 
 
-def all_tokens(responses, response_mask, groups, advantages):
-    return response_mask
+def by_sign(response_mask, advantages):
+    return response_mask * (1.0 + advantages.sign().unsqueeze(-1))
 
 
-def test_of_a_mask_of_ones_own_a_dump_has_lambda_and_diagnose_reads_it(tmp_path, tokenizer):
-    config = VerlGTPOConfig(conflict_span=f"pkg://{__name__}.all_tokens", completion_filter="never")
+def test_of_lambda_of_ones_own_a_dump_has_lambda_and_diagnose_reads_it(tmp_path, tokenizer):
+    config = VerlGTPOConfig(token_weights=f"pkg://{__name__}.by_sign", completion_filter="never")
     batch, row_len = batch_of([[5, 6], [5, 7]], [2.0, 0.0])
     for step in (1, 2):
         write(make_dump(tmp_path, config, "gtpo", tokenizer), step, batch, ["u"] * 2, [np.array([8])] * 2, row_len)
@@ -231,38 +231,38 @@ def test_initial_entropy_without_gtpo_is_that_of_the_first_dump(dumping, rows, t
 
 
 def test_a_dump_that_cannot_be_written_is_refused_before_the_run(compose_config, tmp_path):
-    def problems(*overrides):
+    def problems_of(*overrides):
         return " ".join(problems.problems(compose_config(*overrides)))
 
     dump = f"+algorithm.gtpo.dump_dir={tmp_path}"
-    assert not problems("algorithm.adv_estimator=grpo", "+algorithm.gtpo.dump_freq=0")
-    assert "dump_freq=0" in problems("algorithm.adv_estimator=grpo", dump, "+algorithm.gtpo.dump_freq=0")
-    assert not problems(dump)
+    assert not problems_of("algorithm.adv_estimator=grpo", "+algorithm.gtpo.dump_freq=0")
+    assert "dump_freq=0" in problems_of("algorithm.adv_estimator=grpo", dump, "+algorithm.gtpo.dump_freq=0")
+    assert not problems_of(dump)
     (tmp_path / "file").touch()
-    assert "is not a folder that can be written to" in problems(f"{dump}/file/dump")
+    assert "is not a folder that can be written to" in problems_of(f"{dump}/file/dump")
     (tmp_path / "step_000001.jsonl").touch()
-    assert "holds the dump of another run" in problems(dump)
+    assert "holds the dump of another run" in problems_of(dump)
     (tmp_path / "gtpo_dump.json").write_text(json.dumps({"checkpoints": "/of/another/run"}))
-    assert "holds the dump of another run" in problems(dump, KNOWN)
+    assert "holds the dump of another run" in problems_of(dump, KNOWN)
     checkpoints = Path(compose_config().trainer.default_local_dir)
     (tmp_path / "gtpo_dump.json").write_text(json.dumps({"checkpoints": str(checkpoints)}))
-    assert not problems(dump, KNOWN)  # its own, of a start that ended before its first checkpoint
+    assert not problems_of(dump, KNOWN)  # its own, of a start that ended before its first checkpoint
     (checkpoints / "global_step_1").mkdir(parents=True)
     (checkpoints / "latest_checkpointed_iteration.txt").write_text("1")
-    assert not problems(dump, KNOWN)
+    assert not problems_of(dump, KNOWN)
     for owner in ({}, {"checkpoints": "/before/the/folder/was/moved"}):
         (tmp_path / "gtpo_dump.json").write_text(json.dumps(owner))
-        assert not problems(dump, KNOWN)
+        assert not problems_of(dump, KNOWN)
     (tmp_path / "gtpo_dump.json").write_text(json.dumps({"checkpoints": str(checkpoints)}))
     branch = ("trainer.default_local_dir=/of/a/branch", "trainer.resume_mode=resume_path")
-    assert "holds the dump of another run" in problems(
+    assert "holds the dump of another run" in problems_of(
         dump, KNOWN, *branch, f"trainer.resume_from_path={checkpoints}/global_step_1"
     )
     twin = {"checkpoints": str(checkpoints), "adv_estimator": "grpo"}
     (tmp_path / "gtpo_dump.json").write_text(json.dumps(twin))
-    assert "holds the dump of another run" in problems(dump, KNOWN)
+    assert "holds the dump of another run" in problems_of(dump, KNOWN)
     (tmp_path / "gtpo_dump.json").write_text(json.dumps(twin | {"adv_estimator": "gtpo_trajectory"}))
-    assert not problems(dump, KNOWN)
+    assert not problems_of(dump, KNOWN)
 
 
 def test_a_folder_in_which_nobody_may_write_is_refused_before_the_run(compose_config, tmp_path, monkeypatch):

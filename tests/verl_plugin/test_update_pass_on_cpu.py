@@ -34,10 +34,6 @@ def batch():
     }
 
 
-def middle(responses, response_mask, groups, advantages):
-    return response_mask & (torch.arange(responses.shape[1]) > 0)
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -47,7 +43,6 @@ def middle(responses, response_mask, groups, advantages):
         {"entropy_threshold": 0.5, "conflict_weight_negative": 0.3},
         {"initial_entropy": 0.9},
         {"min_correct_reward": 2},
-        {"conflict_span": f"pkg://{__name__}.middle"},
     ],
 )
 @pytest.mark.parametrize("size", [1, 3, 16])

@@ -15,7 +15,7 @@ from gtpo_verl.tools.diagnose.logs import Log, shown
 from gtpo_verl.tools.diagnose.rollout_stats import Rollouts
 from gtpo_verl.tools.diagnose.verdict import Run, completions_per_step, report_on
 from gtpo_verl.tools.rollouts import find_source, thin_out
-from gtpo_verl.tools.view.page import render, step_element, summarize
+from gtpo_verl.tools.view.page import filter_of, render, step_element, summarize
 
 _LONG = 16 << 20  # bytes that take seconds
 DEMO = Path(__file__).parent / "demo"
@@ -61,9 +61,9 @@ def run(args: argparse.Namespace) -> int:
         step = source.read(path)
         completions.add(step)
         summaries.append(summarize(step))
-        elements.append(step_element(step))
-    run_data = source.header | {"source": name, "steps": summaries} | findings(completions)
-    page = render(run_data, elements)
+        elements.append(step_element(step, source.header["gtpo"]["filter_scope"]))
+    shown_run = {"source": name, "steps": summaries, "threshold": filter_of(source.header)}
+    page = render(source.header | shown_run | findings(completions), elements)
     if str(args.out) == "-":
         print(page)
         return 0

@@ -50,13 +50,22 @@ def summarize(step: list[dict[str, Any]]) -> dict[str, Any]:
     return {"step": step[0]["step"], "tokens": tokens, **fates, "reward": reward}
 
 
-def step_element(step: list[dict[str, Any]]) -> str:
-    """Return the groups of a step: completions of one prompt, since those of one uid may have several."""
+def filter_of(header: dict[str, Any]) -> float | None:
+    """Return the threshold of the run's completion filter, nats per token; None where it filters nothing."""
+    return header["gtpo"]["entropy_threshold"] if header.get("filter_active") else None
+
+
+def step_element(step: list[dict[str, Any]], filter_scope: str = "all") -> str:
+    """Return the groups of a step: completions of one prompt, since those of one uid may have several.
+
+    With the `filter_scope` of the run each completion gets whether the filter may drop it, `can_be_filtered`.
+    """
     groups: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}
     for row in step:
         key = (row["uid"], tuple(row["prompt_ids"]))
         group = groups.setdefault(key, {"prompt": row["prompt"], "completions": []})
         completion = {name: _packed(value) for name, value in row.items() if name not in _OF_GROUP}
+        completion["can_be_filtered"] = filter_scope == "all" or row["group_advantage"] < 0
         group["completions"].append(completion)
     return _data_element(f"step-{step[0]['step']}", list(groups.values()))
 

@@ -6,6 +6,7 @@ const PARTNERS_SHOWN = 5;
 const CONTEXT = 6;
 const HEAT = {
   entropy: { share: (c, t) => c.entropy[t] / 2, ends: ["0", "2 nats and more"] },
+  lambda: { share: (c, t) => (c.loss_mask[t] ? c.lambda[t] / 2 : NaN), ends: ["λ = 0", "λ = 2 and more"] },
   mismatch: { share: (c, t) => Math.abs(c.logRatio(t)) / Math.LN2, ends: ["equal probabilities", "a factor of 2 and more"] },
 };
 
@@ -16,7 +17,7 @@ const run = readData("run-data");
 const applied = run.gtpo_applied;
 const state = {
   step: 0, group: 0, colour: "fate",
-  threshold: run.filter_active ? run.gtpo.entropy_threshold : Infinity, // of the filter, as it is set on the page
+  threshold: run.threshold ?? Infinity, // of the filter, as it is set on the page
   chosen: null, held: false, // { row, t } whose details are shown, and whether pointing elsewhere leaves them
 };
 let groups = []; // of the step
@@ -71,7 +72,7 @@ class Completion {
 
   get kept() {
     if (run.rollouts || state.threshold === Infinity) return true;
-    return this.trajectory_entropy <= state.threshold || (run.gtpo.filter_scope === "negative" && this.group_advantage >= 0);
+    return this.trajectory_entropy <= state.threshold || !this.can_be_filtered;
   }
 
   fate(t) {
@@ -118,6 +119,7 @@ class Completion {
 
   /** The partners that put a token on the conflict mask: on its forward run, its backward run, or both. */
   conflicts(t) {
+    if (run.gtpo.token_weights) return []; // it may not go by what completions share
     const partners = this.partners(t), rank = this.own.indexOf(t);
     if (run.gtpo.conflict_span !== "leading") return this.lambda[t] === 1 ? [] : partners;
     const forward = rank < this.prefix_len, backward = this.own.length - 1 - rank < this.suffix_len;
@@ -286,6 +288,9 @@ function sentence(c, t, conflicts) {
   if (fate === "filtered") {
     return `Filtered: the mean entropy of this completion, ${number(c.trajectory_entropy)}, is above the threshold ` +
       `${number(state.threshold)}, so no token of it ${applied ? "is" : "would be"} trained on.`;
+  }
+  if (run.gtpo.token_weights) {
+    return `${applied ? "The run's" : "This"} rule ${run.gtpo.token_weights} gives it the weight ${amount(c.lambda[t])}.`;
   }
   if (fate !== "plain") {
     const [name, own, others] = fate === "protected" ? ["Protected", "worse", "better"] : ["Doubled", "better", "worse"];

@@ -1,0 +1,109 @@
+"""A rule of a user's own for λ_{i,t}: the function that `token_weights=pkg://module.function` names.
+
+It is given the fields of the batch that it declares by its arguments' names, and returns λ, (bs, response_length)
+floats, in place of the conflict weights of arXiv:2508.03772, Eq. 9:
+
+    responses       (bs, response_length) int64 token ids
+    response_mask   (bs, response_length) bool, a completion's own tokens
+    uids            (bs,) int64, a number for each uid
+    groups          (bs,) int64, a number for each uid *and* prompt
+    advantages      (bs,), A_i
+    entropy         (bs, response_length), nats
+    old_log_probs   (bs, response_length), of the policy before the update; under verl's bypass mode the rollout's
+
+Each is a copy, so that nothing is changed by it.
+"""
+
+from collections.abc import Callable, Mapping
+from inspect import Parameter, signature
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
+
+# A config is also read where there is no torch.
+if TYPE_CHECKING:
+    import torch
+
+    from gtpo_verl.algorithm.completions import Completions
+
+FIELDS = ("responses", "response_mask", "uids", "groups", "advantages", "entropy", "old_log_probs")
+PREFIX = "pkg://"
+_EXAMPLE = f"{PREFIX}module.function"
+
+
+def load_function(name: str, setting: str) -> "Callable[..., torch.Tensor]":
+    """Import the function of `pkg://module.function`; `setting` names the key in messages.
+
+    Raises:
+        ValueError: there is no such function, or it asks for what is no field of a batch.
+    """
+    try:
+        if not name.startswith(PREFIX):
+            raise ValueError(f"no {PREFIX}")
+        module, _, attribute = name.removeprefix(PREFIX).rpartition(".")
+        function = resolve_name(f"{module}:{attribute}")
+        fields_of(function)
+    except Exception as error:  # whatever a module raises when it is imported
+        raise ValueError(
+            f"{setting}: {error}; give {_EXAMPLE}, a function of some of {', '.join(FIELDS)} in a module that can be "
+            "imported on every node, installed or on PYTHONPATH"
+        ) from error
+    return function
+
+
+def fields_of(function: "Callable[..., torch.Tensor]") -> list[str]:
+    """Return the fields of a batch that a function declares by its arguments' names; a ValueError if it needs another
+    argument."""
+    fields = []
+    for name, parameter in signature(function).parameters.items():
+        can_be_named = parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+        if can_be_named and name in FIELDS:
+            fields.append(name)
+        elif parameter.default is Parameter.empty:
+            raise ValueError(f"its argument {name} is no field of a batch")
+    return fields
+
+
+def compute_own_weights(
+    function: "Callable[..., torch.Tensor]",
+    batch: "Mapping[str, torch.Tensor | None]",
+    completions: "Completions",
+    setting: str = "token_weights",
+) -> "torch.Tensor":
+    """Return λ of a user's function, (bs, response_length) float32, with 0 off the response mask.
+
+    Args:
+        batch: responses, advantages, entropy and old_log_probs; None where the caller has none.
+        setting: the key, for messages.
+
+    Raises:
+        ValueError: the function asks for a field that the caller has not; it returns no floats of this shape, one that
+            is not finite, or one other than 0 and 1 on a token that is no completion's own.
+    """
+    fields: dict[str, Any] = {
+        **batch,
+        "response_mask": completions.mask,
+        "uids": completions.groups,
+        "groups": completions.prompts,
+    }
+    arguments = {}
+    for name in fields_of(function):
+        if fields[name] is None:
+            raise ValueError(f"{setting} asks for {name}, which is not given here")
+        arguments[name] = fields[name].detach().clone()
+    weights = function(**arguments)
+
+    shape = tuple(completions.shape)
+    if not hasattr(weights, "is_floating_point"):
+        raise ValueError(f"{setting} returned {type(weights).__name__}: it must return a tensor of floats, {shape}")
+    if not weights.is_floating_point() or weights.shape != completions.shape:
+        raise ValueError(f"{setting} returned {weights.dtype} {tuple(weights.shape)}: it must return floats, {shape}")
+    weights = weights.detach().float()
+    is_wrong = (~weights.isfinite()).where(completions.mask, (weights != 0) & (weights != 1))
+    for row in is_wrong.any(-1).nonzero().flatten().tolist():
+        column = int(is_wrong[row].nonzero()[0])
+        whose = "must be finite" if completions.mask[row, column] else "is not the completion's own, and needs 0 or 1"
+        raise ValueError(
+            f"{setting} gives token {column} of row {row} (uid {completions.uids[row]}) the weight "
+            f"{weights[row, column]:g}: it {whose}"
+        )
+    return weights.where(completions.mask, 0)
