@@ -48,7 +48,8 @@ class Extremes(NamedTuple):
         return all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(self, other, strict=True))
 
     def __str__(self) -> str:
-        return f"{self.lowest:.6g} to {self.highest:.6g}"
+        # Nine digits tell one float32 from the next.
+        return f"{self.lowest:.9g} to {self.highest:.9g}"
 
 
 class UpdateCheck:

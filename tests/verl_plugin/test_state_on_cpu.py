@@ -135,6 +135,13 @@ def test_a_second_batch_before_the_update_of_the_first_is_an_error(stage):
         gtpo.advantages()
 
 
+def test_advantages_of_a_batch_that_were_asked_for_already_are_an_error(stage):
+    gtpo = stage(KNOWN)
+    gtpo.advantages()
+    with pytest.raises(RuntimeError, match="without token ids and entropy"):
+        estimate_gtpo_advantage(torch.zeros(6, 6), torch.ones(6, 6), index=np.array(UIDS))
+
+
 def test_why_gtpo_cannot_run_is_said_where_no_trainer_was_hooked(monkeypatch):
     monkeypatch.setattr(compat, "load_errors", {"the sky has fallen": None})
     with pytest.raises(RuntimeError, match="the sky has fallen"):

@@ -1,6 +1,7 @@
 """Whether the batch that a trainer updated with has GTPO's advantages, through verl's own trainers and metrics."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -67,7 +68,7 @@ def test_advantages_written_over_afterwards_end_the_run_which_names_both_pairs_o
     gtpo.batch["advantages"] = torch.full_like(gtpo.batch["advantages"], 0.25)
     with pytest.raises(RuntimeError, match="algorithm.adv_estimator asks for GTPO") as error:
         hand_over(gtpo.batch)
-    assert f"{own.min():.6g} to {own.max():.6g}" in str(error.value) and "0.25 to 0.25" in str(error.value)
+    assert f"{own.min():.9g} to {own.max():.9g}" in str(error.value) and "0.25 to 0.25" in str(error.value)
     assert ALLOWED in str(error.value) and "algorithm.adv_estimator=grpo" in str(error.value)
 
 
@@ -78,8 +79,12 @@ def test_the_last_bit_of_the_highest_and_of_the_lowest_counts(stage, which):
     advantages = gtpo.batch["advantages"]
     extreme = getattr(advantages, which)()
     advantages[advantages == extreme] = torch.nextafter(extreme, 2 * extreme)
-    with pytest.raises(RuntimeError, match="other advantages"):
+    with pytest.raises(RuntimeError, match="other advantages") as error:
         hand_over(gtpo.batch)
+    used, estimated = re.findall(
+        r"(\S+ to \S+) on its response_mask, and GTPO's were (\S+ to \S+): ", str(error.value)
+    )[0]
+    assert used != estimated
 
 
 def test_a_mask_that_was_changed_afterwards_is_noticed(stage):
