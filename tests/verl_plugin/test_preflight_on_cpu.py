@@ -592,12 +592,19 @@ def test_a_checkpoint_that_is_not_there_is_named_and_not_its_record(compose_conf
     assert "gtpo_initial_entropy.json" in problem
 
 
+newest_only = pytest.mark.skipif(
+    verl.__version__ != compat.SUPPORTED_VERL[-1], reason="the places are the newest verl's"
+)
+
+
+@newest_only
 @pytest.mark.parametrize("row", ranges.RANGES, ids=lambda row: row.key)
 def test_the_place_in_verl_that_reads_a_key_exists(row):
     file, _, name = row.place.partition(":")
     assert name in (Path(verl.__file__).parent / file).read_text()
 
 
+@newest_only
 @pytest.mark.parametrize("place", [*values.SECTIONS.values(), *values.NAMES.values()])
 def test_the_place_in_verl_that_reads_a_section_or_a_name_exists(place):
     file, _, name = place.partition(":")
@@ -607,3 +614,36 @@ def test_the_place_in_verl_that_reads_a_section_or_a_name_exists(place):
 def test_verls_own_defaults_are_no_wrong_values():
     for name in ("ppo_trainer", "ppo_megatron_trainer"):
         assert list(values.wrong_values(verl_config(*COMPLETE, name=name))) == []
+
+
+OF_VERL = (*COMPLETE, "algorithm.adv_estimator=gtpo", "actor_rollout_ref.rollout.n=8")
+WITHOUT_REWARDS = "distillation.distillation_loss.use_task_rewards=False"
+TEACHER = ("distillation.enabled=True", "distillation.nnodes=1", "distillation.n_gpus_per_node=1")
+
+
+@pytest.mark.parametrize("more", [(), ("distillation.distillation_loss.use_policy_gradient=True",)])
+def test_a_distillation_without_task_rewards_leaves_gtpo_without_effect(more):
+    (problem,) = problems.problems(verl_config(*OF_VERL, *TEACHER, WITHOUT_REWARDS, *more))
+    assert problem.startswith(WITHOUT_REWARDS) and "set it to True" in problem
+    assert problems.problems(verl_config(*OF_VERL, *TEACHER)) == []
+
+
+@pytest.mark.parametrize(("estimator", "is_read"), [("gtpo", True), ("grpo", False)])
+def test_a_clamp_that_nothing_reads_is_named(estimator, is_read):
+    clamp = "++algorithm.gtpo.min_correct_reward=11"
+    found = departures(verl_config(*OF_VERL, clamp, f"algorithm.adv_estimator={estimator}"))
+    assert any("gtpo alone" in departure.paper for departure in found) != is_read
+
+
+@pytest.mark.parametrize("estimator", ["gtpo", "grpo"])
+@pytest.mark.parametrize("way_out", ["actor_rollout_ref.actor.ppo_mini_batch_size=1024", f"{LOSS_MODE}=vanilla"])
+def test_several_updates_without_clipping_have_both_ways_out(estimator, way_out):
+    words = [*OF_VERL, f"{LOSS_MODE}=gtpo", f"algorithm.adv_estimator={estimator}"]
+    (found,) = (departure for departure in departures(verl_config(*words)) if "one update" in departure.paper)
+    assert (found.setting, found.value) == ("actor_rollout_ref.actor.ppo_mini_batch_size", "256")
+    assert found.paper.startswith("1024: one update") and "loss_mode=vanilla" in found.paper
+    assert not any("one update" in departure.paper for departure in departures(verl_config(*words, way_out)))
+
+
+def test_a_grpo_run_is_not_compared_with_the_papers_gtpo():
+    assert departures(verl_config(*OF_VERL, "algorithm.adv_estimator=grpo")) == []
