@@ -74,7 +74,7 @@ def main(
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     # Progress bars of libraries go back to the start of their line.
     errors = PrintableStream(sys.stderr, kept="\n\t\r")
-    with redirect_stdout(PrintableStream(sys.stdout)), redirect_stderr(errors):  # type: ignore[type-var]
+    with redirect_stdout(PrintableStream(sys.stdout)), redirect_stderr(errors):
         return _run(list(sys.argv[1:] if argv is None else argv), prog, commands, description, epilog)
 
 

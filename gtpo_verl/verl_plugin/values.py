@@ -22,6 +22,7 @@ from gtpo_verl.verl_plugin.ranges import RANGES, Range
 from gtpo_verl.verl_plugin.run_config import nested, select
 
 _MISSING = "???"
+_HAS_CRITIC = "critic.enable"
 SECTIONS = {
     "actor_rollout_ref": "trainer/main_ppo.py:config.actor_rollout_ref",
     "actor_rollout_ref.actor": "utils/config.py:config.actor_rollout_ref.actor",
@@ -59,7 +60,7 @@ def verls_defaults() -> dict[str, Any]:
     for config in _verls_configs().values():
         defaults |= config
     # Where engines differ, its default is that of the one with which verl itself starts.
-    return defaults | _verls_configs()["_generated_ppo_trainer.yaml"]
+    return defaults | _verls_configs().get("_generated_ppo_trainer.yaml", {})
 
 
 def verls_engines() -> set[str]:
@@ -81,8 +82,7 @@ def _verls_configs() -> dict[str, dict[str, Any]]:
 
 def wrong_values(config: DictConfig, keys: Collection[str] | None = None) -> Iterator[WrongValue]:
     """Yield the values of a config, or of some of its keys, that verl cannot use."""
-    container = OmegaConf.to_container(config)
-    assert isinstance(container, dict)
+    container: Any = OmegaConf.to_container(config)
     annotations = dict(_annotations(container))
     ranges = ranges_of(config)
     values = dict(nested(container))
@@ -108,9 +108,25 @@ def ranges_of(config: DictConfig) -> dict[str, Range]:
 
 def known_keys(config: Any) -> set[str]:
     """Return the keys that verl has, in its own YAML or in the dataclasses of a config's sections."""
-    container = OmegaConf.to_container(config)
-    assert isinstance(container, dict)
+    container: Any = OmegaConf.to_container(config)
     return set(verls_defaults()) | set(fields_of(container))
+
+
+def complete(config: DictConfig) -> None:
+    """Give a config verl's defaults where it lacks keys that verl has with any engine."""
+    given = dict(nested(OmegaConf.to_container(config)))
+    for key in _in_every_config():
+        section = key.rpartition(".")[0]
+        has_section = not section or isinstance(given.get(section), dict)
+        if key not in given and has_section:
+            OmegaConf.update(config, key, verls_defaults()[key], merge=False, force_add=True)
+
+
+@cache
+def _in_every_config() -> list[str]:
+    """Return the keys that verl has with each engine, sections before their keys."""
+    configs = _verls_configs().values()
+    return [key for key in verls_defaults() if all(key in config for config in configs)]
 
 
 def put_right(config: DictConfig, wrong: WrongValue) -> None:
@@ -122,11 +138,11 @@ def put_right(config: DictConfig, wrong: WrongValue) -> None:
 
 def _not_given(values: Mapping[str, Any], ranges: Mapping[str, Range]) -> Iterator[str]:
     """Yield what verl needs with any engine and `~KEY`, or a config of one's own, has left out."""
-    for key in (*SECTIONS, *NAMES, *ranges):
+    needed = [key for key in _in_every_config() if verls_defaults()[key] is not None or key == _HAS_CRITIC]
+    for key in (*SECTIONS, _HAS_CRITIC, *NAMES, *ranges):
         section = key.rpartition(".")[0]
         has_section = not section or isinstance(values.get(section), dict)
-        is_needed = all(config.get(key) is not None for config in _verls_configs().values())
-        if key not in values and has_section and is_needed:
+        if key not in values and has_section and key in needed:
             yield key
 
 
@@ -254,8 +270,8 @@ def _dataclass_of(section: Mapping[str, Any], hint: Any) -> type | None:
     target = section.get("_target_")
     if isinstance(target, str) and target.startswith("verl."):
         with suppress(ImportError, AttributeError, ValueError):
-            found = resolve_name(target)
-            return found if is_dataclass(found) else None
+            named = resolve_name(target)
+            return named if isinstance(named, type) and is_dataclass(named) else None
     for one in (hint, *get_args(hint)):
         if isinstance(one, type) and is_dataclass(one):
             return one

@@ -135,7 +135,7 @@ def _compose(function: Callable, instance: Any, args: Sequence, kwargs: dict) ->
         return function(*args, **kwargs)
     except KeyboardInterrupt:
         end("not judged: interrupted", _INTERRUPTED)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         unreadable = _unreadable(kwargs.get("overrides") or ())
         reason = unreadable or " ".join(str(error).split())
         end_unjudged(f"Hydra refuses this command: {reason}")

@@ -18,7 +18,7 @@ from gtpo_verl.tools.check.verls import refusals
 from gtpo_verl.verl_plugin import problems, resume
 from gtpo_verl.verl_plugin.departures import as_table, departures
 from gtpo_verl.verl_plugin.run_config import RunConfig, nested, select
-from gtpo_verl.verl_plugin.values import WrongValue, put_right, verls_defaults, wrong_values
+from gtpo_verl.verl_plugin.values import WrongValue, complete, put_right, verls_defaults, wrong_values
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _DYNAMIC = f"{_ACTOR}.use_dynamic_bsz"
@@ -39,6 +39,7 @@ def judge(config: DictConfig, with_machine: bool) -> tuple[list[Finding], list[F
         findings = list(installation())
         # From here on each value is there, and of a kind and in a range that can be computed with.
         replaced, wrong = _wrong_values(config)
+        complete(config)
         findings += [*wrong, *_old_reward_keys(config), *unknown_keys.refused_by_dataclasses(config)]
         names, unknown = _unknown_names(config)
         findings += unknown

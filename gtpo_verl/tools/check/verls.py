@@ -120,7 +120,9 @@ def _strategy(config: DictConfig) -> None:
 
     settings = select(config, f"{_ACTOR}.fsdp_config")
     if settings is not None:
-        omega_conf_to_dataclass(OmegaConf.merge(settings, {"strategy": config.actor_rollout_ref.actor.strategy}))
+        engine = settings.copy()
+        engine.strategy = config.actor_rollout_ref.actor.strategy
+        omega_conf_to_dataclass(engine)
 
 
 def _critic(config: DictConfig) -> None:

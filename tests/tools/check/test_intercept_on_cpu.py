@@ -1,5 +1,6 @@
 """What the check does within a process; in processes of their own: tests/e2e/test_check_on_cpu.py."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,109 @@ def test_all_keys_that_hydra_refuses_are_found_at_once():
         "data.train_batchsize": "did you mean data.train_batch_size?",
     }
     assert config.data.train_batch_size == 8 and config.mine.own == 1 and not config.trainer.val_before_train
+
+
+@pytest.mark.parametrize(
+    ("word", "remedy"),
+    [
+        ("++trainer.val_befor_train=False", "did you mean trainer.val_before_train?"),
+        ("++data.train_batchsize=4", "did you mean data.train_batch_size?"),
+        ("+trainer.savefreq=5", "did you mean trainer.save_freq?"),
+        ("+actor_rollout_ref.rollout.temprature=0.9", "did you mean actor_rollout_ref.rollout.temperature?"),
+        ("+actor_rollout_ref.actor.load_weight=True", "verl 0.8.0 was the last to read it: remove it"),
+        ("++algorithm.rollout_is_threshold=3", "write algorithm.rollout_correction.rollout_is_threshold=3"),
+    ],
+)
+def test_a_key_that_plus_adds_to_verls_sections_is_looked_at_as_one_without(word, remedy):
+    config = compose(*GTPO, word)
+    (finding,) = intercept._found_in_command
+    assert finding.subject == word.lstrip("+").partition("=")[0] and remedy in finding.remedy
+    assert OmegaConf.select(config, finding.subject) is None
+    intercept._found_in_command.clear()
+    key = finding.remedy.partition("mean ")[2].partition("?")[0]
+    written = finding.remedy.partition("write ")[2]
+    right = [f"{key}={word.partition('=')[2]}"] if key else written.split()
+    compose(*GTPO, *right)
+    assert not intercept._found_in_command
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "+actor_rollout_ref.rollout.limit_images=2",  # a field of verl's dataclass
+        "+actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bf16",
+        "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.enforce=True",
+        "+algorithm.gtpo.entropy_coeff=0.1",
+        "+trainer.collapse_watch=warn",
+        "+data.my_own=1",
+        "+mine.own=1",
+    ],
+)
+def test_a_key_that_verl_or_somebody_reads_may_be_added(word):
+    compose(*GTPO, word)
+    assert not intercept._found_in_command
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("trainer.val_generations_to_log_to_wandb=5", "trainer.log_val_generations=10"),
+        ("reward_model.overlong_buffer.enable=True", "+reward.reward_kwargs.overlong_buffer_cfg.enable=False"),
+        ("algorithm.rollout_is=token", "algorithm.rollout_correction.rollout_is=sequence"),
+    ],
+)
+def test_a_remedy_does_not_write_over_what_is_given_already(old, new):
+    for words in ((old, new), (new, old)):
+        intercept._found_in_command.clear()
+        compose(*GTPO, *words)
+        (finding,) = intercept._found_in_command
+        assert finding.subject == old.partition("=")[0] and finding.remedy.endswith("is given: remove it")
+    intercept._found_in_command.clear()
+    compose(*GTPO, new)
+    assert not intercept._found_in_command
+
+
+@pytest.mark.parametrize("word", ["trainer.project_name=x=y", "trainer.default_local_dir=/runs/a{b}c", "data.seed=[1"])
+def test_an_override_that_hydra_cannot_read_is_named_with_how_to_write_it(word):
+    with pytest.raises(Ended) as ended:
+        compose(*GTPO, word)
+    line, status = ended.value.args
+    assert status == 1 and f"cannot read {word}" in line
+    (quoted,) = shlex.split(line.partition("quote the value, ")[2])
+    assert OmegaConf.select(compose(*GTPO, quoted), word.partition("=")[0]) == word.partition("=")[2]
+
+
+@pytest.mark.parametrize(("word", "says"), [("", "is empty"), ("my/grpo.yaml", "--config-path")])
+def test_an_argument_that_is_no_override_is_named(word, says):
+    with pytest.raises(Ended) as ended:
+        compose(*GTPO, word)
+    assert says in ended.value.args[0]
+
+
+def test_an_interrupt_ends_the_check_with_130_and_no_trace(monkeypatch, capfd):
+    def interrupted(*arguments, **keywords):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(settings, "judge", interrupted)
+    with pytest.raises(Ended) as judging:
+        intercept._judge(None, None, (), {"config": verl_config(*GTPO)})
+    with pytest.raises(Ended) as running:
+        intercept._run_main(interrupted, None, (), {})
+    with pytest.raises(Ended) as composing:
+        intercept._compose(interrupted, None, (), {})
+    assert {ended.value.args[1] for ended in (judging, running, composing)} == {130}
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["algorithm=null"], ["~critic"], ["actor_rollout_ref.rollout=null"], ["~data"]])
+def test_a_section_that_is_taken_away_ends_in_a_line(words, capsys):
+    try:
+        config = compose(*GTPO, *words)
+        intercept._judge(None, None, (), {"config": OmegaConf.masked_copy(config, set(config) - {"hydra"})})
+    except Ended as ended:
+        line, status = ended.args
+    assert status == 1 and line.startswith(("judged: ", "not judged: ")) and "the check itself failed" not in line
 
 
 def test_hydras_folder_is_a_temporary_one(tmp_path, monkeypatch):

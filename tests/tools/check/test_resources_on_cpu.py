@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 from pathlib import Path
@@ -174,6 +175,39 @@ def test_a_number_among_the_variables_of_rays_workers_is_a_problem(findings):
 def test_a_ray_clients_address_is_not_asked():
     (finding,) = resources._cluster(lambda key: None, "ray://head:10001", 1, 8)
     assert finding.advice and not finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("installed", "settings", "is_refused"),
+    [
+        ("0.29.0", [], True),
+        ("0.30.1", ["actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora.merge=True"], True),
+        ("0.29.0", ["actor_rollout_ref.model.lora_rank=8"], False),  # adapters have no embeddings
+        ("0.28.3", [], False),
+        ("0.29.0", ["actor_rollout_ref.rollout.name=sglang"], False),
+    ],
+)
+@pytest.mark.parametrize("config", [{"tie_word_embeddings": True}, {"text_config": {"tie_word_embeddings": True}}])
+def test_a_vllm_that_refuses_tied_weights_is_named(
+    findings, monkeypatch, tmp_path, config, installed, settings, is_refused
+):
+    monkeypatch.setattr(resources, "version", lambda name: installed)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = f"actor_rollout_ref.model.path={tmp_path}"
+    found = findings(model, *settings)
+    assert ("vllm" in found) == is_refused
+    if is_refused:
+        assert found["vllm"].remedy == "pip install 'vllm<0.29'" and found["vllm"].says.startswith(installed)
+    (tmp_path / "config.json").write_text(json.dumps({"tie_word_embeddings": False}))
+    assert "vllm" not in findings(model, *settings)
+
+
+def test_a_checkpoint_that_is_not_there_is_a_problem_of_this_machine(findings, tmp_path):
+    words = "trainer.resume_mode=resume_path", f"trainer.resume_from_path={tmp_path}/global_step_5"
+    remedies = [finding.remedy for finding in findings(*words).values()]
+    assert any(remedy.startswith(f"{words[1]}: no checkpoint is there") for remedy in remedies)
+    (tmp_path / "global_step_5").mkdir()
+    assert findings(*words) == {} == findings("trainer.resume_mode=auto")
 
 
 def said_of(*overrides):
