@@ -108,6 +108,14 @@ def test_a_release_has_one_version():
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
 
 
+def test_the_recipe_for_verl_recipe_installs_one_commit_of_the_plugin():
+    folder = ROOT / "patches/verl-recipe/gtpo"
+    address = re.compile(r"pip install git\+https://github.com/gtpo-verl/gtpo-verl(\S*)")
+    (readme,) = address.findall((folder / "README.md").read_text())
+    (required,) = address.findall((folder / "REQUIRED_VERL.txt").read_text())
+    assert readme == required and re.fullmatch("@[0-9a-f]{40}", readme)
+
+
 def test_every_supported_verl_has_a_row():
     rows = re.findall(r"^\| (\d\S*) \|", (ROOT / "docs/versions.md").read_text(), re.MULTILINE)
     assert tuple(reversed(dict.fromkeys(rows))) == SUPPORTED_VERL  # the newest first
