@@ -33,7 +33,7 @@ PAGE, TABLE_OF_PAGE = (
     re.compile(r"^\| sign \| limit (?:.+\n)+", re.MULTILINE),
 )
 LATER_TABLE_OF_PAGE = re.compile(r"^\| SmolLM2 \| (?:.+\n)+", re.MULTILINE)
-LATER = ("8", "9", "9-again", "10", "10-gpu", "11", "12", "12-cpu", "12-beside")
+LATER = ("8", "9", "9-again", "10", "10-gpu", "11", "12", "12-cpu", "12-beside", "13-cpu", "13", "14", "15")
 """Blocks whose runs came after the limits."""
 _SOUND = 0.95
 _LIMIT = 64  # tokens of a completion under verl

@@ -93,6 +93,10 @@ METHODS: dict[str, tuple[str, ...]] = {
     "gtpo_answer": (*GTPO, *_reward("answer")),
     "grpo_answer": (*GRPO, *_reward("answer")),
     "gtpo_authors": (*GTPO, *_reward("authors")),
+    # Block 15: other rules for λ in place of the conflict masks.
+    "prefix_weights": (*_gtpo(token_weights="pkg://examples.token_weights.lambda_grpo"), *_NO_ENTROPY),
+    "highest_entropy": (*_gtpo(token_weights="pkg://examples.token_weights.highest_entropy"), *_NO_ENTROPY),
+    "shared_beginning": (*_gtpo(token_weights="pkg://examples.token_weights.shared_beginning"), *_NO_ENTROPY),
     # Of the runs in `studies.verl_runs` only.
     "gamma_0.01": _gtpo(entropy_coeff=0.01),
     "gamma_1": _gtpo(entropy_coeff=1),
@@ -286,6 +290,9 @@ USED_ARMS = {"C": (CLAMPED, 1e-5), "A": ("grpo", 1e-5), "B": ("grpo", 5e-6)}
 USED_SEEDS_ON_CPUS, USED_SEEDS = range(25, 33), range(33, 45)
 ANSWER_ARMS, ANSWER_SEEDS = ("grpo_answer", "gtpo_answer"), range(45, 75)
 """Of block 14, whose reward is for the answer alone."""
+RULES_ARMS = ("grpo", "gtpo", "masks", "prefix_weights", "highest_entropy", "shared_beginning")
+RULES_SEEDS, RULES_RATES = range(21, 26), MANY_RATES[1:3]
+"""Of block 15: GRPO, GTPO, its masks alone, and three other rules for λ."""
 GUESSING_ARMS, GUESSING_SEEDS = ("grpo", "gtpo", "grpo_clamped", "gtpo_clamped", "masks"), range(41, 53)
 """Of block 11."""
 BESIDE = ("grpo", "gtpo", CLAMPED, "corpo_masks")
@@ -459,6 +466,9 @@ def blocks() -> dict[str, list[tuple[Cell, int]]]:
         ],
         "14. a reward for the answer alone, on a GPU": [
             (cell, seed) for seed in ANSWER_SEEDS for cell in cells([HALFWAY_ON_GPU], ANSWER_ARMS, [REAL_RATES[1]])
+        ],
+        "15. other rules for λ": [
+            (cell, seed) for seed in RULES_SEEDS for cell in cells(MANY, RULES_ARMS, RULES_RATES)
         ],
     }
 

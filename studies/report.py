@@ -19,7 +19,7 @@ import pandas as pd
 
 from gtpo_verl.algorithm.config import LN2
 from recipes.paper.plots import save
-from studies import block7, block10, block11, block12, block13, figures, tables, titles, verl_runs
+from studies import block7, block10, block11, block12, block13, block15, figures, tables, titles, verl_runs
 from studies.comparisons import (
     ENDPOINTS,
     PER_RATE,
@@ -388,7 +388,7 @@ def _of_guessing() -> dict[str, object]:
 
 
 def _of_fresh_seeds() -> dict[str, object]:
-    """Answers and differences of blocks 12 to 14."""
+    """Answers, differences and tables of blocks 12 to 15."""
     found: dict[str, object] = {f"block {name}": block12.answer(name) for name in ("12", "12-cpu")}
     found["block 12-cpu without 18"] = block12.without("12-cpu", 18)
     runs = block12.pairs("12-cpu")
@@ -403,8 +403,11 @@ def _of_fresh_seeds() -> dict[str, object]:
     found |= _numbers("12-cpu", with_failures(runs, WRONG), tables.MEASURED)
     for name, of_control in block13.answers("13-cpu").items():
         found[f"block 13-cpu {name}"] = of_control
-    found["table block 13-cpu"] = markdown(*block13.table("13-cpu"))
+    header, rows = block13.table("13-cpu")
+    found["table block 13-cpu"] = markdown(header, rows) if rows else "No seed is whole yet."
     found["block 14"] = block13.answer_alone()
+    header, rows = block15.table()
+    found["table block 15"] = markdown(header, rows) if rows else f"The runs: {block15.progress()}."
     return found
 
 

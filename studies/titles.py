@@ -63,6 +63,9 @@ METHODS = {
     "gtpo_answer": "GTPO, reward for the answer alone",
     "grpo_answer": "GRPO, reward for the answer alone",
     "gtpo_authors": "GTPO, reward of the authors' code",
+    "prefix_weights": "λ-GRPO",
+    "highest_entropy": "GRPO, tokens of highest entropy only",
+    "shared_beginning": "GRPO, beginning of the whole group weighed 2 and 0",
     "span_all": "GTPO, all conflict tokens",
     "threshold_0.2": "GTPO, threshold 0.2",
 }

@@ -236,7 +236,28 @@ def test_under_grpo_clamped_no_wrong_completion_trains_upwards_and_nothing_is_ma
     assert kept["gtpo_clamped"][0]["advantages"] != kept["grpo_clamped"][0]["advantages"]
 
 
-@pytest.mark.parametrize("method", ["grpo", "grpo_clamped", "masks", "gtpo"])
+def test_another_rule_weighs_the_tokens_of_each_completion(shape, weights):
+    (rollouts,) = draw(shape, weights[:1], [0], n=4, limit=9, prompts=PROMPTS[:2])
+    kept = {}
+    for method in ("grpo", "prefix_weights", "highest_entropy", "shared_beginning"):
+        learner = fast.Learner(shape, weights[0], fast.build_config(METHODS[method]))
+        learner.step(rollouts, [10.0, 0.0, 20.0, 0.0, 5.0, 5.0, 6.0, 5.0], kept=kept.setdefault(method, []))
+    rows = {method: [record["advantages"] for record in records] for method, records in kept.items()}
+    outcomes = [record["a"] for record in kept["grpo"]]
+    ids = [record["ids"] for record in kept["grpo"]]
+    for row, (own, a) in enumerate(zip(ids, outcomes, strict=True)):
+        group = [other for number, other in enumerate(ids) if number // 4 == row // 4]
+        same = [sum(other[: t + 1] == own[: t + 1] for other in group) for t in range(len(own))]
+        assert rows["prefix_weights"][row] == pytest.approx([a / number for number in same], rel=1e-5)
+        is_shared = [number == 4 for number in same]
+        weight = 2 if a > 0 else 0
+        assert rows["shared_beginning"][row] == pytest.approx([a * (weight if x else 1) for x in is_shared], rel=1e-5)
+        assert all(value in (0, pytest.approx(a, rel=1e-5)) for value in rows["highest_entropy"][row])
+    trained = sum(value != 0 for row in rows["highest_entropy"] for value in row)
+    assert 0 < trained <= 0.2 * sum(map(len, ids)) + 1
+
+
+@pytest.mark.parametrize("method", ["grpo", "grpo_clamped", "masks", "gtpo", "prefix_weights", "highest_entropy"])
 def test_completions_without_advantage_train_nothing(method, shape, weights, monkeypatch):
     (rollouts,) = draw(shape, weights[:1], [0], n=4, limit=9, prompts=PROMPTS[:2])
     config = fast.build_config([*METHODS[method], "algorithm.gtpo.initial_entropy=9", LARGE_EPS])

@@ -199,6 +199,9 @@ def test_a_method_changes_what_it_says_and_nothing_else(command, method):
         "gtpo_no_filter": {"completion_filter": "never"},
         "grpo_clamped": no_entropy | {"conflict_span": "none", "min_correct_reward": 11},
         "gtpo_clamped": {"min_correct_reward": 11},
+        "prefix_weights": no_entropy | {"token_weights": "pkg://examples.token_weights.lambda_grpo"},
+        "highest_entropy": no_entropy | {"token_weights": "pkg://examples.token_weights.highest_entropy"},
+        "shared_beginning": no_entropy | {"token_weights": "pkg://examples.token_weights.shared_beginning"},
     }
     if method in expected:
         assert settings == replace(VerlGTPOConfig(), **expected[method])
