@@ -101,6 +101,36 @@ def test_last_output_stands_for_its_session(sessions, session_rows, order):
     assert metrics["gtpo/group/size_min"] == 2
 
 
+@pytest.mark.parametrize("order", [range(8), [7, 2, 0, 5, 1, 3, 6, 4]])
+@pytest.mark.parametrize("overrides", [(), ("algorithm.gtpo.entropy_from=update",)], ids=["old_log_prob", "update"])
+def test_metrics_and_dump_of_sessions_are_those_of_their_last_outputs_alone(
+    v1, session_rows, tmp_path, overrides, order
+):
+    """The filter drops some of the completions with a negative advantage."""
+    settings = (KNOWN, *overrides, "+algorithm.gtpo.entropy_threshold=0.45", "+algorithm.gtpo.filter_scope=negative")
+    last_rows = {name: [column[row] for row in LAST] for name, column in session_rows.items()}
+    last_keys = [SESSION_KEYS[row] for row in LAST]
+    # Last outputs come in the order in which the batch first has their sessions.
+    sessions_in_order = dict.fromkeys(SESSION_KEYS[row].rsplit("_", 1)[0] for row in order)
+    order_of_last = [[key.rsplit("_", 1)[0] for key in last_keys].index(session) for session in sessions_in_order]
+
+    metrics = {}
+    lines = {}
+    for name, rows, keys, of_rows in (
+        ("sessions", session_rows, SESSION_KEYS, order),
+        ("last", last_rows, last_keys, order_of_last),
+    ):
+        folder = tmp_path / name
+        stage = v1(*settings, f"+algorithm.gtpo.dump_dir={folder}", rows=rows, keys=keys)
+        metrics[name], _ = stage.step(list(of_rows))
+        lines[name] = (folder / "step_000001.jsonl").read_text().splitlines()
+        for timing in ("timing_s/gtpo", "timing_s/gtpo_dump"):
+            metrics[name].pop(timing)
+    assert 0 < metrics["last"]["gtpo/filter/dropped_frac"] < 1 and "gtpo/log_prob/negative" in metrics["last"]
+    assert metrics["sessions"] == pytest.approx(metrics["last"])
+    assert len(lines["last"]) == 5 and lines["sessions"] == lines["last"]
+
+
 @pytest.mark.parametrize("at_once", [2, 64])
 def test_outputs_whose_prompts_differ_in_a_picture_share_no_positions(sessions, session_rows, monkeypatch, at_once):
     """Equal ids and other pixels are another context; equal pixels are the same, in whichever tensor."""
