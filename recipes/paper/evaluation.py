@@ -37,13 +37,15 @@ RIGHT, UNPARSED = 0, -1
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Probability that k of n completions, drawn without replacement, hold one of the c right ones (arXiv:2107.03374);
-    1 <= k <= n."""
+    """Return the probability that k of n completions, drawn without replacement, hold one of the c right ones.
+
+    This is arXiv:2107.03374's estimate; 1 <= k <= n.
+    """
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def majority_at_k(votes: Sequence[int], k: int) -> float:
-    """Expected outcome of a majority vote among k of the completions, drawn without replacement; 1 <= k <= n."""
+    """Return the expected outcome of a vote among k of the completions, drawn without replacement; 1 <= k <= n."""
     counts = Counter(votes)
     right = counts.pop(RIGHT, 0)
     return _majority_at_k(right, tuple(sorted(counts.values())), k)
@@ -79,7 +81,7 @@ def _majority_at_k(right: int, others: tuple[int, ...], k: int) -> float:
 
 @lru_cache(maxsize=100_000)
 def _binomial(n: int, p: float) -> np.ndarray:
-    """The n + 1 probabilities of Binomial(n, p), 0 < p <= 1."""
+    """Return the n + 1 probabilities of Binomial(n, p), 0 < p <= 1."""
     if p == 1.0:
         return np.eye(n + 1)[n]
     log_comb = np.array([math.lgamma(n + 1) - math.lgamma(v + 1) - math.lgamma(n - v + 1) for v in range(n + 1)])
@@ -88,16 +90,20 @@ def _binomial(n: int, p: float) -> np.ndarray:
 
 
 def number_answers(preds: Sequence[str], correct: Sequence[bool]) -> tuple[int, ...]:
-    """What each completion of a question votes for; "" is an unparsed answer, which is never right.
+    """Return what each completion of a question votes for; "" is an unparsed answer, which is never right.
 
     All answers that the grader accepted equal the ground truth, so they are one answer, and so is every completion
     that spells one of them: ``acc`` may also ask for a format, a vote does not. Others are compared letter by letter:
     the ``pred`` of ``gtpo_verl.reward.score`` is in canonical form.
     """
-    accepted = {answer for answer, ok in zip(preds, correct, strict=True) if ok}
-    wrong = dict.fromkeys(answer for answer in preds if answer and answer not in accepted)
-    numbers = {answer: number for number, answer in enumerate(wrong, start=1)}
-    numbers |= {answer: RIGHT for answer in accepted} | {"": UNPARSED}
+    accepted = {answer for answer, is_right in zip(preds, correct, strict=True) if is_right}
+    numbers = dict.fromkeys(accepted, RIGHT)
+    numbers[""] = UNPARSED
+    wrong_answers = 0
+    for answer in preds:
+        if answer not in numbers:
+            wrong_answers += 1
+            numbers[answer] = wrong_answers
     return tuple(numbers[answer] for answer in preds)
 
 
@@ -113,7 +119,7 @@ class Question(NamedTuple):
 
 
 def read_dump(path: Path) -> dict[str, list[Question]]:
-    """The questions of a verl validation dump, by data source.
+    """Return the questions of a verl validation dump, by data source.
 
     A question is a group of :func:`gtpo_verl.run_files.dumps.last_outputs`. verl does not write the data source: rows
     are told apart by a ``data_source`` that the reward function returned, and are one data set named "" if there is
@@ -126,18 +132,26 @@ def read_dump(path: Path) -> dict[str, list[Question]]:
     if not path.exists():
         raise ValueError(f"No such file: {path}. Name a <step>.jsonl under trainer.validation_data_dir")
     if path.is_dir():
-        raise ValueError(f"{path} is a folder ({', '.join(sorted(p.name for p in path.iterdir()))}): name one dump")
-    of_source: dict[str, list[dict[str, Any]]] = {}
+        names = ", ".join(sorted(file.name for file in path.iterdir()))
+        raise ValueError(f"{path} is a folder ({names}): name one dump")
+    rows_of_source: dict[str, list[dict[str, Any]]] = {}
+    timeouts = 0
     for row in read_lines(path, _checked, "validation dump of verl"):
-        of_source.setdefault(row["data_source"], []).append(row)
-    if timeouts := sum(row["timeout"] for rows in of_source.values() for row in rows):
+        rows_of_source.setdefault(row["data_source"], []).append(row)
+        if row["timeout"]:
+            timeouts += 1
+    if timeouts:
         print(f"{path}: {timeouts} completions count as wrong: comparing their answer took too long", file=sys.stderr)
-    return {source: [*map(_question, last_outputs(rows).values())] for source, rows in of_source.items()}
+    questions = {}
+    for source, rows in rows_of_source.items():
+        questions[source] = [_question(draws) for draws in last_outputs(rows).values()]
+    return questions
 
 
 def _checked(row: dict[str, Any]) -> dict[str, Any]:
-    """What counts of a row."""
-    grade, source = "acc" if "acc" in row else "score", str(row.get("data_source") or "")
+    """Return what counts of a row."""
+    grade = "acc" if "acc" in row else "score"
+    source = str(row.get("data_source") or "")
     if row.get(grade) not in (0, 1):
         raise ValueError(
             f"{grade} is {row.get(grade)!r}, which does not say whether the answer is right: let the reward function "
@@ -145,14 +159,26 @@ def _checked(row: dict[str, Any]) -> dict[str, Any]:
         )
     if not source.isprintable():
         raise ValueError(f"data_source is {source!r}: give it a name that can be printed")
-    pred = str(row["pred"] or "").strip() if "pred" in row else None
-    kept = {"input": str(row["input"]), "data_source": source, "timeout": bool(row.get("timeout"))}
-    return kept | {"correct": bool(row[grade]), "pred": pred} | ({"uid": str(row["uid"])} if "uid" in row else {})
+    kept = {
+        "input": str(row["input"]),
+        "data_source": source,
+        "timeout": bool(row.get("timeout")),
+        "correct": bool(row[grade]),
+        "pred": None,
+    }
+    if "pred" in row:
+        kept["pred"] = str(row["pred"] or "").strip()
+    if "uid" in row:
+        kept["uid"] = str(row["uid"])
+    return kept
 
 
 def _question(draws: list[dict[str, Any]]) -> Question:
-    correct, preds = tuple(row["correct"] for row in draws), [row["pred"] for row in draws]
-    return Question(draws[0]["input"], correct, None if None in preds else number_answers(preds, correct))
+    """Return a question by the rows of its completions, in the order in which they were drawn."""
+    correct = tuple(row["correct"] for row in draws)
+    preds = [row["pred"] for row in draws]
+    votes = None if None in preds else number_answers(preds, correct)
+    return Question(draws[0]["input"], correct, votes)
 
 
 class Label(NamedTuple):
@@ -188,71 +214,134 @@ class Record(NamedTuple):
 def evaluate(
     label: Label, data_set: str, questions: list[Question], ks: Iterable[int] = DEFAULT_K, samples: int | None = None
 ) -> list[Record]:
-    """pass@k and, from k = 2 on, maj@k of one run on one data set, for every k up to the number of completions.
+    """Return pass@k and, from k = 2 on, maj@k of one run on one data set, for every k up to the number of completions.
 
     Raises:
         ValueError: If the questions have different numbers of completions, or others than ``samples``.
     """
-    name = " ".join(filter(None, [*label, data_set]))
-    n = samples or max(len(q.correct) for q in questions)
-    if wrong := [q for q in questions if len(q.correct) != n]:
-        least = min(wrong, key=lambda q: len(q.correct))
-        lost = "completions are lost. Sample them again; bash recipes/evaluate.sh samples what is missing"
-        more = f"give --samples {len(least.correct)}, or leave it out"
-        raise ValueError(
-            f"{name}: {len(wrong)} of {len(questions)} questions do not have {n} completions "
-            f"({len(least.correct)} for {least.name[-60:]!r}): {lost if len(least.correct) < n else more}"
-        )
-    if dropped := [k for k in ks if k > n]:
-        print(f"{name}: left out k = {dropped}, a question has {n} completions (val_kwargs.n)", file=sys.stderr)
+    name = " ".join(part for part in [*label, data_set] if part)
+    n = samples or max(len(question.correct) for question in questions)
+    _check_numbers(name, questions, n)
+    too_large = [k for k in ks if k > n]
+    if too_large:
+        print(f"{name}: left out k = {too_large}, a question has {n} completions (val_kwargs.n)", file=sys.stderr)
     votes = [question.votes for question in questions if question.votes is not None]
-    if len(votes) < len(questions):
+    has_votes = len(votes) == len(questions)
+    if not has_votes:
         print(f"{name}: no maj@k, the dump has no `pred`: let the reward function return it", file=sys.stderr)
 
-    figures = {}  # of each question: unbiased, and of one draw
-    for k in sorted({*ks} - {*dropped}):
-        figures["pass", k] = [(pass_at_k(n, sum(q.correct), k), float(any(q.correct[:k]))) for q in questions]
-        if k > 1 and len(votes) == len(questions):
-            figures["maj", k] = [(majority_at_k(v, k), majority_at_k(v[:k], k)) for v in votes]
+    # Of each figure the values of the questions, a row per figure: unbiased, and of one draw.
+    figures: list[tuple[str, int]] = []
+    unbiased_rows = []
+    draw_rows = []
+    for k in sorted(set(ks) - set(too_large)):
+        figures.append(("pass", k))
+        unbiased_rows.append([pass_at_k(n, sum(question.correct), k) for question in questions])
+        draw_rows.append([float(any(question.correct[:k])) for question in questions])
+        if k > 1 and has_votes:
+            figures.append(("maj", k))
+            unbiased_rows.append([majority_at_k(vote, k) for vote in votes])
+            draw_rows.append([majority_at_k(vote[:k], k) for vote in votes])
     if not figures:
         return []
-    unbiased, draws = 100.0 * np.array(list(figures.values())).transpose(2, 0, 1)
-    rows = np.column_stack([unbiased.mean(1), *_bootstrap(unbiased), draws.mean(1)]).tolist()
-    printed = _paper_table().get(Label(*map(str.lower, label)), {})
+
+    unbiased = 100.0 * np.array(unbiased_rows)
+    draws = 100.0 * np.array(draw_rows)
+    low, high = _bootstrap(unbiased)
+    papers = _paper_table().get(Label(*map(str.lower, label)), {})
     records = []
-    for (metric, k), (estimate, low, high, draw) in zip(figures, rows, strict=True):
-        cell = printed.get(f"{data_set.lower()} {metric}@{k}")
-        paper = float(cell) if cell else None
-        records.append(Record(*label, data_set, len(questions), n, metric, k, estimate, low, high, draw, paper))
+    for row, (metric, k) in enumerate(figures):
+        printed = papers.get(f"{data_set.lower()} {metric}@{k}")
+        records.append(
+            Record(
+                model=label.model,
+                training_set=label.training_set,
+                method=label.method,
+                data_set=data_set,
+                questions=len(questions),
+                completions=n,
+                metric=metric,
+                k=k,
+                estimate=unbiased[row].mean().item(),
+                low=low[row].item(),
+                high=high[row].item(),
+                draw=draws[row].mean().item(),
+                paper=float(printed) if printed else None,
+            )
+        )
     return records
 
 
+def _check_numbers(name: str, questions: list[Question], n: int) -> None:
+    """Raise a ValueError where a question has another number of completions than `n`."""
+    wrong = [question for question in questions if len(question.correct) != n]
+    if not wrong:
+        return
+    least = min(wrong, key=lambda question: len(question.correct))
+    if len(least.correct) < n:
+        remedy = "completions are lost. Sample them again; bash recipes/evaluate.sh samples what is missing"
+    else:
+        remedy = f"give --samples {len(least.correct)}, or leave it out"
+    raise ValueError(
+        f"{name}: {len(wrong)} of {len(questions)} questions do not have {n} completions "
+        f"({len(least.correct)} for {least.name[-60:]!r}): {remedy}"
+    )
+
+
 def _bootstrap(values: np.ndarray) -> np.ndarray:
-    """95% percentile interval of the means of (cells, questions); all cells see the same resampled questions. Too
-    narrow below some hundred questions that are mostly right or mostly wrong."""
-    count, rng = values.shape[1], np.random.default_rng(0)
-    # In parts, to bound the memory at a few thousand questions.
-    parts = [rng.multinomial(count, np.full(count, 1 / count), size=RESAMPLES // 40) @ values.T for _ in range(40)]
+    """Return the 95% percentile intervals of the means over questions, (2, figures), of values (figures, questions).
+
+    All figures see the same resampled questions. The interval is too narrow below some hundred questions that are
+    mostly right or mostly wrong.
+    """
+    count = values.shape[1]
+    rng = np.random.default_rng(0)
+    parts = []
+    for _ in range(40):  # parts, to bound the memory at a few thousand questions
+        times_drawn = rng.multinomial(count, np.full(count, 1 / count), size=RESAMPLES // 40)
+        parts.append(times_drawn @ values.T)
     return np.percentile(np.concatenate(parts) / count, [2.5, 97.5], axis=0)
 
 
 @lru_cache(maxsize=1)
 def _paper_table() -> dict[Label, dict[str, str]]:
-    """The rows of the paper's Table 1, in percent, all in lower case."""
+    """Return the rows of the paper's Table 1, in percent, all in lower case."""
+    table = {}
     with Path(__file__).with_name("table1.csv").open(encoding="utf-8") as file:
-        rows = csv.DictReader(map(str.lower, file))
-        return {Label(*(row[name] for name in Label._fields)): row for row in rows}
+        for row in csv.DictReader(map(str.lower, file)):
+            label = Label(model=row["model"], training_set=row["training_set"], method=row["method"])
+            table[label] = row
+    return table
 
 
 def table(records: Iterable[Record]) -> str:
-    """A row of Markdown per figure, those of different runs below each other."""
-    lines = [["Model", "Dataset", "Method", "", "paper", "one draw", "unbiased", "95% interval"], ["---"] * 8]
-    for r in sorted(records, key=lambda r: (r.data_set, r.metric != "pass", r.k)):
-        paper = "" if r.paper is None else f"{r.paper:.1f}"
-        interval = f"{r.low:.1f}–{r.high:.1f}" if r.low < r.high else ""  # none where all questions agree
-        figures = paper, f"{r.draw:.1f}", f"{r.estimate:.1f}", interval
-        lines.append([r.model, r.training_set, r.method, f"{r.data_set} {r.metric}@{r.k}".strip(), *figures])
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    """Return a row of Markdown per figure, those of different runs below each other."""
+    lines = [
+        ["Model", "Dataset", "Method", "", "paper", "one draw", "unbiased", "95% interval"],
+        ["---"] * 8,
+    ]
+    for record in sorted(records, key=lambda record: (record.data_set, record.metric != "pass", record.k)):
+        paper = "" if record.paper is None else f"{record.paper:.1f}"
+        interval = ""  # where all questions agree
+        if record.low < record.high:
+            interval = f"{record.low:.1f}–{record.high:.1f}"
+        lines.append(
+            [
+                record.model,
+                record.training_set,
+                record.method,
+                f"{record.data_set} {record.metric}@{record.k}".strip(),
+                paper,
+                f"{record.draw:.1f}",
+                f"{record.estimate:.1f}",
+                interval,
+            ]
+        )
+    rendered = ""
+    for line in lines:
+        cells = [cell.replace("|", "\\|") for cell in line]
+        rendered += f"| {' | '.join(cells)} |\n"
+    return rendered
 
 
 def parse_dump_argument(argument: str) -> tuple[Label, str, Path]:
@@ -275,7 +364,7 @@ def parse_dump_argument(argument: str) -> tuple[Label, str, Path]:
 
 
 def evaluate_dumps(arguments: Iterable[str], ks: Sequence[int] = DEFAULT_K, samples: int | None = None) -> list[Record]:
-    """Records of all dumps, in the order given; see :func:`parse_dump_argument` and :func:`read_dump`.
+    """Return the records of all dumps, in the order given; see :func:`parse_dump_argument` and :func:`read_dump`.
 
     Raises:
         ValueError: If a dump names its data sets and its label another one, or two dumps of one label and data set
@@ -284,18 +373,22 @@ def evaluate_dumps(arguments: Iterable[str], ks: Sequence[int] = DEFAULT_K, samp
     questions: dict[tuple[Label, str], list[Question]] = {}
     for argument in arguments:
         label, named, path = parse_dump_argument(argument)
-        for source, found in read_dump(path).items():
+        for source, read in read_dump(path).items():
             data_set = named or source
             if source not in ("", data_set):
                 raise ValueError(f"{path} has rows of {source!r}: drop the data set {named!r} from its label")
             held = questions.setdefault((label, data_set), [])
-            if again := {q.name for q in held} & {q.name for q in found}:
+            again = {question.name for question in held} & {question.name for question in read}
+            if again:
                 raise ValueError(
                     f"{path} repeats {len(again)} questions of an earlier dump labelled {label.method!r} "
                     f"(such as {min(again)[-60:]!r}): give each run and step its own label"
                 )
-            held += found
-    return [record for key, held in questions.items() for record in evaluate(*key, held, ks, samples)]
+            held += read
+    records = []
+    for (label, data_set), held in questions.items():
+        records += evaluate(label, data_set, held, ks, samples)
+    return records
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -325,7 +418,8 @@ def run(args: argparse.Namespace) -> int:
     records = evaluate_dumps(args.dumps, args.k, args.samples)
     if not records:
         raise ValueError("no k is left to report: no question has that many completions")
-    print(rendered := table(records), end="")
+    rendered = table(records)
+    print(rendered, end="")
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "table.md").write_text(rendered, encoding="utf-8")
