@@ -16,5 +16,7 @@ def claim(record: Path, settings: Mapping[str, Any], remedy: str) -> None:
     """
     if not record.exists():
         atomic_write(record, json.dumps(settings, indent=1) + "\n")
-    elif changed := differences(read_record(record), settings):
+        return
+    changed = differences(read_record(record), settings)
+    if changed:
         raise ValueError(f"{record.parent} was filled with other settings ({'; '.join(changed)}): {remedy}")
