@@ -75,10 +75,20 @@ class Completion {
     return this.trajectory_entropy <= state.threshold || !this.can_be_filtered;
   }
 
+  /** What the filter does to it, in words. */
+  get verdict() {
+    if (run.rollouts) return "end unknown";
+    if (state.threshold === Infinity) return "no filter";
+    if (this.kept) return "kept";
+    return applied ? "filtered" : "would be filtered";
+  }
+
+  /** What GTPO does to a token. */
   fate(t) {
     if (!this.loss_mask[t]) return "other";
     if (!this.kept) return "filtered";
-    return this.lambda[t] < 1 ? "protected" : this.lambda[t] > 1 ? "doubled" : "plain";
+    if (this.lambda[t] < 1) return "protected";
+    return this.lambda[t] > 1 ? "doubled" : "plain";
   }
 
   /** How many tokens from `start` to `end` are protected and doubled, where there are any: [[fate, number]]. */
@@ -105,25 +115,32 @@ class Completion {
 
   /** Completions of opposite sign with the same token at the same place: [{completion, t, fromEnd}]. */
   partners(t) {
-    const rank = this.own.indexOf(t), found = [];
-    if (rank < 0) return found;
+    const rank = this.own.indexOf(t);
+    const partners = [];
+    if (rank < 0) return partners;
     for (const other of rows) {
       if (other.group_advantage * this.group_advantage >= 0) continue;
-      const places = [[other.own[rank], false], [other.own[other.own.length - this.own.length + rank], true]];
-      for (const [place, fromEnd] of places) {
-        if (other.token_ids[place] === this.token_ids[t]) found.push({ completion: other, t: place, fromEnd });
+      const fromStart = other.own[rank];
+      const fromEnd = other.own[other.own.length - this.own.length + rank];
+      if (other.token_ids[fromStart] === this.token_ids[t]) {
+        partners.push({ completion: other, t: fromStart, fromEnd: false });
+      }
+      if (other.token_ids[fromEnd] === this.token_ids[t]) {
+        partners.push({ completion: other, t: fromEnd, fromEnd: true });
       }
     }
-    return found;
+    return partners;
   }
 
   /** The partners that put a token on the conflict mask: on its forward run, its backward run, or both. */
   conflicts(t) {
     if (run.gtpo.token_weights) return []; // it may not go by what completions share
-    const partners = this.partners(t), rank = this.own.indexOf(t);
+    const partners = this.partners(t);
+    const rank = this.own.indexOf(t);
     if (run.gtpo.conflict_span !== "leading") return this.lambda[t] === 1 ? [] : partners;
-    const forward = rank < this.prefix_len, backward = this.own.length - 1 - rank < this.suffix_len;
-    return partners.filter((partner) => (partner.fromEnd ? backward : forward));
+    const isForward = rank < this.prefix_len;
+    const isBackward = this.own.length - 1 - rank < this.suffix_len;
+    return partners.filter((partner) => (partner.fromEnd ? isBackward : isForward));
   }
 
   /** Make its `element`, whose `spans` are those of its tokens that are in the page. */
@@ -158,9 +175,8 @@ class Completion {
   }
 
   label() {
-    const sign = Math.sign(this.group_advantage), [start, end] = this.folded;
-    const verdict = run.rollouts ? "end unknown" : state.threshold === Infinity ? "no filter" :
-      this.kept ? "kept" : applied ? "filtered" : "would be filtered";
+    const sign = Math.sign(this.group_advantage);
+    const [start, end] = this.folded;
     const entropy = run.rollouts ? [] : [`entropy ${number(this.trajectory_entropy)}`];
     const parts = [`reward ${amount(this.reward)}`, ...entropy, count(this.length, "token")];
     this.head.replaceChildren(
@@ -168,7 +184,7 @@ class Completion {
       make("span", { className: ["down", "", "up"][sign + 1], title: "advantage over the group's average" }, `A ${signed(this.group_advantage)}`),
       ...parts.map((part) => make("span", {}, part)),
       ...this.counts().map(([fate, n]) => make("span", { className: `key-word ${fate}` }, `${n} ${fate}`)),
-      make("span", { className: `badge ${this.kept ? "" : "dropped"}` }, verdict),
+      make("span", { className: `badge ${this.kept ? "" : "dropped"}` }, this.verdict),
       ...(this.ended === false ? [make("span", { className: "badge unended" }, "did not end")] : []),
     );
     const folded = this.counts(start, end).map(([fate, n]) => `${n} ${fate}`);
@@ -222,13 +238,14 @@ function repaint() {
 
 /** Everything around the rows. */
 function describe() {
-  const { ends } = HEAT[state.colour] ?? {};
+  const ends = HEAT[state.colour]?.ends;
   $("rows").className = ends ? "heat" : "fate";
   $("scale").hidden = !ends;
   if (ends) $("scale").replaceChildren(`${ends[0]} `, make("span", { className: "ramp" }), ` ${ends[1]}`);
   $("threshold").value = Math.min(state.threshold, $("threshold").max);
   $("threshold-name").textContent = state.threshold === Infinity ? "no filter" : `filter above ${number(state.threshold, 3)} nats`;
-  const all = groups.flatMap(({ completions }) => completions), dropped = all.filter((c) => !c.kept).length;
+  const all = groups.flatMap(({ completions }) => completions);
+  const dropped = all.filter((c) => !c.kept).length;
   const numbers = Object.entries(run.numbers[run.steps[state.step].step]).map(([name, x]) => `${name} ${amount(x)}`);
   $("summary").textContent = `This step: ${numbers.join(" · ")}.` + (state.threshold === Infinity ? "" :
     ` The filter ${applied ? "takes" : "would take"} ${dropped} of the ${count(all.length, "completion")}.`);
@@ -239,15 +256,19 @@ function listFrequent(completions) {
   const counts = new Map(); // text of a token → how often it is protected, and doubled
   for (const c of completions) {
     for (const [t, word] of c.token_strings.entries()) {
-      const at = ["protected", "doubled"].indexOf(c.fate(t));
-      if (at < 0) continue;
-      if (!counts.has(word)) counts.set(word, [0, 0]);
-      counts.get(word)[at]++;
+      const fate = c.fate(t);
+      if (fate !== "protected" && fate !== "doubled") continue;
+      if (!counts.has(word)) counts.set(word, { protected: 0, doubled: 0 });
+      counts.get(word)[fate]++;
     }
   }
-  const top = [...counts].sort(([, a], [, b]) => b[0] - a[0] || b[1] - a[1]).slice(0, 12);
-  $("frequent").querySelector("tbody").replaceChildren(...top.map(([word, [zeroed, doubled]]) => make("tr", {},
-    drawText(make("td", { className: "text" }), oneLine(word)), make("td", {}, String(zeroed)), make("td", {}, String(doubled)))));
+  const mostFirst = [...counts].sort(([, a], [, b]) => b.protected - a.protected || b.doubled - a.doubled);
+  const lines = mostFirst.slice(0, 12).map(([word, number]) => make("tr", {},
+    drawText(make("td", { className: "text" }), oneLine(word)),
+    make("td", {}, String(number.protected)),
+    make("td", {}, String(number.doubled)),
+  ));
+  $("frequent").querySelector("tbody").replaceChildren(...lines);
 }
 
 function release() {
@@ -298,12 +319,17 @@ function sentence(c, t, conflicts) {
       `same place. GTPO ${applied ? "gives" : "would give"} it the weight ${amount(c.lambda[t])}.`;
   }
   const course = ["It is made less likely", "It is left as it is", "It is made more likely"][1 + Math.sign(c.advantages[t])];
-  const why = applied && !c.keep ? "no mask holds it, and the run filtered this completion" :
-    conflicts.length ? "completions of the other sign share it, but their weight is 1 in this run" :
-    c.partners(t).length ? "completions of the other sign have this token here, but after the shared run ended" :
-    c.group_advantage === 0 ? "the reward of this completion is the group's average, so it has no signal of its own" :
-    "no completion of the other sign has this token at this place";
-  return `Plain: ${why}. ${course}.`;
+  return `Plain: ${whyPlain(c, t, conflicts)}. ${course}.`;
+}
+
+function whyPlain(c, t, conflicts) {
+  if (applied && !c.keep) return "no mask holds it, and the run filtered this completion";
+  if (conflicts.length) return "completions of the other sign share it, but their weight is 1 in this run";
+  if (c.partners(t).length) return "completions of the other sign have this token here, but after the shared run ended";
+  if (c.group_advantage === 0) {
+    return "the reward of this completion is the group's average, so it has no signal of its own";
+  }
+  return "no completion of the other sign has this token at this place";
 }
 
 function partnerList(conflicts) {
@@ -318,8 +344,10 @@ function partnerList(conflicts) {
     button.append(`${other.name} (A ${signed(other.group_advantage)}), from the ${fromEnd ? "end" : "start"}: `, line);
     return button;
   });
+  const list = [make("p", {}, "Shared with:"), ...shown];
   const rest = conflicts.length - shown.length;
-  return [make("p", {}, "Shared with:"), ...shown, ...(rest > 0 ? [make("p", { className: "small" }, `and ${rest} more`)] : [])];
+  if (rest > 0) list.push(make("p", { className: "small" }, `and ${rest} more`));
+  return list;
 }
 
 /** Show a token and bring it into sight. */
@@ -330,14 +358,17 @@ function goTo(row, t) {
 
 for (const kind of ["pointerover", "click"]) {
   $("rows").addEventListener(kind, ({ target }) => {
-    const span = target.closest(".token"), row = span?.closest("article").row, { chosen, held } = state;
+    const span = target.closest(".token");
+    const row = span?.closest("article").row;
+    const { chosen, held } = state;
     if (!span || (kind === "pointerover" && held)) return;
     if (kind === "click") state.held = !(held && chosen.row === row && chosen.t === span.t);
     show(row, span.t);
   });
 }
 document.addEventListener("keydown", (event) => {
-  const { target, key } = event, { row, t } = state.chosen ?? { row: rows[0], t: -1 };
+  const { target, key } = event;
+  const { row, t } = state.chosen ?? { row: rows[0], t: -1 };
   if (event.ctrlKey || event.metaKey || event.altKey || target.matches("select")) return;
   const moves = target.closest("#rows") ? { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] } : {};
   const step = state.step + { n: 1, p: -1 }[key];
@@ -347,7 +378,8 @@ document.addEventListener("keydown", (event) => {
   if (key === "Escape") release();
   if (run.steps[step]) chooseStep(step);
   if (key in moves) {
-    const [down, right] = moves[key], to = rows[rows.indexOf(row) + down];
+    const [down, right] = moves[key];
+    const to = rows[rows.indexOf(row) + down];
     if (to?.length) goTo(to, Math.max(0, Math.min(t + right, to.length - 1)));
   }
 });
@@ -355,11 +387,15 @@ $("close").addEventListener("click", release);
 
 /** The chart of the steps, of numbers alone; its axes are text beside it, which does not stretch. */
 function drawStrip() {
-  const fates = ["protected", "doubled", "filtered"], { steps } = run;
+  const fates = ["protected", "doubled", "filtered"];
+  const { steps } = run;
   $("steps").hidden = steps.length < 2;
   const share = (step, fate) => step[fate] / Math.max(1, step.tokens);
-  const top = Math.max(1, Math.ceil(10 * Math.max(...steps.map((step) => fates.reduce((sum, fate) => sum + share(step, fate), 0))))) / 10;
-  const rewards = steps.map((step) => step.reward), low = Math.min(...rewards), high = Math.max(...rewards);
+  const shareOfAll = (step) => fates.reduce((sum, fate) => sum + share(step, fate), 0);
+  const top = Math.max(1, Math.ceil(10 * Math.max(...steps.map(shareOfAll)))) / 10; // of the left axis, in tenths
+  const rewards = steps.map((step) => step.reward);
+  const low = Math.min(...rewards);
+  const high = Math.max(...rewards);
   const bars = steps.map((step, at) => {
     let y = 100;
     const parts = fates.map((fate) => {
@@ -391,7 +427,9 @@ function goToStep(at) {
   const shared = groups.map(({ completions }) => completions.some((c) => c.lambda.some((x) => x !== 1)));
   state.group = Math.max(0, shared.indexOf(true));
   $("group").replaceChildren(...groups.map(({ completions }, number) => {
-    const rewards = completions.map((c) => c.reward), [low, high] = [Math.min(...rewards), Math.max(...rewards)];
+    const rewards = completions.map((c) => c.reward);
+    const low = Math.min(...rewards);
+    const high = Math.max(...rewards);
     const range = low === high ? amount(low) : `${amount(low)} to ${amount(high)}`;
     const note = shared[number] ? "" : ", no conflict";
     return make("option", { value: number }, `${number + 1} of ${groups.length}: ${rewards.length} completions, reward ${range}${note}`);
@@ -443,6 +481,7 @@ for (const [since, meaning] of run.signs) {
 }
 $("signs").hidden = !run.signs.length;
 const wanted = placeOf(Number(location.hash.slice(1)));
-goToStep(wanted >= 0 ? wanted : run.signs.length ? placeOf(run.signs[0][0]) : 0);
+const firstSign = run.signs.length ? placeOf(run.signs[0][0]) : 0;
+goToStep(wanted >= 0 ? wanted : firstSign);
 const isInferenceKnown = groups.some(({ completions }) => completions.some((c) => c.inference_logprobs));
 for (const element of document.querySelectorAll(".needs-inference")) element.hidden = !isInferenceKnown;
