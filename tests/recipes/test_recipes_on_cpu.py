@@ -466,6 +466,71 @@ def test_a_wrong_variable_is_named_before_anything_starts(call, tmp_path, comman
     assert not (tmp_path / "calls").exists()
 
 
+ANY_KIND = (
+    "1.5",
+    "null",
+    "[1]",
+    "???",
+    "-1",
+    "nan",
+    "inf",
+    "abc",
+    "1 2",
+    "1\n2",
+    "$(touch pwned)",
+    "07",
+    "1e",
+    "+1",
+    "9" * 20,
+)
+
+
+@pytest.mark.parametrize(
+    ("check", "takes"),
+    [
+        ("check_counts X", {"1", "64", "999999999"}),
+        ("check_steps X", {"1", "64", "-1"}),
+        ("check_seed", {"0", "1", "4294967295"}),
+        ("check_number X", {"0", "1.5", "07", "1e-6", ".5", "3E4", "9" * 20}),
+        ("check_share X", {"1", "0.4", ".5", "4e-1"}),
+        ("check_choice X True False", {"True", "False"}),
+    ],
+)
+def test_each_kind_of_variable_takes_what_it_says_and_names_all_else(tmp_path, check, takes):
+    name = "SEED" if check == "check_seed" else "X"
+    for value in {"", *takes, *ANY_KIND}:
+        done = subprocess.run(
+            ["bash", "-euc", f"source {shlex.quote(str(ROOT / 'recipes/checks.sh'))}; {check}"],
+            env={"PATH": os.environ["PATH"], name: value},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        if value in takes or not value:  # without a value the recipe's default holds
+            assert (done.returncode, done.stderr) == (0, ""), value
+        else:
+            assert done.returncode == 2 and done.stderr.startswith(f"{name}={value}: must be"), value
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_variable_of_the_table_is_looked_at():
+    table = (ROOT / "recipes/README.md").read_text().split("## Variables")[1].split("## How")[0]
+    named = set()
+    for row in re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE):
+        named.update(re.findall(r"`(\w+)`", row))
+    common = (ROOT / "recipes/common.sh").read_text().replace("\\\n", " ")
+    looked_at = {"SEED"}
+    for line in common.splitlines():
+        if "check_" in line or line.startswith("for name in"):
+            looked_at.update(re.findall(r"\b[A-Z][A-Z_]+\b", line))
+    of_text = {"MODEL_PATH", "DATASET", "DATA_DIR", "TRAIN_FILE", "VAL_FILE", "INFER_BACKEND", "ROLLOUT_DUMP"}
+    of_text |= {"LOGGER", "PROJECT_NAME", "EXPERIMENT_NAME", "OUT"}
+    by_name = {"ALGO", "BETAS", "ENTROPY_FROM", "FINETUNE", "STRATEGY"}  # each in a `case` of its own
+    assert {"SEED", "KEEP", "ROLLOUT_TP"} <= named
+    assert named - of_text - by_name <= looked_at
+
+
 def test_the_initial_entropy_is_measured_with_the_runs_own_settings(call):
     changes = (
         "actor_rollout_ref.model.path=my/model",
