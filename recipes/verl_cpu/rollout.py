@@ -48,7 +48,7 @@ QUIET_PERIOD = 0.02
 def sampling(
     max_tokens: int, stop_token_ids: Collection[int] = (), temperature: float = 1.0, top_p: float = 1.0, top_k: int = -1
 ) -> GenerationConfig:
-    """How completions are generated, from vLLM's terms to those of transformers, which names what it refuses.
+    """Translate how to sample from vLLM's terms to those of transformers, which names what it refuses.
 
     Args:
         max_tokens: most tokens to generate.
@@ -159,9 +159,10 @@ def load_weights(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) ->
         RuntimeError: a shape differs (from torch).
     """
     absent, unknown = model.load_state_dict(weights, strict=False)
-    own = model.state_dict()
-    given = {own[name].data_ptr() for name in weights if name in own}
-    missing = [name for name in absent if own[name].data_ptr() not in given]  # not the other half of a tied pair
+    # A parameter that shares its memory with one that was given is the other half of a tied pair.
+    parameters = model.state_dict()
+    given = {parameters[name].data_ptr() for name in weights if name in parameters}
+    missing = [name for name in absent if parameters[name].data_ptr() not in given]
     if missing or unknown:
         raise ValueError(
             f"weight sync: {len(missing)} weights missing {missing[:5]}, {len(unknown)} unknown {unknown[:5]}. "
@@ -170,7 +171,7 @@ def load_weights(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) ->
 
 
 class HFServer:
-    """The Ray actor of one replica: batches requests of equal sampling, generates, takes new weights in between."""
+    """Serves one replica as a Ray actor: it batches requests of equal sampling and takes new weights in between."""
 
     def __init__(self, config: RolloutConfig, model_config: Any, replica_rank: int) -> None:
         self.config = config
@@ -195,12 +196,13 @@ class HFServer:
     async def generate(
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **inputs: Any
     ) -> TokenOutput:
-        """One completion. `inputs` are the other modalities verl may pass; only None is accepted.
+        """Generate one completion. `inputs` are the other modalities verl may pass; only None is accepted.
 
         Raises:
             ValueError: an input or a sampling parameter this server does not have, or a prompt without room.
         """
-        if given := sorted(name for name, value in inputs.items() if value is not None):
+        given = sorted(name for name, value in inputs.items() if value is not None)
+        if given:
             raise ValueError(
                 f"rollout.name=hf generates from text only, got {given}; use actor_rollout_ref.rollout.name=vllm"
             )
@@ -220,7 +222,7 @@ class HFServer:
         )
 
     def _parse(self, prompt_length: int, params: dict[str, Any]) -> tuple[GenerationConfig, bool]:
-        """What verl's (vLLM's) sampling parameters ask for, and whether they ask for log-probs."""
+        """Return what verl's (vLLM's) sampling parameters ask for, and whether they ask for log-probs."""
         config = self.config
         room = self.max_model_len - prompt_length
         if room < 1:
@@ -285,14 +287,14 @@ class HFServer:
                 self._completed.clear()
 
     async def _nothing_to_do(self, **kwargs: Any) -> None:
-        """No memory to hand back, no cache kept between batches, and a batch ends on the weights it began with."""
+        """Do nothing: no memory is handed back, no cache outlives a batch, which ends on the weights it began with."""
 
     sleep = wake_up = clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing_to_do
     abort_all_requests = resume_generation = _nothing_to_do
 
 
 class HFServerAdapter(BaseRollout):
-    """The training worker's end of its replica's server."""
+    """Sends the training worker's weights to its replica's server."""
 
     def __init__(
         self, config: RolloutConfig, model_config: HFModelConfig, device_mesh: Any, replica_rank: int | None = None
@@ -302,10 +304,10 @@ class HFServerAdapter(BaseRollout):
         self.replica_rank = int(os.environ["RANK"]) if replica_rank is None else replica_rank
 
     async def resume(self, tags: list[str]) -> None:
-        """Nothing was released."""
+        """Do nothing, since nothing was released."""
 
     async def release(self) -> None:
-        """The server keeps its weights, and a KV cache lives only as long as its batch."""
+        """Do nothing: the server keeps its weights, and a KV cache lives only as long as its batch."""
 
     @torch.no_grad()
     async def update_weights(
@@ -345,7 +347,7 @@ class HFReplica(RolloutReplica):
         self._server_address = _server_name(self.replica_rank)
 
     def _check_config(self) -> None:
-        """Raises ValueError for what a user may ask of a rollout and this one cannot do."""
+        """Refuse what a user may ask of a rollout and this one cannot do, with a ValueError."""
         only_supported = {
             "tensor_model_parallel_size": 1,
             "data_parallel_size": 1,
@@ -356,9 +358,12 @@ class HFReplica(RolloutReplica):
             "repetition_penalty": 1.0,
             "enable_rollout_routing_replay": False,
         }
-        for key, value in only_supported.items():
-            if (got := self.config.get(key, value)) != value:
-                raise ValueError(f"actor_rollout_ref.rollout.{key} must be {value} with rollout.name=hf, got {got}")
+        for key, supported in only_supported.items():
+            value = self.config.get(key, supported)
+            if value != supported:
+                raise ValueError(
+                    f"actor_rollout_ref.rollout.{key} must be {supported} with rollout.name=hf, got {value}"
+                )
 
 
 def _server_name(replica_rank: int) -> str:
