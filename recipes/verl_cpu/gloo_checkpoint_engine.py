@@ -39,7 +39,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         self._group: Any = None
 
     def prepare(self) -> tuple[str, int] | None:  # type: ignore[override]
-        """Address of the store over which the group finds together; None but from the first training worker."""
+        """Return the address of the store over which the group finds together; None but from the first worker."""
         if not self.is_master:
             return None
         host = ray.util.get_node_ip_address().strip("[]")
@@ -50,13 +50,22 @@ class GlooCheckpointEngine(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Any]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Rank 0 is the first training worker, -1 the others of them, which send nothing."""
+        """Return what each training worker and each rollout worker joins the group with.
 
-        def group(ranks: list[int]) -> dict[str, list[Any]]:
-            size, n = rollout_world_size + 1, len(ranks)
-            return {"rank": ranks, "world_size": [size] * n, "address": [metadata[0]] * n}
+        Rank 0 is the first training worker, -1 the others of them, which send nothing.
+        """
 
-        return group([0] + [-1] * (actor_wg_world_size - 1)), group([*range(1, rollout_world_size + 1)])
+        def arguments_of(ranks: list[int]) -> dict[str, list[Any]]:
+            world_size = rollout_world_size + 1
+            return {
+                "rank": ranks,
+                "world_size": [world_size] * len(ranks),
+                "address": [metadata[0]] * len(ranks),
+            }
+
+        training = [0] + [-1] * (actor_wg_world_size - 1)
+        rollout = list(range(1, rollout_world_size + 1))
+        return arguments_of(training), arguments_of(rollout)
 
     def init_process_group(  # type: ignore[override]
         self, rank: int, world_size: int, address: tuple[str, int]
@@ -69,7 +78,8 @@ class GlooCheckpointEngine(CheckpointEngine):
 
     def finalize(self) -> None:
         """Leave the group."""
-        self._group = self._store = None
+        self._group = None
+        self._store = None
 
     async def send_weights(
         self,
