@@ -64,7 +64,7 @@ _SAID_BY_GTPO = re.compile(r"GTPO[: ].*")
 
 
 class StallDetector:
-    """Says whether a run should be ended, and why.
+    """Decides whether a run should be ended, and says why.
 
     Args:
         stall_s (float, optional): seconds without a step after which a run is ended; a quarter of it once its log tells
@@ -73,36 +73,46 @@ class StallDetector:
     """
 
     def __init__(self, stall_s: float | None):
-        self._ends, self._stall_s = stall_s is not None, stall_s or float("inf")
-        self._last, self._limit, self._fatal = time.monotonic(), 3 * self._stall_s, ""
+        self._ends_runs = stall_s is not None
+        self._stall_s = stall_s or float("inf")
+        self._last_sign = time.monotonic()  # of life
+        self._limit_s = 3 * self._stall_s
+        self._fatal = ""  # what verl said after which it may hang
 
     def on_step(self) -> None:
-        """A step was made."""
+        """Take note of a step."""
         if not self._fatal:
-            self._last, self._limit = time.monotonic(), self._stall_s
+            self._last_sign = time.monotonic()
+            self._limit_s = self._stall_s
 
     def on_log_line(self, line: str) -> None:
-        """A line of the log."""
+        """Take note of a line of the log."""
         if _FAILURE.search(line):
-            self._limit = min(self._limit, self._stall_s / 4)
-        if self._fatal or not (found := _FATAL.search(line)):
+            self._limit_s = min(self._limit_s, self._stall_s / 4)
+        fatal = _FATAL.search(line)
+        if self._fatal or fatal is None:
             return
-        self._fatal = found[0]
-        if self._ends:
+        self._fatal = fatal[0]
+        if self._ends_runs:
             # A grace period for the traceback.
-            self._last, self._limit = time.monotonic(), _GRACE_S
+            self._last_sign = time.monotonic()
+            self._limit_s = _GRACE_S
         else:
-            say(f"verl says {found[0]!r}: it may hang, or go on with fewer completions")
+            say(f"verl says {self._fatal!r}: it may hang, or go on with fewer completions")
 
     def failure(self, exited: bool) -> str:
-        """Empty while all is well."""
-        if self._ends and (exited or time.monotonic() - self._last > self._limit):
-            return self._fatal or ("" if exited else f"no step for {self._limit:.0f} s")
+        """Return why the run should be ended, or has ended; empty while all is well."""
+        if not self._ends_runs:
+            return ""
+        if exited:
+            return self._fatal
+        if time.monotonic() - self._last_sign > self._limit_s:
+            return self._fatal or f"no step for {self._limit_s:.0f} s"
         return ""
 
 
 def progress_line(records: list[dict[str, Any]], total: str) -> str:
-    """The last step in one line, with the time that the rest takes at the rate of the last few."""
+    """Return the last step in one line, with the time that the rest takes at the rate of the last few."""
     record = records[-1]
     values = [f"{name} {record[key]:.3g}" for name, key in COLUMNS.items() if _is_number(record.get(key))]
     rates = []
@@ -111,12 +121,13 @@ def progress_line(records: list[dict[str, Any]], total: str) -> str:
         if _is_number(seconds) and 0 <= seconds < _MOST_SECONDS:  # not where verl logged null
             rates.append(seconds)
     if rates and total.isdigit():
-        values.append(f"left {timedelta(seconds=round(median(rates) * (int(total) - record['step'])))}")
+        seconds_left = median(rates) * (int(total) - record["step"])
+        values.append(f"left {timedelta(seconds=round(seconds_left))}")
     return f"step {record['step']}/{total}  " + "  ".join(values)
 
 
 def closing_table(records: list[dict[str, Any]]) -> str:
-    """Means over the first and the last steps, as Markdown, without step 0, verl's validation before training.
+    """Return means over the first and the last steps, as Markdown, without step 0, verl's validation before training.
 
     A run of no more steps than one such window has one row, one that only validates a sentence.
     """
@@ -128,8 +139,11 @@ def closing_table(records: list[dict[str, Any]]) -> str:
     names = [name for name, key in COLUMNS.items() if all(_is_number(record.get(key)) for record in shown)]
     lines = [f"| steps | {' | '.join(names)} |", f"|{'---|' * (len(names) + 1)}"]
     for end in ends:
-        means = (sum(record[COLUMNS[name]] for record in end) / len(end) for name in names)
-        lines.append(f"| {end[0]['step']} to {end[-1]['step']} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
+        cells = [f"{end[0]['step']} to {end[-1]['step']}"]
+        for name in names:
+            mean = sum(record[COLUMNS[name]] for record in end) / len(end)
+            cells.append(f"{mean:.3f}")
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -138,12 +152,13 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def failure_lines(log: str) -> str:
-    """Every error in a log, each once, and the lines before the last one (or before the log's end)."""
+    """Return every error in a log, each once, and the lines before the last one (or before the log's end)."""
     lines = [_COLOUR.sub("", line)[:300] for line in log.splitlines()]
-    errors = [i for i, line in enumerate(lines) if _EXCEPTION.search(line)]
+    errors = [number for number, line in enumerate(lines) if _EXCEPTION.search(line)]
     end = errors[-1] + 1 if errors else len(lines)
-    named = dict.fromkeys(re.sub(_WORKER, "", lines[i]).strip() for i in errors)
-    return "\n".join([*lines[max(0, end - _MOST_LINES) : end], "", *list(named)[:_MOST_LINES]])
+    before = lines[max(0, end - _MOST_LINES) : end]
+    each_once = dict.fromkeys(re.sub(_WORKER, "", lines[number]).strip() for number in errors)
+    return "\n".join([*before, "", *list(each_once)[:_MOST_LINES]])
 
 
 def end_process(process: subprocess.Popen, grace_s: float = 10.0) -> None:
@@ -175,7 +190,7 @@ def exit_once() -> None:
 
 
 def disk_note(out: Path) -> str:
-    """How little disk is free, which verl's error does not say; empty if there is enough."""
+    """Return how little disk is free, which verl's error does not say; empty if there is enough."""
     free = shutil.disk_usage(out).free
     return f"; only {free >> 20} MiB of disk are free there" if free < _FULL_BYTES else ""
 
@@ -194,12 +209,14 @@ def start_trainer(command: list[str], out: Path, log: Path, keep_open: Sequence[
         prefix = "ray_kwargs.ray_init.runtime_env.env_vars."
         # Ray refuses to be given the variables of the Ray job that this process belongs to again.
         job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
-        of_job = job.get("runtime_env", {}).get("env_vars", {})
-        has = {*of_job, *(key.removeprefix(prefix) for key in run_folder.overrides(command))}
-        if "VERL_FILE_LOGGER_PATH" in has:
+        already_set = set(job.get("runtime_env", {}).get("env_vars", {}))
+        already_set.update(key.removeprefix(prefix) for key in run_folder.overrides(command))
+        if "VERL_FILE_LOGGER_PATH" in already_set:
             raise ValueError("the runtime_env sets VERL_FILE_LOGGER_PATH, which this command reads: remove it")
-        given = {name: value for name, value in variables.items() if name not in has}
-        command = [*command, *(f"++{prefix}{name}={run_folder.quoted(value)}" for name, value in given.items())]
+        command = list(command)
+        for name, value in variables.items():
+            if name not in already_set:
+                command.append(f"++{prefix}{name}={run_folder.quoted(value)}")
     env = {**os.environ, "HYDRA_FULL_ERROR": "1", **variables}
     with log.open("a") as stream:
         return subprocess.Popen(
@@ -208,19 +225,21 @@ def start_trainer(command: list[str], out: Path, log: Path, keep_open: Sequence[
 
 
 def refuse_stale_ray(command: list[str]) -> None:
-    """Raise where the run would join the Ray that was last started by hand here, and that one is gone.
+    """Refuse a run that would join the Ray that was last started by hand here, and that one is gone.
 
     Raises:
         ValueError: nothing listens at the address in Ray's file.
     """
     starts_its_own = not {"gtpo_cpu", "+machine=cpu"}.isdisjoint(command)
-    given, init = run_folder.overrides(command), "ray_kwargs.ray_init"
-    address = given.get(f"{init}.address") or os.environ.get("RAY_ADDRESS")
-    if address or starts_its_own or "verl.trainer.main_ppo" not in command:
+    overrides = run_folder.overrides(command)
+    init = "ray_kwargs.ray_init"
+    given_address = overrides.get(f"{init}.address") or os.environ.get("RAY_ADDRESS")
+    if given_address or starts_its_own or "verl.trainer.main_ppo" not in command:
         return
     from ray._private.utils import get_ray_address_file, read_ray_address
 
-    if not (address := read_ray_address(given.get(f"{init}._temp_dir"))):
+    address = read_ray_address(overrides.get(f"{init}._temp_dir"))
+    if not address:
         return
     host, _, port = address.rpartition(":")
     try:
@@ -243,10 +262,10 @@ def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO, st
     log = out / "train.log"
     said_before = log.stat().st_size if log.exists() else 0
     tail = run_folder.Tail(log, said_before)
-    given = run_folder.overrides(command)
-    goes_back = given.get("trainer.resume_mode") == "resume_path"
+    overrides = run_folder.overrides(command)
+    goes_back = overrides.get("trainer.resume_mode") == "resume_path"
     metrics = run_folder.MetricsFile(out / _VERLS_LOG, out / "metrics.jsonl", goes_back)
-    total = given.get("trainer.total_training_steps", "?")
+    total = overrides.get("trainer.total_training_steps", "?")
     process = start_trainer(command, out, log, keep_open=[lock.fileno()])
     try:
         lock.truncate(0)
@@ -264,9 +283,9 @@ def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO, st
             say("Ray was too slow to start, as happens on a busy machine: trying again")
             return train(command, out, stall_s, lock, starts - 1)
         print(f"\n--- from {log}\n{failure_lines(said)}\n---", file=sys.stderr)
-        ended = f"verl ended with status {status}" if status > 0 else f"verl was ended by signal {-status}"
-        reason, notes = reason or ended, disk_note(out)
-        notes += run_folder.unreadable_note(command, out, said)
+        if not reason:
+            reason = f"verl ended with status {status}" if status > 0 else f"verl was ended by signal {-status}"
+        notes = disk_note(out) + run_folder.unreadable_note(command, out, said)
         print(f"the run failed: {reason}; its log is {log}{notes}", file=sys.stderr)
         return status if status > 0 else 1
     if not steps:
@@ -279,23 +298,30 @@ def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO, st
 def follow(
     process: subprocess.Popen, log: run_folder.Tail, metrics: run_folder.MetricsFile, watch: StallDetector, total: str
 ) -> tuple[int, str]:
-    """Print progress until the process ends or should be ended; returns the steps seen and why it should be ended."""
+    """Print progress until the process ends or should be ended.
+
+    Returns:
+        The number of steps that were logged, and why the run should be ended: empty where it has ended by itself.
+    """
     steps = 0
     while True:
-        exited = process.poll() is not None
+        exited = process.poll() is not None  # looked at first: what it wrote before is then read below
         for _ in metrics.poll():
             say(progress_line(metrics.records, total))
             steps += 1
             watch.on_step()
         finished = bool(steps) and str(metrics.records[-1]["step"]) == total
         for line in log.lines():
-            if found := _STEPS.search(line):
-                total = found[1]
-            if said := _SAID_BY_GTPO.search(line):
-                say(said[0])
+            announced = _STEPS.search(line)
+            if announced:
+                total = announced[1]
+            gtpos = _SAID_BY_GTPO.search(line)
+            if gtpos:
+                say(gtpos[0])
             if not finished:  # what workers say while they are shut down is no failure
                 watch.on_log_line(line)
-        if (reason := watch.failure(exited)) or exited:
+        reason = watch.failure(exited)
+        if reason or exited:
             return steps, reason
         time.sleep(_POLL_S)
 
