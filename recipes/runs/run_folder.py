@@ -83,24 +83,30 @@ _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$")
 
 
 def overrides(command: list[str]) -> dict[str, str]:
-    """The Hydra overrides in a command: the last value of each key, as it is written."""
-    words = (word.partition("=") for word in command)
-    return {key.lstrip("+~"): value for key, equals, value in words if equals and not key.startswith("-")}
+    """Return the Hydra overrides in a command: the last value of each key, as it is written."""
+    values = {}
+    for word in command:
+        key, equals, value = word.partition("=")
+        if equals and not key.startswith("-"):
+            values[key.lstrip("+~")] = value
+    return values
 
 
 def quoted(value: str) -> str:
-    """A text as a value of a Hydra override, whatever its characters."""
+    """Return a text as a value of a Hydra override, whatever its characters."""
     return QuotedString(value, Quote.single).with_quotes()
 
 
 def unquoted(value: str) -> str:
-    """What Hydra reads of a value, if that is one text in single quotes; any other as it is."""
-    whole = re.fullmatch(r"'([^'\\]|\\.)*'", value, re.DOTALL)
-    return str(OverridesParser.create().parse_override(f"key={value}").value()) if whole else value
+    """Return what Hydra reads of a value, if that is one text in single quotes; any other as it is."""
+    is_quoted = re.fullmatch(r"'([^'\\]|\\.)*'", value, re.DOTALL)
+    if not is_quoted:
+        return value
+    return str(OverridesParser.create().parse_override(f"key={value}").value())
 
 
 def settings(command: list[str]) -> dict[str, str]:
-    """The overrides that a resumed run must have in common with the run of its checkpoint."""
+    """Return the overrides that a resumed run must have in common with the run of its checkpoint."""
     return {key: value for key, value in overrides(command).items() if _is_held(key)}
 
 
@@ -146,13 +152,14 @@ def hold_settings(command: list[str], out: Path, extend: bool = False) -> None:
         ValueError: the folder has a checkpoint of a run with other settings, or had one that is gone; or the record is
             damaged.
     """
-    record, new = out / "settings.json", settings(command)
+    record = out / "settings.json"
+    present = settings(command)
     remedy = (
         "give another folder (--out; the recipes: OUT); for other numbers of steps --extend (the recipes: EXTEND=1); "
         f"or remove {record} to resume its checkpoint anyway"
     )
     if not has_checkpoint(command, out):
-        if record.exists() and differences(read_record(record), new):
+        if record.exists() and differences(read_record(record), present):
             suffix = record.stat().st_mtime_ns
             metrics = out / "metrics.jsonl"
             if metrics.exists():
@@ -161,14 +168,16 @@ def hold_settings(command: list[str], out: Path, extend: bool = False) -> None:
                 path.replace(out / f"{path.name}.{suffix}")
         record.unlink(missing_ok=True)
     elif extend and record.exists():
-        as_long = {key: x for key, x in read_record(record).items() if key in _EXTENDED}
-        claim(record, {key: x for key, x in new.items() if key not in _EXTENDED} | as_long, remedy)
+        # But for its length the run must be the recorded one; the record is then written anew, with the new length.
+        as_recorded = {key: value for key, value in present.items() if key not in _EXTENDED}
+        as_recorded |= {key: value for key, value in read_record(record).items() if key in _EXTENDED}
+        claim(record, as_recorded, remedy)
         record.unlink()
-    claim(record, new, remedy)
+    claim(record, present, remedy)
 
 
 def has_checkpoint(command: list[str], out: Path) -> bool:
-    """Whether verl would resume from a checkpoint: a file names the last whole one.
+    """Return whether verl would resume from a checkpoint: a file names the last whole one.
 
     True under `trainer.resume_mode=disable` too: until the new run saves, a later start would resume the old one's.
 
@@ -181,13 +190,14 @@ def has_checkpoint(command: list[str], out: Path) -> bool:
         if not _has_weights(last):
             tracker = last.with_name(_TRACKER)
             raise ValueError(f"{tracker} names {last.name}, whose weights are missing {_other_checkpoints(last)}")
-        if cut := _cut_off(last):
-            raise ValueError(f"{cut} is cut off {_other_checkpoints(last)}")
+        damaged = _cut_off(last)
+        if damaged:
+            raise ValueError(f"{damaged} is cut off {_other_checkpoints(last)}")
     return last is not None
 
 
 def unreadable_note(command: list[str], out: Path, said: str) -> str:
-    """The checkpoint that torch could not read, which its error does not name; empty where it said nothing of it."""
+    """Return which checkpoint torch could not read, since its error does not name it; empty where it could."""
     last = _last_checkpoint(command, out)
     if "PytorchStreamReader failed" not in said or last is None:
         return ""
@@ -195,9 +205,11 @@ def unreadable_note(command: list[str], out: Path, said: str) -> str:
 
 
 def _other_checkpoints(last: Path) -> str:
-    """The whole checkpoints beside the one that verl would resume, and what to do."""
-    others = sorted(set(last.parent.glob("global_step_*")) - {last}, key=lambda path: path.stat().st_mtime)
-    whole = ", ".join(path.name for path in others if _has_weights(path) and not _cut_off(path)) or "none"
+    """Return the whole checkpoints beside the one that verl would resume, and what to do."""
+    others = set(last.parent.glob("global_step_*")) - {last}
+    by_time = sorted(others, key=lambda path: path.stat().st_mtime)
+    names = [path.name for path in by_time if _has_weights(path) and not _cut_off(path)]
+    whole = ", ".join(names) or "none"
     return (
         f"(whole checkpoints besides: {whole}): write the number of a whole one into {last.with_name(_TRACKER)}, or "
         "remove that file to start from the beginning"
@@ -224,30 +236,38 @@ def _last_checkpoint(command: list[str], out: Path) -> Path | None:
 
 
 def _has_weights(checkpoint: Path) -> bool:
-    """Whether they are there: of an old checkpoint verl removes them, and leaves `data.pt` and our `exported`."""
+    """Return whether a checkpoint has weights: of an old one verl leaves `data.pt` and our `exported` only."""
     # PPO's, and SFT's under Megatron and FSDP
     return any((checkpoint / name).is_dir() for name in ("actor", "model", "huggingface"))
 
 
 def _cut_off(checkpoint: Path) -> Path | None:
-    """A file of torch.save that lacks its end, where a zip archive has its table of contents."""
-    return next((path for path in sorted(checkpoint.rglob("*.pt")) if not zipfile.is_zipfile(path)), None)
+    """Return a file of torch.save that lacks its end, where a zip archive has its table of contents."""
+    for path in sorted(checkpoint.rglob("*.pt")):
+        if not zipfile.is_zipfile(path):
+            return path
+    return None
 
 
 def write_command(command: list[str], out: Path, options: list[str]) -> None:
-    """`command.sh`, which starts this command again as it was, in this directory, with these variables; on the cluster
-    or the GPUs that are given to it, if any are."""
-    program = shutil.which(command[0]) or command[0]
-    exported = sorted(name for name in os.environ if _VARIABLE.fullmatch(name) and not _SECRET.search(name))
-    run = [sys.executable, "-m", "recipes", "run", "--out", str(out.absolute()), *options, "--"]
+    """Write `command.sh`, which starts this command again as it was, in this directory, with these variables.
+
+    It runs on the cluster or the GPUs that are given to it, if any are.
+    """
     lines = [
         "#!/usr/bin/env bash",
         "# The resolved command of this run; resumes from its last checkpoint.",
         "set -euo pipefail",
         f"cd {shlex.quote(os.getcwd())}",
-        *(f"export {name}={_value(name)}" for name in exported),
-        " \\\n    ".join([shlex.join(run), shlex.quote(program), *(shlex.quote(word) for word in command[1:])]),
     ]
+    for name in sorted(os.environ):
+        if _VARIABLE.fullmatch(name) and not _SECRET.search(name):
+            lines.append(f"export {name}={_value(name)}")
+
+    run = [sys.executable, "-m", "recipes", "run", "--out", str(out.absolute()), *options, "--"]
+    program = shutil.which(command[0]) or command[0]
+    words = [shlex.quote(word) for word in [program, *command[1:]]]
+    lines.append(" \\\n    ".join([shlex.join(run), *words]))
     atomic_write(out / "command.sh", "\n".join(lines) + "\n")  # a shell that reads the old one goes on reading it
 
 
@@ -257,7 +277,7 @@ def _value(name: str) -> str:
 
 
 def logger_variables(out: Path) -> dict[str, str]:
-    """Variables that say where verl's loggers write, and with which id wandb and SwanLab continue a resumed run.
+    """Return the variables by which verl's loggers know where to write, and which run to continue.
 
     Variables that are set already keep their values.
 
@@ -291,13 +311,18 @@ def say(line: str, file: TextIO | None = None) -> None:
 
 
 class Tail:
-    """The complete lines of a file from byte `start` on, since the last look; none while it does not exist, and not the
-    last one that a killed run has left half written."""
+    """Reads a file that grows, from byte `start` on."""
 
     def __init__(self, path: Path, start: int = 0):
-        self._path, self._at = path, start
+        self._path = path
+        self._at = start
 
     def lines(self) -> list[str]:
+        """Return the complete lines since the last look.
+
+        There are none while the file does not exist. The last line, which a killed run has left half written, is not
+        complete.
+        """
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:  # opened anew: only then NFS shows what others wrote
@@ -309,7 +334,7 @@ class Tail:
 
 
 class MetricsFile:
-    """`metrics.jsonl`: verl's file log as it grows, flattened; steps that a resumed run repeats are replaced.
+    """Writes `metrics.jsonl`: verl's file log as it grows, flattened; steps that a resumed run repeats are replaced.
 
     The log of a run that begins anew, or goes back, stays as `metrics.jsonl.N`.
 
@@ -321,41 +346,53 @@ class MetricsFile:
     """
 
     def __init__(self, source: Path, target: Path, goes_back: bool = False):
-        self.target, self._goes_back, self._is_new = target, goes_back, False
+        self.target = target
+        self._goes_back = goes_back
         self.records = [_record(line, target) for line in Tail(target).lines()]
-        self._tail, self._begun = Tail(source), False
+
+        # What is left of an earlier start, and then this start's.
+        self._is_new = False  # whether this start's log is read
+        self._begun = False  # whether a step of the log has been read
+        self._tail = Tail(source)
         list(self.poll())
         source.unlink(missing_ok=True)
-        self._tail, self._begun, self._is_new = Tail(source), False, True
+        self._is_new = True
+        self._begun = False
+        self._tail = Tail(source)
 
     def poll(self) -> Iterator[dict[str, Any]]:
-        """The steps logged since the last call; one that verl logs in two parts comes again, then whole."""
+        """Yield the steps logged since the last call; one that verl logs in two parts comes again, then whole."""
         for line in self._tail.lines():
             record = _logged_step(line)
             if record is None:  # a full disk cuts a line off, and the next one is joined to it
                 say(f"{self.target}: left out a line of verl's log that was cut off, or is no step", sys.stderr)
                 continue
-            anew = not self._begun
-            if anew:
-                # verl validates before it goes on, under the number of the step that it goes on from.
-                validation = all(key == "step" or key.startswith("val") for key in record)
-                last = record["step"] + validation
-                kept = [earlier for earlier in self.records if earlier["step"] < last]
-                begins = not any(earlier["step"] for earlier in kept)  # 0 is a validation before training
-                if self._is_new and len(kept) < len(self.records) and (self._goes_back or begins):
-                    before = shutil.copy(self.target, f"{self.target}.{time.time_ns()}")
-                    say(f"what was logged before is in {before} now")
-                self.records = [] if begins else kept
+            writes_anew = not self._begun
+            if not self._begun:
+                self._drop_repeated(record)
             if self.records and self.records[-1]["step"] == record["step"]:
-                record, anew = self.records.pop() | record, True
+                record = self.records.pop() | record
+                writes_anew = True
             self.records.append(record)
             self._begun = True
-            if anew:  # a run that is killed meanwhile keeps its log
+            if writes_anew:  # a run that is killed meanwhile keeps its log
                 atomic_write(self.target, "".join(json.dumps(line) + "\n" for line in self.records))
             else:
                 with self.target.open("a") as file:
                     file.write(json.dumps(record) + "\n")
             yield record
+
+    def _drop_repeated(self, first: dict[str, Any]) -> None:
+        """Drop the records of the steps that are logged again, of which the log's `first` is one."""
+        # verl validates before it goes on, under the number of the step that it goes on from.
+        is_validation = all(key == "step" or key.startswith("val") for key in first)
+        next_step = first["step"] + 1 if is_validation else first["step"]
+        kept = [record for record in self.records if record["step"] < next_step]
+        begins_anew = not any(record["step"] for record in kept)  # 0 is a validation before training
+        if self._is_new and len(kept) < len(self.records) and (self._goes_back or begins_anew):
+            before = shutil.copy(self.target, f"{self.target}.{time.time_ns()}")
+            say(f"what was logged before is in {before} now")
+        self.records = [] if begins_anew else kept
 
 
 def _logged_step(line: str) -> dict[str, Any] | None:
