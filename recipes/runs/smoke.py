@@ -22,7 +22,8 @@ from recipes.runs.launch import end_process, exit_once
 SMALL_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 _LIMIT_S = 1800
 # The alarm for rollouts from other weights than are trained; bfloat16 alone gives about a tenth of this.
-_PROBS_DIFF, _MOST_PROBS_DIFF = "training/rollout_probs_diff_mean", 0.02
+_PROBS_DIFF = "training/rollout_probs_diff_mean"
+_MOST_PROBS_DIFF = 0.02
 _FAILED = "**failed**"
 # Few heads: a model of this size cannot be split over four GPUs.
 _SMALL = {"NNODES": "1", "ROLLOUT_TP": "1", "ACTOR_TP": "1", "TEST_FREQ": "-1", "STRICT_INITIAL_ENTROPY": "0"}
@@ -62,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
     """
     import torch
 
-    if reason := unusable_gpus():
+    reason = unusable_gpus()
+    if reason:
         raise ValueError(f"{reason}: {DRIVER_REMEDY}")
     if args.recipe.suffix != ".sh" or not args.recipe.is_file() or args.recipe.name in _NOT_TESTED:
         raise ValueError(f"{args.recipe} has no smoke test: name a recipe for GPUs, such as recipes/run_gtpo_qwen.sh")
@@ -73,30 +75,42 @@ def run(args: argparse.Namespace) -> int:
     exit_once()  # so that what it started ends with it
     environment = environment_of(out, has_gpu)
     results: dict[str, str] = {}
+    failed = False
     for name, passes in checks(args.recipe, args.overrides, out, environment).items():
-        found = "not tried" if _FAILED in results.values() else passes()
-        results[name] = found if isinstance(found, str) else "ok" if found else _FAILED
+        results[name] = "not tried" if failed else _in_words(passes())
+        failed = failed or results[name] == _FAILED
     print("\n| checked | result |\n|---|---|")
-    print(*(f"| {name} | {result} |" for name, result in results.items()), sep="\n")
-    if failed := _FAILED in results.values():
+    for name, result in results.items():
+        print(f"| {name} | {result} |")
+    if failed:
         print(f"\nThe error is above; all that verl printed is in {out}/train.log.")
     print(f"\n{whole_run(out, environment['MODEL_PATH'], args.overrides)}")
     return int(failed)
 
 
+def _in_words(result: bool | str) -> str:
+    if isinstance(result, str):
+        return result
+    return "ok" if result else _FAILED
+
+
 def environment_of(out: Path, has_gpu: bool) -> dict[str, str]:
-    """The variables with which the recipe runs: small model, its data, and on a CPU short completions.
+    """Return the variables with which the recipe runs: small model, its data, and on a CPU short completions.
 
     Raises:
         ValueError: no small model is available.
     """
     given = {**os.environ, **_SMALL, "OUT": str(out)}
     if not has_gpu:
-        most = {name: min(given.get(name) or limit, limit, key=int) for name, limit in _MOST_ON_CPU.items()}
-        given = {**_CPU, **given, **most}
+        given = _CPU | given
+        for name, limit in _MOST_ON_CPU.items():
+            given[name] = min(given.get(name) or limit, limit, key=int)
     given.pop("SMOKE", None)
     data = os.environ.get("DATA_DIR") or f"data/{os.environ.get('DATASET', 'gsm8k')}"
-    if model := os.environ.get("SMOKE_MODEL") or (SMALL_MODEL if _can_load(SMALL_MODEL) else ""):
+    model = os.environ.get("SMOKE_MODEL")
+    if not model and _can_load(SMALL_MODEL):
+        model = SMALL_MODEL
+    if model:
         return {**given, "MODEL_PATH": model, "DATA_DIR": data}
     task = Path(".cache/smollm2-seed1").absolute()  # that of recipes/run_gtpo_cpu.sh
     make = [sys.executable, "-m", "recipes", "make-task", "smollm2", "--out", str(task), "--seed", "1"]
@@ -120,7 +134,7 @@ def _can_load(model: str) -> bool:
 
 
 def checks(recipe: Path, overrides: list[str], out: Path, env: dict[str, str]) -> dict[str, Callable[[], bool | str]]:
-    """What is tried, in this order: name -> whether it works, or why that cannot be said."""
+    """Return what is tried, in this order: name -> whether it works, or why that cannot be said."""
 
     def command(*words: str, **variables: str) -> bool:
         print(f"\nsmoke: {' '.join(words)}", flush=True)
@@ -160,12 +174,13 @@ def checks(recipe: Path, overrides: list[str], out: Path, env: dict[str, str]) -
 
 
 def _logged(out: Path, key: str) -> list[float]:
-    lines = run_folder.Tail(out / "metrics.jsonl").lines()
-    return [step[key] for step in map(json.loads, lines) if key in step]
+    """Return the values that the steps of the run have logged under a key."""
+    steps = [json.loads(line) for line in run_folder.Tail(out / "metrics.jsonl").lines()]
+    return [step[key] for step in steps if key in step]
 
 
 def whole_run(out: Path, model: str, overrides: list[str]) -> str:
-    """Seconds per step, the memory that training took, and the time of the recipe's whole run at this rate."""
+    """Return the seconds per step, the memory that training took, and the time of the whole run at this rate."""
     import pyarrow.parquet as pq
 
     seconds = _logged(out, "timing_s/step")[1:3]  # the first step of each start, 1 and 4, compiles and fills caches
@@ -173,11 +188,14 @@ def whole_run(out: Path, model: str, overrides: list[str]) -> str:
         return ""
     settings = json.loads((out / "settings.json").read_text())
     rows = pq.read_metadata(run_folder.unquoted(settings["data.train_files"])).num_rows
-    if (most := settings.get("data.train_max_samples", "-1")) not in ("-1", "null"):
-        rows = min(rows, int(most))
-    steps = rows // int(settings["data.train_batch_size"]) * int(settings["trainer.total_epochs"])
-    own = run_folder.overrides(overrides).get("trainer.total_training_steps", "null")
-    steps = steps if own == "null" else int(own)
+    most_rows = settings.get("data.train_max_samples", "-1")
+    if most_rows not in ("-1", "null"):
+        rows = min(rows, int(most_rows))
+    given_steps = run_folder.overrides(overrides).get("trainer.total_training_steps", "null")
+    if given_steps == "null":
+        steps = rows // int(settings["data.train_batch_size"]) * int(settings["trainer.total_epochs"])
+    else:
+        steps = int(given_steps)
     rate = sum(seconds) / len(seconds)
     memory = max(_logged(out, "actor/perf/max_memory_reserved_gb"), default=0)
     held = f" Training held {memory:.1f} GiB of a GPU, beside the rollout." if memory else ""
