@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def export(checkpoint: Path, out: Path, base: str | None = None) -> str:
-    """Write the model or the adapter of `checkpoint` to `out`; returns what it is, in words.
+    """Write the model or the adapter of `checkpoint` to `out`, and return what it is, in words.
 
     Args:
         checkpoint: `global_step_N` of verl's PPO or SFT trainer.
@@ -67,7 +67,8 @@ def export(checkpoint: Path, out: Path, base: str | None = None) -> str:
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     if not out.exists():
-        with FileLock(lock := out.with_name(f".{out.name}.lock")):  # of several evaluations one exports
+        lock = out.with_name(f".{out.name}.lock")
+        with FileLock(lock):  # of several evaluations one exports
             if not out.exists():
                 _write(checkpoint, out, made_from)
             lock.unlink(missing_ok=True)
@@ -83,8 +84,10 @@ def _write(checkpoint: Path, out: Path, made_from: dict[str, Any]) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     _merge_shards(*find_shards(checkpoint), partial)
-    if (adapter := partial / "lora_adapter").exists():
-        if not (base := made_from["base"] or _name_of_base(checkpoint)):
+    adapter = partial / "lora_adapter"
+    if adapter.exists():
+        base = made_from["base"] or _name_of_base(checkpoint)
+        if not base:
             raise ValueError(f"{checkpoint} is of a LoRA adapter and does not name the model under it: give --base")
         config = read_record(adapter / "adapter_config.json") | {"base_model_name_or_path": base}
         (partial / "adapter_config.json").write_text(json.dumps(config, indent=1) + "\n")
@@ -95,7 +98,7 @@ def _write(checkpoint: Path, out: Path, made_from: dict[str, Any]) -> None:
 
 
 def what_is(export: Path) -> str:
-    """A model or an adapter, in words."""
+    """Return in words what an export is: a model or an adapter."""
     adapter = export / "adapter_config.json"
     if not adapter.is_file():
         return "a model in Hugging Face format"
@@ -104,13 +107,14 @@ def what_is(export: Path) -> str:
 
 
 def find_shards(checkpoint: Path) -> tuple[Path, str]:
-    """The folder with the policy's shards, and the backend that wrote them (fsdp or megatron).
+    """Return the folder with the policy's shards, and the backend that wrote them (fsdp or megatron).
 
     Raises:
         ValueError: there are none, or their `fsdp_config.json` is damaged.
     """
     for folder in (checkpoint / "actor", checkpoint):
-        if (config := folder / "fsdp_config.json").is_file():
+        config = folder / "fsdp_config.json"
+        if config.is_file():
             read_record(config, "world_size")  # verl would not name a file that was cut off
             return folder, "fsdp"
         if (folder / "model/huggingface").is_dir():
@@ -149,7 +153,7 @@ def _merge_shards(shards: Path, backend: str, target: Path) -> None:
 
 
 def _name_of_base(checkpoint: Path) -> str | None:
-    """The model that the run was started with, as `python3 -m recipes run` notes it in the run's folder."""
+    """Return the model that the run was started with, as `python3 -m recipes run` notes it in the run's folder."""
     from recipes.runs.run_folder import unquoted
 
     record = checkpoint.resolve().parents[1] / "settings.json"
