@@ -80,12 +80,12 @@ PANELS: tuple[tuple[Curve, ...], ...] = (
 
 
 def read_run(path: str | Path) -> pd.DataFrame:
-    """One run, a row per step and a column per metric; NaN where a step did not log a metric."""
+    """Return one run, a row per step and a column per metric; NaN where a step did not log a metric."""
     return pd.DataFrame.from_dict(read_log(Path(path)).steps, orient="index").sort_index()
 
 
 def read_runs(arguments: Iterable[str]) -> dict[str, list[pd.DataFrame]]:
-    """Runs by label, from ``label=path``, ``label=glob`` or a path, whose label is its name without the suffix.
+    """Return runs by label, from ``label=path``, ``label=glob`` or a path, whose label is its name without the suffix.
 
     Raises:
         ValueError: If nothing matches, or two paths without a label have one name.
@@ -102,13 +102,14 @@ def read_runs(arguments: Iterable[str]) -> dict[str, list[pd.DataFrame]]:
             raise ValueError(f"no run matches {pattern!r}")
         runs.setdefault(label, {}).update({Path(path).resolve(): read_run(path) for path in paths})
     for label, seeds in runs.items():
-        if len(ends := {int(run.index[-1]) for run in seeds.values()}) > 1:
+        ends = {int(run.index[-1]) for run in seeds.values()}
+        if len(ends) > 1:
             print(f"{label}: its seeds end at steps {sorted(ends)}, drawn up to the first of them", file=sys.stderr)
     return {label: list(seeds.values()) for label, seeds in runs.items()}
 
 
 def seeds_of(runs: Sequence[pd.DataFrame], curve: Curve) -> pd.DataFrame | None:
-    """A curve over the steps that all runs logged, (steps, runs); None if there are none."""
+    """Return a curve over the steps that all runs logged, (steps, runs); None if there are none."""
     for key in curve.keys:
         if all(key in run for run in runs):
             seeds = pd.concat([run[key] for run in runs], axis="columns", join="inner").dropna()
@@ -118,14 +119,16 @@ def seeds_of(runs: Sequence[pd.DataFrame], curve: Curve) -> pd.DataFrame | None:
 
 
 def moving_average(seeds: pd.DataFrame, window: int) -> pd.DataFrame:
-    """Centred mean over `window` steps, in which a step that was not logged counts nowhere."""
+    """Return the centred mean over `window` steps, in which a step that was not logged counts nowhere."""
     every_step = seeds.reindex(range(seeds.index[0], seeds.index[-1] + 1))
     return every_step.rolling(window, center=True, min_periods=1).mean().loc[seeds.index]
 
 
 def training_figure(runs: Mapping[str, Sequence[pd.DataFrame]], window: int | None = None) -> Figure:
-    """Six panels over training steps: accuracy, format and strict format, entropy with ln 2, conflict tokens, length
-    and EOS, filtered completions; one colour per label.
+    """Draw six panels over training steps, one colour per label.
+
+    They show accuracy, format and strict format, entropy with ln 2, conflict tokens, length and EOS, and filtered
+    completions.
 
     A metric that no run logged is named in its panel; a label that did not log it is missing there.
 
@@ -138,9 +141,11 @@ def training_figure(runs: Mapping[str, Sequence[pd.DataFrame]], window: int | No
     """
     if len(runs) > len(COLOURS):
         raise ValueError(f"{len(runs)} labels: at most {len(COLOURS)} can be told apart by colour")
+    all_runs = [run for group in runs.values() for run in group]
     if window is None:
-        window = max(1, round(math.sqrt(max(run.index[-1] - run.index[0] for group in runs.values() for run in group))))
-    seeds = max(len(group) for group in runs.values())
+        longest = max(run.index[-1] - run.index[0] for run in all_runs)
+        window = max(1, round(math.sqrt(longest)))
+    most_seeds = max(len(group) for group in runs.values())
     colours = dict(zip(runs, COLOURS, strict=False))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.4, 4.6), layout="constrained")  # 900 pixels of a README, legible at 450
@@ -149,17 +154,25 @@ def training_figure(runs: Mapping[str, Sequence[pd.DataFrame]], window: int | No
             _draw_panel(ax, panel, runs, colours, window)
         for ax in axes[-1]:
             ax.set_xlabel("training step")
-        handles = [
-            Line2D([], [], color=colours[label], lw=2, label=label if seeds == 1 else f"{label} (n = {len(group)})")
-            for label, group in runs.items()
-        ]
-        notes = ["mean of the seeds"] if seeds > 1 else []
-        notes += [f"moving average over {window} steps (faint: unsmoothed)"] if window > 1 else []
-        band = " Band: smallest to largest seed." if seeds > 1 else ""
-        caption = f"Line: {', '.join(notes) or 'as logged'}.{band} Panels without a unit: shares."
+        handles = []
+        for label, group in runs.items():
+            name = label if most_seeds == 1 else f"{label} (n = {len(group)})"
+            handles.append(Line2D([], [], color=colours[label], lw=2, label=name))
+        caption = _caption(most_seeds, window)
         figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 4), frameon=False)
         figure.supxlabel(caption, fontsize=7.5, color=GREY)
     return figure
+
+
+def _caption(most_seeds: int, window: int) -> str:
+    notes = []
+    band = ""
+    if most_seeds > 1:
+        notes.append("mean of the seeds")
+        band = " Band: smallest to largest seed."
+    if window > 1:
+        notes.append(f"moving average over {window} steps (faint: unsmoothed)")
+    return f"Line: {', '.join(notes) or 'as logged'}.{band} Panels without a unit: shares."
 
 
 def _draw_panel(
@@ -169,15 +182,19 @@ def _draw_panel(
     missing: list[str] = []
     target = ax
     for curve in panel:
-        found = {label: seeds for label, group in runs.items() if (seeds := seeds_of(group, curve)) is not None}
-        if not found:
+        seeds_of_label = {}
+        for label, group in runs.items():
+            seeds = seeds_of(group, curve)
+            if seeds is not None:
+                seeds_of_label[label] = seeds
+        if not seeds_of_label:
             missing.append(curve.keys[0])
             continue
         if drawn and curve.unit != drawn[0].unit:
             target = ax.twinx()
             target.grid(False)
             target.spines["right"].set_visible(True)
-        for label, seeds in found.items():
+        for label, seeds in seeds_of_label.items():
             _draw_curve(target, seeds, window, colours[label], dashed=bool(drawn))
         drawn.append(curve)
         if curve.mark_ln2:
