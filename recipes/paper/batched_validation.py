@@ -74,10 +74,12 @@ class BatchedValidation:
     def _sample(self: Any, source: str, indices: list[int], dump: Path, progress: tqdm) -> None:
         from verl.utils.dataset.rl_dataset import collate_fn
 
-        parts, size = dump.with_suffix(".parts"), self.config.data.val_batch_size
+        parts = dump.with_suffix(".parts")
+        size = self.config.data.val_batch_size
         for start in range(0, len(indices), size):
             batch = indices[start : start + size]
-            self._source, self._part = source, parts / f"{start:06}.jsonl"
+            self._source = source
+            self._part = parts / f"{start:06}.jsonl"
             if not (dump.exists() or self._part.exists()):
                 self.val_dataloader = [collate_fn([self.val_dataset[index] for index in batch])]
                 super()._validate()  # type: ignore[misc]
@@ -93,7 +95,7 @@ class BatchedValidation:
     def _dump_generations(
         self: Any, inputs: list, outputs: list, gts: list, scores: list, reward_extra_infos_dict: dict, dump_path: str
     ) -> None:
-        """One batch to its file, if all its completions are there.
+        """Write one batch to its file, if all its completions are there.
 
         Raises:
             RuntimeError: completions are missing.
@@ -121,19 +123,21 @@ def keep_settings(config: Any, folder: Path) -> None:
     Raises:
         ValueError: the folder holds completions of another model, data or sampling.
     """
-    model, reward = config.actor_rollout_ref.model, config.reward.custom_reward_function
-    val_files = [x] if isinstance(x := config.data.val_files, str) else x
-    files = [model.path, model.get("lora_adapter_path"), *val_files, reward.path]
-    settings = {
-        **{str(path): _fingerprint(path) for path in files if path},
-        **OmegaConf.to_container(OmegaConf.create({key: OmegaConf.select(config, key) for key in _SETTINGS})),  # type: ignore[dict-item]
-    }
+    model = config.actor_rollout_ref.model
+    val_files = config.data.val_files
+    if isinstance(val_files, str):
+        val_files = [val_files]
+    files = [model.path, model.get("lora_adapter_path"), *val_files, config.reward.custom_reward_function.path]
+    settings: dict[str, Any] = {str(path): _fingerprint(path) for path in files if path}
+    selected = OmegaConf.create({key: OmegaConf.select(config, key) for key in _SETTINGS})
+    settings.update(OmegaConf.to_container(selected))  # type: ignore[arg-type]
     claim(folder / "settings.json", settings, "give another OUT, or remove it")
 
 
 def _fingerprint(path: str) -> str:
-    """Of name, size and time of the files of a model or a data set; the same for every name on the Hub."""
-    files = [file for file in (Path(path), *sorted(Path(path).rglob("*"))) if file.is_file()]
+    """Return a hash of name, size and time of the files of a model or a data set; all names on the Hub have one."""
+    candidates = [Path(path), *sorted(Path(path).rglob("*"))]
+    files = [file for file in candidates if file.is_file()]
     known = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
     return hashlib.sha256(repr(known).encode()).hexdigest()[:12]
 
