@@ -33,7 +33,7 @@ Then, give the final answer between <answer> and </answer>."""
 
 
 def extract_gsm8k_answer(answer: str) -> str:
-    """The number after the last ``####``, without thousands separators.
+    """Return the number after the last ``####``, without thousands separators.
 
     Raises:
         ValueError: if there is no ``####``, or what follows is not a number.
@@ -46,7 +46,7 @@ def extract_gsm8k_answer(answer: str) -> str:
 
 
 def extract_boxed(solution: str) -> str:
-    """Content of the last ``\\boxed{...}`` or ``\\fbox{...}``, with balanced braces; ``\\boxed 5$`` gives ``5``.
+    """Return what the last ``\\boxed{...}`` or ``\\fbox{...}`` holds, with balanced braces; ``\\boxed 5$`` gives ``5``.
 
     Raises:
         ValueError: if there is no box, its brace is never closed, or it is empty.
@@ -54,7 +54,7 @@ def extract_boxed(solution: str) -> str:
     boxes = list(re.finditer(r"\\(?:boxed|fbox)(?![A-Za-z])\s*", solution))
     if not boxes:
         raise ValueError(f"no \\boxed answer in the solution ending in {solution[-60:]!r}")
-    start = boxes[-1].end()
+    start = boxes[-1].end()  # of what is boxed
     if solution[start : start + 1] == "{":
         end = closing_brace(solution, start)
         if end < 0:
@@ -68,7 +68,7 @@ def extract_boxed(solution: str) -> str:
 
 
 def parse_contest_answer(answer: int | float | str) -> str:
-    """An AIME or AMC answer as a string: ``27``, ``27.0``, ``"027"`` and ``"27.0"`` all give ``"27"``.
+    """Return an AIME or AMC answer as a string: ``27``, ``27.0``, ``"027"`` and ``"27.0"`` all give ``"27"``.
 
     Raises:
         ValueError: if the answer is missing or empty.
@@ -142,7 +142,7 @@ DATASETS = {
 
 
 def load_splits(dataset: MathDataset, source: str | None = None, split: str | None = None) -> dict[str, list[Row]]:
-    """The raw rows of each wanted split of a Hub name, a folder or a file.
+    """Return the raw rows of each wanted split of a Hub name, a folder or a file.
 
     Args:
         dataset: What to load.
@@ -177,18 +177,27 @@ def load_splits(dataset: MathDataset, source: str | None = None, split: str | No
         raise ValueError(f"--source {source} cannot be read: {error.__cause__ or str(error) or 'no rows'}") from error
 
     available = list(dict.fromkeys(name for part in parts for name in part))
-    of_training = [name for name in ("train", "test") if name in available]
-    wanted = [split] if split else of_training if dataset.trained_on else available
-    if not wanted or not set(wanted) <= set(available) or (len(wanted) > 1 and not dataset.trained_on):
+    if split:
+        wanted = [split]
+    elif dataset.trained_on:
+        wanted = [name for name in ("train", "test") if name in available]
+    else:
+        wanted = available
+    is_there = wanted and set(wanted) <= set(available)
+    is_ambiguous = len(wanted) > 1 and not dataset.trained_on
+    if not is_there or is_ambiguous:
         raise ValueError(
             f"--source {source} has the splits {', '.join(available)}: choose one with --split; for a single file it "
             "says which split it is, train or test"
         )
-    return {name: [row for part in parts for row in part.get(name, [])] for name in wanted}
+    splits = {}
+    for name in wanted:
+        splits[name] = [row for part in parts for row in part.get(name, [])]
+    return splits
 
 
 def make_rows(dataset: MathDataset, split: str, rows: Iterable[Row]) -> list[Row]:
-    """verl's rows (``data_source``, ``prompt``, ``ability``, ``reward_model``, ``extra_info``) of the raw ``rows``.
+    """Make rows of verl (``data_source``, ``prompt``, ``ability``, ``reward_model``, ``extra_info``) of raw ``rows``.
 
     ``extra_info`` has the row's ``split`` and ``index`` in its source, the ``question``, the source's whole ``answer``
     (GSM8K's and MATH's worked solution), and for MATH ``subject`` and ``level``.
@@ -223,7 +232,7 @@ def make_rows(dataset: MathDataset, split: str, rows: Iterable[Row]) -> list[Row
 
 
 def format_solution(solution: str, ground_truth: str) -> str:
-    """A worked solution as a completion in the paper's format (App. 8.2), which its reward gives all 20 points.
+    """Return a worked solution as a completion in the paper's format (App. 8.2), which its reward gives all 20 points.
 
     GSM8K's calculator notes (``<<48/2=24>>``) and its closing ``#### 24`` are left out. MATH's solution stays whole,
     with the box around its answer.
@@ -234,7 +243,7 @@ def format_solution(solution: str, ground_truth: str) -> str:
 
 
 def make_sft_rows(dataset: MathDataset, split: str, rows: Iterable[Row]) -> list[Row]:
-    """Rows of verl's SFT trainer: the same prompt, then the dataset's own solution in the paper's format.
+    """Return rows of verl's SFT trainer: the same prompt, then the dataset's own solution in the paper's format.
 
     Raises:
         ValueError: if a row cannot be parsed, or the dataset has answers only.
@@ -251,7 +260,7 @@ def make_sft_rows(dataset: MathDataset, split: str, rows: Iterable[Row]) -> list
 def write_parquet(
     dataset: MathDataset, splits: dict[str, list[Row]], out: Path, sft: bool = False
 ) -> dict[Path, list[Row]]:
-    """Writes ``train.parquet`` and ``test.parquet`` under ``out``; returns the rows of each file written.
+    """Write ``train.parquet`` and ``test.parquet`` under ``out``, and return the rows of each file written.
 
     The "train" split of a set that is trained on is written to ``train.parquet``, any other split to ``test.parquet``;
     with ``sft`` to ``sft_train.parquet`` and ``sft_test.parquet`` for verl's SFT trainer. Nothing is written unless
@@ -262,7 +271,8 @@ def write_parquet(
     """
     import datasets
 
-    prefix, make = ("sft_", make_sft_rows) if sft else ("", make_rows)
+    prefix = "sft_" if sft else ""
+    make = make_sft_rows if sft else make_rows
     written = {}
     for split, rows in splits.items():
         if not rows:
@@ -289,11 +299,14 @@ def check_files(dataset: str, files: Iterable[Path]) -> None:
     names = {known.name: name for name, known in DATASETS.items()}
     for path in files:
         try:
-            named = "data_source" in pq.read_schema(path).names
-            sources = set(pq.read_table(path, columns=["data_source"])[0].unique().to_pylist()) if named else set()
+            sources = set()
+            if "data_source" in pq.read_schema(path).names:
+                (column,) = pq.read_table(path, columns=["data_source"]).columns
+                sources = set(column.unique().to_pylist())
         except (OSError, ValueError) as error:
             raise ValueError(f"{path} cannot be read ({error}): remove it, and it will be made again") from error
-        if others := sorted(names[source] for source in sources & names.keys() if names[source] != dataset):
+        others = sorted(names[source] for source in sources & names.keys() if names[source] != dataset)
+        if others:
             raise ValueError(f"{path} holds {', '.join(others)}, not {dataset}: set DATASET, or another DATA_DIR")
 
 
