@@ -38,8 +38,8 @@ def make_once(
         ValueError: `out` holds something that is not made here, which the renaming would remove.
     """
     out = Path(out).absolute()
-    digest = hashlib.sha256(b"".join(Path(source).read_bytes() for source in sources)).hexdigest()
-    settings = {**settings, "source": digest}
+    code = b"".join(Path(source).read_bytes() for source in sources)
+    settings = {**settings, "source": hashlib.sha256(code).hexdigest()}
     if _is_made(out / record, settings):
         return
     _refuse_foreign(out, {record, *files})  # before a lock is left beside somebody's folder
@@ -69,4 +69,5 @@ def _refuse_foreign(out: Path, names: set[str]) -> None:
 
 
 def _is_made(record: Path, settings: dict[str, Any]) -> bool:
+    """Return whether an earlier call made the folder with these settings."""
     return record.exists() and not differences(read_record(record), settings)
