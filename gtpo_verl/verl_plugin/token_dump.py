@@ -1,10 +1,33 @@
 """The token dump that `gtpo-verl view` reads: token ids, entropy, advantage and λ of each token of a step.
 
-The documentation's page on the view has the format. Each token's text is dumped too, since the run has its tokenizer at
-hand: the view then needs none.
-
 Under another estimator than `gtpo` the λ, the entropies and the filter are what GTPO (arXiv:2508.03772) would have
 done; the advantages are the estimator's own.
+
+Format. `gtpo_dump.json` has `schema_version` (2), `adv_estimator`, `gtpo_applied`, `tokenizer`, `initial_entropy`
+(under another estimator that of the first dumped step, unless the config says it), `filter_active`, `checkpoints`, by
+which a run recognises its own dump, and `gtpo`, the settings. Each dumped step has a `step_NNNNNN.jsonl` with a line
+for each completion, group after group; of an agent's session with several outputs it has the last. Lists have an item
+for each token of the response, tool output included. Numbers have four decimals; null means not finite. The fields of a
+line, whose names follow prime-rl's token export where they fit:
+
+    schema_version, step      2; verl's global step
+    uid                       the group, whose completions answer one prompt
+    reward                    sum of the completion's token-level rewards
+    group_advantage           A_i, before the entropy term
+    trajectory_entropy        mean entropy of the completion, nats per token
+    keep                      δ_i; false if the completion is filtered
+    prefix_len, suffix_len    tokens on the forward and on the backward conflict mask; not there with `token_weights`
+    prompt_ids, token_ids     token ids of prompt and response
+    prompt, token_strings     text of the prompt, and what each token adds to the text, if the run has a fast tokenizer,
+                              so that the view needs none
+    ended                     whether the model's last own token is a special one; with `token_strings`
+    response_mask             1 on the model's own tokens
+    loss_mask                 the same, with 0 on tokens that verl's rollout correction rejected
+    lambda                    λ of each token
+    advantages                what the loss gets; under another estimator without λ, δ and γ
+    entropy                   the policy's entropy at each token, nats
+    trainer_logprobs          log-probability in verl's old-log-prob pass; under `bypass_mode` the rollout's
+    inference_logprobs        the same of the rollout engine, if verl has it
 """
 
 import json
