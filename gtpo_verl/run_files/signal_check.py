@@ -17,7 +17,7 @@ _LIMIT = 20
 """Batches in a row after which a run ends. With one prompt a batch, as in the paper, the filter empties some by chance,
 and a prompt of which all completions but one have failed is a group of one."""
 
-_EQUAL_REWARDS_TOLD = (1, 10, 100)
+_EQUAL_REWARDS_WARNINGS = (1, 10, 100)
 """Batches of equal rewards in a row after which a warning is given: a solved task looks the same."""
 
 _FIRST_ROLLOUTS = 10
@@ -34,10 +34,10 @@ class SignalCheck:
     def __init__(self, config: GTPOConfig):
         self._config = config
         self._rewards: list[torch.Tensor] = []  # of the first rollouts
-        # Batches in a row, up to the last one:
-        self._emptied = 0  # of which the completion filter has dropped every completion
-        self._alone = 0  # in which every group has one completion
-        self._equal = 0  # in which the rewards of every other group are equal
+        # How many batches in a row, up to the last one,
+        self._emptied = 0  # have lost every completion to the filter
+        self._alone = 0  # have groups of one completion only
+        self._equal = 0  # have a larger group, and equal rewards in each group
 
     def see(self, rewards: torch.Tensor, result: GTPOAdvantage) -> None:
         """Take the (bs,) rewards of the next batch, and what GTPO made of it, once the filter has judged it.
@@ -55,26 +55,26 @@ class SignalCheck:
         is_emptied = not result.keep[real].any()
         self._emptied = self._emptied + 1 if is_emptied else 0
         if is_emptied:
-            self._tell(self._emptied, self._told_of_filter())
+            self._warn_or_raise(self._emptied, self._filter_message())
 
         group_sizes = result.completions.groups[real].bincount()
         is_alone = int(group_sizes.max()) == 1
         self._alone = self._alone + 1 if is_alone else 0
         if is_alone:
-            self._tell(self._alone, self._told_of_groups())
+            self._warn_or_raise(self._alone, self._groups_of_one_message())
 
         is_equal = not is_alone and not result.group_advantages[real].any()
         self._equal = self._equal + 1 if is_equal else 0
-        if is_equal and self._equal in _EQUAL_REWARDS_TOLD:
-            logger.warning("GTPO: %s", self._told_of_equal_rewards())
+        if is_equal and self._equal in _EQUAL_REWARDS_WARNINGS:
+            logger.warning("GTPO: %s", self._equal_rewards_message())
 
-    def _tell(self, batches: int, told: str) -> None:
+    def _warn_or_raise(self, batches: int, message: str) -> None:
         if batches >= _LIMIT:
-            raise ValueError(told)
+            raise ValueError(message)
         if batches == 1:
-            logger.warning("GTPO: %s. After %d such batches in a row the run ends", told, _LIMIT)
+            logger.warning("GTPO: %s. After %d such batches in a row the run ends", message, _LIMIT)
 
-    def _told_of_filter(self) -> str:
+    def _filter_message(self) -> str:
         section = self._config.section
         return (
             f"the completion filter dropped every completion of {self._emptied} batches in a row, whose mean entropies "
@@ -82,20 +82,20 @@ class SignalCheck:
             f"or set {section}.completion_filter=never"
         )
 
-    def _told_of_groups(self) -> str:
+    def _groups_of_one_message(self) -> str:
         return (
             f"every completion of {self._alone} batches in a row is alone in its group, where A = 0, and "
-            f"{self._what_is_left()}: give all completions of one prompt the same id (in verl its uid)"
+            f"{self._effect()}: give all completions of one prompt the same id (in verl its uid)"
         )
 
-    def _told_of_equal_rewards(self) -> str:
+    def _equal_rewards_message(self) -> str:
         return (
             f"in {self._equal} batches in a row all completions of a prompt have equal rewards: A = 0, and "
-            f"{self._what_is_left()}. Look at the reward function, unless the task is solved or too hard; "
+            f"{self._effect()}. Look at the reward function, unless the task is solved or too hard; "
             f"{self._config.section}.entropy_coeff=0 leaves such batches alone, as GRPO does"
         )
 
-    def _what_is_left(self) -> str:
+    def _effect(self) -> str:
         coeff = self._config.entropy_coeff
         if not coeff:
             return "nothing is learnt"
@@ -112,9 +112,9 @@ class SignalCheck:
         seen = torch.cat(self._rewards)
         lowest, highest = seen.min().item(), seen.max().item()
         if lowest >= least:
-            told = "all reach it: it changes nothing"
+            finding = "all reach it: it changes nothing"
         elif lowest < highest < least:
-            told = "none reaches it: no A_i is positive"
+            finding = "none reaches it: no A_i is positive"
         else:
             return
         logger.warning(
@@ -125,5 +125,5 @@ class SignalCheck:
             len(seen),
             lowest,
             highest,
-            told,
+            finding,
         )

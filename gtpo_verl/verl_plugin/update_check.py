@@ -29,14 +29,14 @@ class Extremes(NamedTuple):
 
     @classmethod
     def of(cls, advantages: torch.Tensor, response_mask: torch.Tensor) -> "Extremes":
-        """Return those of (bs, response_length) advantages and the mask of their batch."""
+        """Return the extremes of (bs, response_length) advantages on the response mask of their batch."""
         own = advantages.masked_select(response_mask.bool())
         if not own.numel():
             return cls(math.nan, math.nan)
         return cls(own.max().item(), own.min().item())
 
     def join(self, other: "Extremes") -> "Extremes":
-        """Return those of two batches together."""
+        """Return the extremes of two batches together."""
         if math.isnan(self.highest):
             return other
         if math.isnan(other.highest):
@@ -69,17 +69,17 @@ class UpdateCheck:
         return cls()
 
     def estimated(self, advantages: torch.Tensor, response_mask: torch.Tensor) -> None:
-        """Take the (bs, response_length) advantages that GTPO has given the trainer for a batch."""
+        """Keep the extremes of the (bs, response_length) advantages that GTPO has given the trainer for a batch."""
         extremes = Extremes.of(advantages, response_mask)
         if self._estimated is not None:
             extremes = extremes.join(self._estimated)  # of several mini-batches one batch is handed over
         self._estimated = extremes
 
     def compare(self, advantages: torch.Tensor, response_mask: torch.Tensor) -> None:
-        """Take the (bs, response_length) advantages of the batch that the trainer has updated with.
+        """Compare the (bs, response_length) advantages of the batch that the trainer has updated with to GTPO's.
 
-        They are those of all batches estimated since the last comparison; without a new one the trainer has updated
-        with the last batch again.
+        The batch holds all batches that were estimated since the last comparison. If there was none, the trainer has
+        updated with the last one again.
 
         Raises:
             RuntimeError: they are others.
