@@ -56,26 +56,35 @@ STYLE: Any = {
 
 
 class Curve(NamedTuple):
-    """One metric: the first of ``keys`` that all runs of a label logged, times ``factor``; a share has no ``unit``."""
+    """One metric: the first of ``keys`` that all runs of a label logged, times ``factor``; a share has no ``unit``.
+
+    ``good`` is an arrow that points to where it should go, empty if neither way is good. ``if_all_zero`` is what to
+    write in place of a curve that is 0 throughout.
+    """
 
     name: str
     unit: str
     keys: tuple[str, ...]
     factor: float = 1.0
     mark_ln2: bool = False
+    good: str = ""
+    if_all_zero: str = ""
 
 
 # A panel has one or two curves. The second is dashed; if its unit differs, its axis is on the right. Shares go to 1.
 PANELS: tuple[tuple[Curve, ...], ...] = (
-    (Curve("right answers", "", ("reward/acc/mean",)),),
-    (Curve("format reward / 10", "", ("reward/format/mean",), 0.1), Curve("strict", "", ("reward/strict/mean",))),
+    (Curve("right answers", "", ("reward/acc/mean",), good="↑"),),
+    (
+        Curve("format reward / 10", "", ("reward/format/mean",), 0.1, good="↑"),
+        Curve("exact format", "", ("reward/strict/mean",), good="↑"),
+    ),
     (Curve("entropy", "nats per token", ("actor/entropy", "actor/entropy_loss", "gtpo/entropy/mean"), mark_ln2=True),),
     (Curve("conflict tokens", "", ("gtpo/conflict/token_frac",)),),
     (
         Curve("length", "tokens", ("response_length/mean", "completion/length/mean")),
-        Curve("with EOS", "", ("completion/eos_rate",)),
+        Curve("ends with EOS", "", ("completion/eos_rate",), good="↑"),
     ),
-    (Curve("filtered completions", "", ("gtpo/filter/dropped_frac",)),),
+    (Curve("filtered completions", "", ("gtpo/filter/dropped_frac",), if_all_zero="no completion was filtered"),),
 )
 
 
@@ -127,8 +136,8 @@ def moving_average(seeds: pd.DataFrame, window: int) -> pd.DataFrame:
 def training_figure(runs: Mapping[str, Sequence[pd.DataFrame]], window: int | None = None) -> Figure:
     """Draw six panels over training steps, one colour per label.
 
-    They show accuracy, format and strict format, entropy with ln 2, conflict tokens, length and EOS, and filtered
-    completions.
+    They show accuracy, the format's reward and the exact format, entropy with ln 2, conflict tokens, length and EOS,
+    and filtered completions, or that there were none.
 
     A metric that no run logged is named in its panel; a label that did not log it is missing there.
 
@@ -172,7 +181,7 @@ def _caption(most_seeds: int, window: int) -> str:
         band = " Band: smallest to largest seed."
     if window > 1:
         notes.append(f"moving average over {window} steps (faint: unsmoothed)")
-    return f"Line: {', '.join(notes) or 'as logged'}.{band} Panels without a unit: shares."
+    return f"Line: {', '.join(notes) or 'as logged'}.{band} Panels without a unit: shares. ↑: higher is better."
 
 
 def _draw_panel(
@@ -190,6 +199,10 @@ def _draw_panel(
         if not seeds_of_label:
             missing.append(curve.keys[0])
             continue
+        if curve.if_all_zero and not any(seeds.to_numpy().any() for seeds in seeds_of_label.values()):
+            ax.set_axis_off()
+            ax.text(0.5, 0.5, curve.if_all_zero, transform=ax.transAxes, ha="center", color=GREY)
+            return
         if drawn and curve.unit != drawn[0].unit:
             target = ax.twinx()
             target.grid(False)
@@ -204,7 +217,10 @@ def _draw_panel(
         high = max(1.1 * target.dataLim.y1, 1e-3) if curve.unit else 1.03
         target.set_ylim(-0.03 * high, high)
 
-    names = [f"{curve.name}, {curve.unit}" if curve.unit else curve.name for curve in drawn or panel]
+    names = []
+    for curve in drawn or panel:
+        name = f"{curve.name}, {curve.unit}" if curve.unit else curve.name
+        names.append(f"{name} {curve.good}".rstrip())
     title = f"{names[0]} (solid)\n{names[1]} (dashed)" if len(drawn) == 2 else " and ".join(names)
     ax.set_title(title[0].upper() + title[1:])
     ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))

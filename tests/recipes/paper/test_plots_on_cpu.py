@@ -16,7 +16,7 @@ MEAN = 1.7
 """Width of the line of a mean."""
 
 
-def a_run(steps=40, seed=0, drop=()) -> pd.DataFrame:
+def a_run(steps=40, seed=0, drop=(), filtered=0.1) -> pd.DataFrame:
     step = np.arange(1, steps + 1)
     metrics = {
         "reward/acc/mean": 0.01 * step,
@@ -25,7 +25,7 @@ def a_run(steps=40, seed=0, drop=()) -> pd.DataFrame:
         "completion/eos_rate": 0.95,
         "actor/entropy": 0.1 + 0.01 * seed,
         "gtpo/conflict/token_frac": 0.4,
-        "gtpo/filter/dropped_frac": 0.0,
+        "gtpo/filter/dropped_frac": filtered,
         "response_length/mean": 30.0,
     }
     return pd.DataFrame(metrics, index=step).drop(columns=list(drop))
@@ -140,6 +140,14 @@ def test_a_metric_that_was_not_logged_is_named_in_its_panel():
     named = [[text.get_text() for text in ax.texts] for ax in figure.axes[: len(PANELS)]]
     keys = [drop[0]], [drop[1]], [drop[3]], [], [drop[2]], []
     assert named == [[f"not logged:\n{key}" for key in missing] for missing in keys]
+
+
+def test_where_no_completion_was_filtered_the_figure_says_so_and_draws_no_flat_line():
+    *_, filtered = training_figure({"GTPO": [a_run(filtered=0.1)]}).axes[: len(PANELS)]
+    assert filtered.axison and len(means(filtered)) == 1
+    *_, filtered = training_figure({"GTPO": [a_run(filtered=0.0)], "GRPO": [a_run(filtered=0.0)]}).axes[: len(PANELS)]
+    assert not filtered.axison and means(filtered) == []
+    assert [text.get_text() for text in filtered.texts] == ["no completion was filtered"]
 
 
 def test_the_entropy_is_what_grpo_logs_too_and_a_run_of_one_step_is_a_visible_point():
