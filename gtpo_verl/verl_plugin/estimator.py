@@ -46,7 +46,11 @@ def compute_base_advantages(name: str, token_level_rewards: torch.Tensor, comple
         ValueError: a reward that is not finite, or an advantage that differs between tokens of a completion.
     """
     check_finite("reward", token_level_rewards.sum(-1), completions.uids)
-    estimate, rewards, mask = registry(ADV_ESTIMATOR)[name], token_level_rewards.double(), completions.mask.long()
+    estimate = registry(ADV_ESTIMATOR)[name]
+    rewards = token_level_rewards.double()
+    mask = completions.mask.long()
+    if mask.shape[1] == 0:  # no completion has a token, and so none an advantage
+        return rewards.new_zeros(len(rewards))
     by_token, _ = estimate(token_level_rewards=rewards, response_mask=mask, index=completions.groups.numpy())
     advantages = by_token.gather(1, mask.argmax(-1, keepdim=True)).squeeze(-1)
     if not torch.equal(completions.spread(advantages), by_token):

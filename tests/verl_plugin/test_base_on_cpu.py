@@ -31,6 +31,12 @@ def base_advantages(base, rewards, lengths, uids):
     return a
 
 
+@pytest.mark.parametrize("base", BASES)
+def test_a_batch_without_a_token_has_no_advantages(base):
+    advantages = compute_base_advantages(base, torch.zeros(4, 0), Completions(torch.zeros(4, 0), list("aabb")))
+    torch.testing.assert_close(advantages, torch.zeros(4, dtype=torch.float64), rtol=0, atol=0)
+
+
 def expected(rows, a, **config):
     mask = padded(rows, "response_mask")
     others = {name: padded(rows, name) for name in ("responses", "entropy")}
