@@ -22,13 +22,17 @@ LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 ALLOW_CHANGES = "algorithm.gtpo.allow_changed_advantages"
 
 
+NOT_SELECTED = (OmegaConfBaseException, TypeError, ValueError)
+"""What OmegaConf raises of a key whose value cannot be resolved, or whose section is a number, a text or a list."""
+
+
 def select(config: Any, key: str, default: Any = None) -> Any:
     """Return the value of a key of a verl config; the default if the config has none, or is no config of OmegaConf."""
     if not OmegaConf.is_config(config):
         return default
     try:
         return OmegaConf.select(config, key, default=default)
-    except OmegaConfBaseException:  # it cannot be resolved, or its section is none: `values` says which
+    except NOT_SELECTED:  # it cannot be resolved, or its section is none: `values` says which
         return default
 
 

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gtpo_verl.verl_plugin.ranges import RANGES, Range
-from gtpo_verl.verl_plugin.run_config import nested, select
+from gtpo_verl.verl_plugin.run_config import NOT_SELECTED, nested, select
 
 _MISSING = "???"
 _HAS_CRITIC = "critic.enable"
@@ -35,7 +35,7 @@ SECTIONS = {
     "trainer": "utils/config.py:config.trainer",
 }
 """Sections without which verl starts nothing, and where it reads them first."""
-NAMES = {
+FILES = {
     "actor_rollout_ref.model.path": "trainer/ppo/v1/trainer_base.py:config.actor_rollout_ref.model",
     "data.train_files": "trainer/ppo/v1/trainer_base.py:config.data.train_files",
     "data.val_files": "trainer/ppo/v1/trainer_base.py:config.data.val_files",
@@ -132,14 +132,14 @@ def _in_every_config() -> list[str]:
 def put_right(config: DictConfig, wrong: WrongValue) -> None:
     """Give a key the default of verl, so that what else is wrong with a config shows."""
     default = verls_defaults().get(wrong.key, 1)
-    with suppress(OmegaConfBaseException):  # such as a key in a section that is none, which is put right itself
+    with suppress(*NOT_SELECTED):  # such as a key in a section that is none, which is put right itself
         OmegaConf.update(config, wrong.key, default, merge=False, force_add=True)
 
 
 def _not_given(values: Mapping[str, Any], ranges: Mapping[str, Range]) -> Iterator[str]:
     """Yield what verl needs with any engine and `~KEY`, or a config of one's own, has left out."""
     needed = [key for key in _in_every_config() if verls_defaults()[key] is not None or key == _HAS_CRITIC]
-    for key in (*SECTIONS, _HAS_CRITIC, *NAMES, *ranges):
+    for key in (*SECTIONS, _HAS_CRITIC, *FILES, *ranges):
         section = key.rpartition(".")[0]
         has_section = not section or isinstance(values.get(section), dict)
         if key not in values and has_section and key in needed:
@@ -149,51 +149,66 @@ def _not_given(values: Mapping[str, Any], ranges: Mapping[str, Range]) -> Iterat
 def _wrong_value(
     config: DictConfig, key: str, written: Any, ranges: Mapping[str, Range], annotation: Any
 ) -> WrongValue | None:
-    default = verls_defaults().get(key)
-    if key in SECTIONS:
-        fits = isinstance(written, dict)
-        return None if fits else WrongValue(key, f"is {_shown(written)}", "a section of keys", is_certain=True)
-    if key in verls_defaults() and written == default and type(written) is type(default):
+    """Return what is wrong with the value that is written for a key; None if verl can use it."""
+    if key not in SECTIONS and _is_default(key, written):
         return None
     takes = _takes(key, ranges, annotation)
-    is_needed = key in NAMES or key in ranges
     if written == _MISSING:
-        return WrongValue(key, "is not given", takes, is_certain=is_needed)
-    value = written
-    if isinstance(written, str) and "${" in written:
-        try:
-            value = OmegaConf.select(config, key)
-        except OmegaConfBaseException as error:
-            reason = str(error).splitlines()[0]
-            return WrongValue(key, f"is {written}, which cannot be resolved ({reason})", takes, is_certain=True)
-        if OmegaConf.is_config(value):
-            value = OmegaConf.to_container(value)
+        return WrongValue(key, "is not given", takes, is_certain=key in SECTIONS or key in FILES or key in ranges)
+    try:
+        value = _resolved(config, key, written)
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0]
+        return WrongValue(key, f"is {written}, which cannot be resolved ({reason})", takes, is_certain=True)
 
-    if key in NAMES:
-        is_wrong = value is None or value == "" or isinstance(value, dict | int | float)
-        return WrongValue(key, f"is {_shown(value)}", takes, is_certain=True) if is_wrong else None
-    if key in ranges:
-        is_wrong = not ranges[key].has(value)
-        return WrongValue(key, f"is {_shown(value)}", takes, is_certain=True) if is_wrong else None
-    kinds, is_annotated = _kinds(annotation), True
+    says = f"is {'null' if value is None else repr(value)}"
+    if key in SECTIONS:
+        is_usable = isinstance(value, dict)
+    elif key in FILES:
+        is_usable = value not in (None, "") and not isinstance(value, dict | int | float)
+    elif key in ranges:
+        is_usable = ranges[key].has(value)
+    else:
+        return _of_another_kind(key, value, annotation, says, takes)
+    return None if is_usable else WrongValue(key, says, takes, is_certain=True)
+
+
+def _is_default(key: str, written: Any) -> bool:
+    """Whether a value is that of verl's own YAML, which is no finding."""
+    defaults = verls_defaults()
+    return key in defaults and written == defaults[key] and type(written) is type(defaults[key])
+
+
+def _resolved(config: DictConfig, key: str, written: Any) -> Any:
+    """Return what a value with `${…}` stands for; an OmegaConfBaseException if it stands for nothing."""
+    if not isinstance(written, str) or "${" not in written:
+        return written
+    value = OmegaConf.select(config, key)
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+
+def _of_another_kind(key: str, value: Any, annotation: Any, says: str, takes: str) -> WrongValue | None:
+    """Return that a value is of another kind than verl annotates or, without an annotation, than its default is."""
+    default = verls_defaults().get(key)
+    kinds = _kinds(annotation)
+    is_annotated = kinds is not None
     if kinds is None and default is not None:
-        kinds, is_annotated = {type(default)}, False
+        kinds = {type(default)}
     if kinds is None or _fits(value, kinds, default):
         return None
-    takes_a_pair = key.endswith("_threshold") and value != ""
-    if takes_a_pair and isinstance(value, str):
+    is_text = isinstance(value, str)
+    if is_text and value and key.endswith("_threshold"):  # which takes a pair of numbers, such as 0.5_2.0
         return None
     # Text where verl's default is a number is no number; of other kinds verl may make something.
-    is_text_for_number = isinstance(value, str) and isinstance(default, int | float)
-    is_certain = is_text_for_number or (is_annotated and value is not None)
-    return WrongValue(key, f"is {_shown(value)}", takes, is_certain)
+    is_certain = (is_annotated and value is not None) or (is_text and isinstance(default, int | float))
+    return WrongValue(key, says, takes, is_certain)
 
 
 def _takes(key: str, ranges: Mapping[str, Range], annotation: Any) -> str:
     """Return in words what a key takes."""
     if key in SECTIONS:
         return "a section of keys"
-    if key in NAMES:
+    if key in FILES:
         return "the name of a file or folder"
     if key in ranges:
         return ranges[key].takes
@@ -213,9 +228,7 @@ def _fits(value: Any, kinds: set[type], default: Any) -> bool:
     """Whether a value is of one of the kinds, or does as well for verl."""
     if value is None:
         return types.NoneType in kinds or default is None or kinds == {bool}
-    if isinstance(value, bool):
-        return bool(kinds & {bool, int, float, str})
-    if isinstance(value, int):
+    if isinstance(value, int):  # or a truth value
         return bool(kinds & {bool, int, float, str})
     if isinstance(value, float):
         return bool(kinds & {bool, float, str})
@@ -224,10 +237,6 @@ def _fits(value: Any, kinds: set[type], default: Any) -> bool:
     if isinstance(value, list):
         return bool(kinds & {list, tuple})
     return dict in kinds
-
-
-def _shown(value: Any) -> str:
-    return "null" if value is None else repr(value)
 
 
 def fields_of(section: Mapping[str, Any], hint: Any = None, prefix: str = "") -> Iterator[str]:

@@ -39,19 +39,24 @@ def judge(config: DictConfig, with_machine: bool) -> tuple[list[Finding], list[F
         findings = list(installation())
         # From here on each value is there, and of a kind and in a range that can be computed with.
         replaced, wrong = _wrong_values(config)
+        findings += wrong
         complete(config)
-        findings += [*wrong, *_old_reward_keys(config), *unknown_keys.refused_by_dataclasses(config)]
-        names, unknown = _unknown_names(config)
-        findings += unknown
-
-        get = partial(select, config)
-        further = [*refusals(config), *_gtpos(config), *_checkpoint_path(config)]
-        further += [*_asserted(get), *_missing_inputs(get), *gpus.misfits(get)]
-        further += [*_filter_groups(get), *_without_effect(get)]
-        findings += [finding for finding in further if not _depends_on(finding, {**replaced, **names})]
+        findings += _old_reward_keys(config)
+        findings += unknown_keys.refused_by_dataclasses(config)
+        unknown, wrong_names = _unknown_names(config)
+        findings += wrong_names
+        findings += [finding for finding in _further(config) if not _is_about(finding, replaced | unknown)]
         on_machine = list(resources.findings(config)) if with_machine else []
     said = dict.fromkeys(findings)
     return list(said), [finding for finding in on_machine if finding not in said]
+
+
+def _further(config: DictConfig) -> list[Finding]:
+    """Return what there is to say of values that each can be used."""
+    get = partial(select, config)
+    findings = [*refusals(config), *_gtpos(config), *_checkpoint_path(config)]
+    findings += [*_asserted(get), *_missing_inputs(get), *gpus.misfits(get)]
+    return [*findings, *_filter_groups(get), *_without_effect(get)]
 
 
 def certainly_wrong(config: DictConfig) -> list[WrongValue]:
@@ -67,32 +72,32 @@ def as_finding(wrong: WrongValue) -> Finding:
     return Finding(wrong.key, f"{wrong.says}, and verl has {wrong.takes} there", advice=remedy)
 
 
-def _wrong_values(config: DictConfig) -> tuple[dict[str, None], list[Finding]]:
+def _wrong_values(config: DictConfig) -> tuple[set[str], list[Finding]]:
     """Return the keys whose values verl cannot use, and what to say of them; gives them verl's defaults."""
     found = list(wrong_values(config))
-    replaced = {wrong.key: None for wrong in found if wrong.is_certain}
+    replaced = {wrong.key for wrong in found if wrong.is_certain}
     for wrong in found:
         if wrong.is_certain:
             put_right(config, wrong)
     return replaced, [as_finding(wrong) for wrong in found]
 
 
-def _unknown_names(config: DictConfig) -> tuple[dict[str, None], list[Finding]]:
+def _unknown_names(config: DictConfig) -> tuple[set[str], list[Finding]]:
     """Return the keys with names that verl does not have, and what to say of them; gives them verl's defaults."""
-    replaced: dict[str, None] = {}
+    replaced = set()
     findings = []
     for key, finding in list(unknown_names(config)):
         findings.append(finding)
         if finding.remedy:
             OmegaConf.update(config, key, verls_defaults().get(key), merge=False)
-            replaced[key] = None
+            replaced.add(key)
     if f"{_ROLLOUT}.name" in replaced:  # for which verl has no default
         config.actor_rollout_ref.rollout.name = "vllm"
     return replaced, findings
 
 
-def _depends_on(finding: Finding, keys: dict[str, None]) -> bool:
-    """Whether a finding is about a value that was replaced, and not about the user's."""
+def _is_about(finding: Finding, keys: set[str]) -> bool:
+    """Whether a finding names one of these keys with its value, which is not the user's any more."""
     text = f"{finding.subject} {finding.says} {finding.remedy}"
     return any(f"{key}=" in text for key in keys)
 
