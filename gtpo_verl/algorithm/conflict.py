@@ -107,7 +107,8 @@ def find_conflicts(
         forward, forks = _find_runs(responses, completions, advantages, config.conflict_span, from_end=False)
     if config.conflict_span != "none" and config.conflict_masks in ("both", "backward"):
         backward, _ = _find_runs(responses, completions, advantages, config.conflict_span, from_end=True)
-    on_mask = np.union1d(forward, backward)
+    on_either = np.sort(np.concatenate([forward, backward]))
+    on_mask = on_either[np.diff(on_either, prepend=-1) > 0]  # once each
 
     def tensor(values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(values).to(responses.device)
