@@ -48,12 +48,11 @@ class Completions:
         self.groups = self._number(self.uids)
         self.prompts = self._number(prompt_ids) if prompt_ids else self.groups
 
-        self._own_columns: list[slice | np.ndarray] = [slice(length) for length in lengths.tolist()]
+        self._is_own = is_own
         self._own_places: np.ndarray | None = None
         # A row has a hole if its first zero comes before its last one.
         width = self.shape[-1]
         if width and ((lengths < width) & (is_own.argmin(-1) != lengths)).any():
-            self._own_columns = list(is_own)
             self._own_places = np.flatnonzero(is_own)
             self._first_own = lengths.cumsum() - lengths
 
@@ -80,7 +79,7 @@ class Completions:
         rows = values.detach().float().cpu().numpy()
         # Sum and quotient are float64, and rounded to float32 once. So neither padding nor the order of summation
         # changes a bit, and the mean of equal numbers is that number, as Eq. 10 needs at exactly ln 2.
-        totals = np.array([row[own].sum(dtype=float) for row, own in zip(rows, self._own_columns, strict=True)])
+        totals = rows.sum(-1, dtype=float, where=self._is_own)
         counts = self.lengths.cpu().numpy().clip(min=1)
         return torch.tensor(totals / counts, dtype=torch.float32, device=values.device)
 
@@ -92,8 +91,7 @@ class Completions:
         """Return what `spread` returns, to be changed before it becomes a tensor."""
         per_row = values.cpu().numpy()
         spread = np.zeros(self.shape, dtype=per_row.dtype)
-        for row, own, value in zip(spread, self._own_columns, per_row, strict=True):
-            row[own] = value
+        np.copyto(spread, per_row[:, None], where=self._is_own)
         return spread
 
 
