@@ -1,13 +1,14 @@
-"""Time and memory of GTPO's advantages against verl's own GRPO, on the same batch in one process.
+"""Time and memory of GTPO's advantages (arXiv:2508.03772) against verl's own GRPO, on the same batch in one process.
 
-    python scripts/bench_advantage.py [--repeats 7] [--threads N] [--json]
+    python scripts/bench_advantage.py [--completions 128 2048 8192] [--lengths 512 4096] [--threads 1 2 0] [--json]
 
-Batches of 8,192 completions with varied lengths, beginnings and ends of tens of tokens shared within a
-group, a vocabulary of 151,936; GTPO's metrics included. The floor reads `token_level_rewards`, `response_mask` and
-`entropy` once and writes `advantages` once.
+Batches of varied lengths in groups of eight; beginnings and ends of tens of tokens are shared within a group, and the
+vocabulary has 151,936 tokens. GTPO's metrics are included. verl has two estimators with the same numbers: `grpo`, its
+default, is a loop in Python; `grpo_vectorized` is not. With `--threads 0` torch has as many threads as there are cores.
 
-Runs alternate. Times are of the process's CPU, so that other processes count less; they are medians, and ratios the
-medians of the ratios of neighbouring runs. Memory is the peak of the process above where it was before.
+Runs of all three alternate. Times are medians, of the wall clock and of the process's CPU; ratios are medians of the
+ratios of neighbouring runs. Memory is the peak of the process above where it was before. Wall times mean something only
+on a machine that does nothing else.
 """
 
 import argparse
@@ -24,14 +25,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, compute_grpo_vectorized_outcome_advantage
 
-from gtpo_verl import GTPOConfig
-from gtpo_verl.algorithm.advantage import compute_gtpo
-from gtpo_verl.algorithm.completions import Completions
-from gtpo_verl.algorithm.metrics import compute_gtpo_metrics
+from gtpo_verl import GTPOConfig, compute_gtpo, compute_gtpo_metrics
 
-SIZES = [(1024, 8, 4096), (512, 16, 8192), (128, 64, 8192)]
+GROUP_SIZE = 8
 VOCABULARY = 151_936
 INITIAL_ENTROPY = 0.3
 
@@ -69,33 +67,35 @@ def grpo(batch: dict[str, Any]) -> torch.Tensor:
     return compute_grpo_outcome_advantage(batch["token_level_rewards"], batch["response_mask"], batch["index"])[0]
 
 
+def grpo_vectorized(batch: dict[str, Any]) -> torch.Tensor:
+    rewards = batch["token_level_rewards"]
+    return compute_grpo_vectorized_outcome_advantage(rewards, batch["response_mask"], batch["index"])[0]
+
+
 def gtpo(batch: dict[str, Any]) -> torch.Tensor:
     config = GTPOConfig()
-    completions = Completions(batch["response_mask"], batch["index"])
     result = compute_gtpo(
         rewards=batch["token_level_rewards"].sum(-1),
         responses=batch["responses"],
         response_mask=batch["response_mask"],
-        group_ids=completions,
+        group_ids=batch["index"],
         entropy=batch["entropy"],
         config=config,
         initial_entropy=INITIAL_ENTROPY,
     )
-    truncated = completions.lengths >= batch["responses"].shape[1]
+    truncated = result.completions.lengths >= batch["responses"].shape[1]
     compute_gtpo_metrics(result, config, INITIAL_ENTROPY, truncated)
     return result.advantages
 
 
-def floor(batch: dict[str, Any]) -> torch.Tensor:
-    for field in ("token_level_rewards", "response_mask", "entropy"):
-        batch[field].sum(-1)
-    return torch.full_like(batch["entropy"], 1.0)
+ESTIMATORS = {"gtpo": gtpo, "grpo": grpo, "grpo_vectorized": grpo_vectorized}
 
 
-def seconds(function: Callable, batch: dict[str, Any]) -> float:
-    start = time.process_time()
+def seconds(function: Callable, batch: dict[str, Any]) -> dict[str, float]:
+    wall = time.perf_counter()
+    cpu = time.process_time()
     function(batch)
-    return time.process_time() - start
+    return {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
 
 
 def extra_peak_bytes(function: Callable, batch: dict[str, Any]) -> int:
@@ -112,51 +112,61 @@ def extra_peak_bytes(function: Callable, batch: dict[str, Any]) -> int:
     return status("VmHWM") - before
 
 
-def measure(size: tuple[int, int, int], repeats: int) -> dict[str, Any]:
-    batch = make_batch(*size)
-    for function in (grpo, gtpo, floor):
+def measure(batch: dict[str, Any], repeats: int, threads: int) -> dict[str, Any]:
+    torch.set_num_threads(threads)
+    for function in ESTIMATORS.values():
         function(batch)
-    runs = [tuple(seconds(function, batch) for function in (grpo, gtpo, floor)) for _ in range(repeats)]
+    runs = []
+    for _ in range(repeats):
+        runs.append({name: seconds(function, batch) for name, function in ESTIMATORS.items()})
+    found: dict[str, Any] = {"threads": threads, "runs": runs}
+    for clock in ("wall", "cpu"):
+        for name in ESTIMATORS:
+            found[f"{name}_{clock}_ms"] = 1000 * statistics.median(run[name][clock] for run in runs)
+        for name in ("grpo", "grpo_vectorized"):
+            ratios = [run["gtpo"][clock] / run[name][clock] for run in runs]
+            found[f"{clock}_ratio_to_{name}"] = statistics.median(ratios)
     responses_bytes = batch["responses"].numel() * batch["responses"].element_size()
-    return {
-        **dict(zip(("prompts", "group_size", "response_length"), size, strict=True)),
-        "grpo_s": statistics.median(run[0] for run in runs),
-        "gtpo_s": statistics.median(run[1] for run in runs),
-        "floor_s": statistics.median(run[2] for run in runs),
-        "ratio_to_grpo": statistics.median(run[1] / run[0] for run in runs),
-        "ratio_to_floor": statistics.median(run[1] / run[2] for run in runs),
-        "extra_peak_over_responses": extra_peak_bytes(gtpo, batch) / responses_bytes,
-        "grpo_extra_peak_over_responses": extra_peak_bytes(grpo, batch) / responses_bytes,
-        "runs_s": runs,
-    }
+    for name in ("gtpo", "grpo"):
+        found[f"{name}_extra_peak_over_responses"] = extra_peak_bytes(ESTIMATORS[name], batch) / responses_bytes
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--completions", type=int, nargs="+", default=[128, 2048, 8192], help="of a batch")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 4096], help="longest response, in tokens")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 0], help="of torch; 0: one per core")
     parser.add_argument("--repeats", type=int, default=7, help="timed runs of each")
-    parser.add_argument("--threads", type=int, default=None, help="torch threads; torch's default otherwise")
     parser.add_argument("--json", action="store_true", help="print all numbers as JSON, raw runs included")
     args = parser.parse_args()
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    results = [measure(size, args.repeats) for size in SIZES]
+    cores = len(os.sched_getaffinity(0))
+    threads = list(dict.fromkeys(number or cores for number in args.threads))
+
+    results = []
+    for completions in args.completions:
+        for length in args.lengths:
+            batch = make_batch(completions // GROUP_SIZE, GROUP_SIZE, length)
+            for number in threads:
+                size = {"completions": completions, "response_length": length}
+                results.append(size | measure(batch, args.repeats, number))
     if args.json:
         machine = {
             "torch": torch.__version__,
-            "threads": torch.get_num_threads(),
-            "cores": len(os.sched_getaffinity(0)),
+            "cores": cores,
             "processor": platform.machine(),
             "load_average": os.getloadavg(),
         }
         print(json.dumps({**machine, "results": results}, indent=2))
         return
-    print("| prompts × G, length | GRPO s | GTPO s | GTPO / GRPO | GTPO / floor | extra peak / responses (GRPO) |")
-    print("|---|---|---|---|---|---|")
-    for r in results:
+    print("| completions × tokens | threads | GTPO, ms: wall, CPU | / grpo: wall, CPU | / grpo_vectorized: wall, CPU |")
+    print("|---|---|---|---|---|")
+    for found in results:
         print(
-            f"| {r['prompts']:,} × {r['group_size']}, {r['response_length']:,} | {r['grpo_s']:.3f} | {r['gtpo_s']:.3f} "
-            f"| {r['ratio_to_grpo']:.2f} | {r['ratio_to_floor']:.2f} | {r['extra_peak_over_responses']:.2f} "
-            f"({r['grpo_extra_peak_over_responses']:.2f}) |"
+            f"| {found['completions']:,} × {found['response_length']:,} | {found['threads']} "
+            f"| {found['gtpo_wall_ms']:.1f}, {found['gtpo_cpu_ms']:.1f} "
+            f"| {found['wall_ratio_to_grpo']:.2f}, {found['cpu_ratio_to_grpo']:.2f} "
+            f"| {found['wall_ratio_to_grpo_vectorized']:.1f}, {found['cpu_ratio_to_grpo_vectorized']:.1f} |"
         )
 
 

@@ -90,7 +90,8 @@ class Completions:
     def spread_in_numpy(self, values: torch.Tensor) -> np.ndarray:
         """Return what `spread` returns, to be changed before it becomes a tensor."""
         per_row = values.cpu().numpy()
-        spread = np.zeros(self.shape, dtype=per_row.dtype)
+        spread = _large_array(self.shape, values.dtype)
+        spread.fill(0)
         np.copyto(spread, per_row[:, None], where=self._is_own)
         return spread
 
@@ -105,7 +106,8 @@ def _as_booleans(response_mask: torch.Tensor) -> np.ndarray:
     numbers = mask.numpy()
     if numbers.dtype == bool:
         return numbers
-    is_one = numbers == 1
+    is_one = _large_array(mask.shape, torch.bool)
+    np.equal(numbers, 1, out=is_one)
     if np.count_nonzero(numbers) != np.count_nonzero(is_one):
         row, column = np.argwhere((numbers != 0) & (numbers != 1))[0]
         raise ValueError(
@@ -113,6 +115,12 @@ def _as_booleans(response_mask: torch.Tensor) -> np.ndarray:
             "and 0 elsewhere; were responses and response_mask swapped?"
         )
     return is_one
+
+
+def _large_array(shape: torch.Size, dtype: torch.dtype) -> np.ndarray:
+    """Return an array without contents, in memory of torch: numpy asks for huge pages, which on a machine that has been
+    up for a while can take longer to find than all else that is done with them."""
+    return torch.empty(shape, dtype=dtype, device="cpu").numpy()
 
 
 def _as_values(ids: GroupIds) -> list[Hashable]:
