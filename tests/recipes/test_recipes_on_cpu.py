@@ -180,7 +180,7 @@ def ablations() -> list[str]:
 
 def test_every_recipe_and_ablation_is_on_record_and_every_ablation_in_the_table_of_experiments():
     recipes = {path.name for path in (ROOT / "recipes").glob("*.sh")}
-    recipes -= {"checks.sh", "common.sh", "export.sh", "run_gtpo_cpu.sh"}  # sourced by others, or without settings of verl
+    recipes -= {"checks.sh", "common.sh", "export.sh", "run_gtpo_cpu.sh"}  # no settings of verl
     words = {word for command in GOLDEN for word in command.split()}
     assert recipes | set(ablations()) <= words
     named = set(re.findall(r"[`\s]([a-z][a-z_]*(?:_[0-9.e-]+)?)`", (ROOT / "docs/reproduce.md").read_text()))
