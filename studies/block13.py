@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pandas import DataFrame
 
 from studies.comparisons import whole_seeds
-from studies.plan import ANSWER_ARMS, USED_ARMS, complete, planned, read_log
+from studies.plan import ANSWER_ARMS, SPLIT_SEEDS, USED_ARMS, complete, planned, read_log
 from studies.runs import form, results
-from studies.statistics import Comparison, described, holm, interval, sign_flips
+from studies.statistics import Comparison, described, holm, interval, short, sign_flips
 from studies.titles import METHODS, METRICS, rate
 
 MATTERS = 0.10
@@ -73,7 +73,27 @@ def answers(block: str, without: int | None = None) -> dict[str, str]:
         for name, control in CONTROLS.items()
     }
     by_rule = verdicts(exact_format)
-    return {name: f"*{by_rule[name]}*, {described(Comparison(exact_format[name]))}" for name in CONTROLS}
+    corrected = holm({name: sign_flips(of_pairs) for name, of_pairs in exact_format.items()})
+    found = {}
+    for name, control in CONTROLS.items():
+        well_formed = Comparison(differences(runs, USED_ARMS["C"], USED_ARMS[control], "well_formed"))
+        difference = f"{Comparison(exact_format[name])} (p {short(corrected[name])}, corrected)"
+        found[name] = f"*{by_rule[name]}*, {difference} in the exact format"
+        if well_formed.differences:
+            found[name] += f", {well_formed} up to the first `</answer>`"
+            if by_rule[name] in ("keeps", "loses") and abs(well_formed.mean) <= MATTERS:
+                found[name] += ": a stop string repairs most of it"
+    return found
+
+
+def without_split_seeds(block: str) -> str:
+    """Say what the rule would without each seed whose arms were made on several machines; nothing if there is none."""
+    sentences = []
+    for seed in SPLIT_SEEDS if is_whole(block) else ():
+        of_comparison = answers(block, without=seed)
+        said = "; ".join(f"{name}: {answer}" for name, answer in of_comparison.items())
+        sentences.append(f"Without seed {seed}, whose runs were made on several machines: {said}.")
+    return " ".join(sentences)
 
 
 def table(block: str) -> tuple[list[str], list[list[str]]]:
@@ -91,7 +111,7 @@ def table(block: str) -> tuple[list[str], list[list[str]]]:
             row.append(_mean_halfway(halfway, method, lr, seeds, metric))
             if judged:
                 of_pairs = differences(runs, USED_ARMS["C"], (method, lr), metric)
-                row.append("" if name == "C" else described(Comparison(of_pairs)))
+                row.append("" if name == "C" else str(Comparison(of_pairs)))
             rows.append(row)
     header = ["", "", *(f"seed {seed}" for seed in seeds), f"mean at step {HALFWAY}"]
     return header + (["C minus it"] if judged else []), rows if seeds else []

@@ -1,8 +1,6 @@
 """Block 15: other rules for λ against GRPO and GTPO at equal settings, by the rule of studies/DESIGN.md."""
 
-from collections.abc import Mapping, Sequence
-
-from pandas import DataFrame
+from collections.abc import Mapping
 
 from studies.comparisons import compare
 from studies.plan import RULES_ARMS, planned
@@ -44,22 +42,21 @@ def verdicts(comparisons: Mapping[tuple[str, str], Comparison]) -> dict[tuple[st
     }
 
 
-def table(runs: DataFrame | None = None) -> tuple[list[str], list[list[str]]]:
-    """Make a row per method: runs that lost the exact format, its measures, and what the rule says; none before that.
-
-    Args:
-        runs: the runs of the block, all of them; by default those of the logs.
-    """
-    if runs is None:
-        runs = results(planned("15")) if not progress() else None
-    comparisons: dict[tuple[str, str], Comparison] = {}
-    if runs is not None:
-        for method in JUDGED:
-            for other in AGAINST:
-                comparisons[method, other] = compare(runs, method, other, "accuracy")
+def table() -> tuple[list[str], list[list[str]]]:
+    """Make a row per method: runs that lost the exact format, its measures, what the rule says; none before that."""
+    measures = [METRICS[metric] for metric in MEASURES]
+    differences = [f"accuracy minus {METHODS[other]}'s" for other in AGAINST]
+    header = ["", "lost the exact format", *measures, *differences]
+    if progress():
+        return header, []
+    runs = results(planned("15"))
+    comparisons = {}
+    for method in JUDGED:
+        for other in AGAINST:
+            comparisons[method, other] = compare(runs, method, other, "accuracy")
     judged = verdicts(comparisons)
     rows = []
-    for method in RULES_ARMS if runs is not None else ():
+    for method in RULES_ARMS:
         here = runs[runs["method"] == method]
         row = [METHODS[method], f"{here['lost'].sum()} of {len(here)}"]
         row += [f"{here[metric].mean():.2f}" for metric in MEASURES]
@@ -71,9 +68,4 @@ def table(runs: DataFrame | None = None) -> tuple[list[str], list[list[str]]]:
             else:
                 row.append(str(compare(runs, method, other, "accuracy")))
         rows.append(row)
-    return _header(AGAINST), rows
-
-
-def _header(against: Sequence[str]) -> list[str]:
-    measures = [METRICS[metric] for metric in MEASURES]
-    return ["", "lost the exact format", *measures, *(f"accuracy minus {METHODS[other]}'s" for other in against)]
+    return header, rows

@@ -65,15 +65,15 @@ def planned_rates() -> pd.DataFrame:
 def _answer_panels() -> dict[str, pd.DataFrame]:
     """Return the runs of each panel of `answer`, with how they failed."""
     panels = {
-        "SmolLM2-135M, CPUs\nlearning rate 1e-5, six seeds": block10.runs_on("cpu"),
-        "the same seeds, GPU\nlearning rate 1e-5": block10.runs_on("cuda"),
-        "eight fresh seeds, CPUs\nlearning rate 1e-5": with_failures(block12.pairs("12-cpu"), WRONG),
+        "SmolLM2-135M, six seeds,\nCPUs, learning rate 1e-5": block10.runs_on("cpu"),
+        "the same six seeds,\nGPU, learning rate 1e-5": block10.runs_on("cuda"),
+        "eight fresh seeds,\nCPUs, learning rate 1e-5": with_failures(block12.pairs("12-cpu"), WRONG),
     }
     if block13.is_whole("13-cpu"):
         users, _ = block13.made("13-cpu")
         users = users[users["lr"] == REAL_RATES[1]]
-        panels["eight more, CPUs\nlearning rate 1e-5"] = with_failures(users, WRONG)
-    panels["0.4 M parameters, three tasks\nfive learning rates, 2.5e-5 to 4e-4"] = planned_rates()
+        panels["eight more seeds,\nCPUs, learning rate 1e-5"] = with_failures(users, WRONG)
+    panels["0.4 M parameters, learning\nrates 2.5e-5 to 4e-4"] = planned_rates()
     return panels
 
 
@@ -82,7 +82,8 @@ def answer() -> Any:
     panels = _answer_panels()
     with plt.rc_context(STYLE | {"axes.grid": False, "font.size": 10.5}):
         figure = plt.figure(figsize=(12, 6.6), layout="constrained")
-        above, below = figure.subfigures(2, 1, height_ratios=[1, 0.95])
+        halves: Any = figure.subfigures(2, 1, height_ratios=[1, 0.95])
+        above, below = halves
         axes = above.subplots(1, len(panels), sharey=True)
         above.suptitle(
             "Failed runs, of those made (each counted once; lower is better)", fontsize=12, x=0.01, ha="left"

@@ -288,6 +288,8 @@ FORMAT_SEEDS, FORMAT_SEEDS_ON_CPUS = range(13, 25), range(15, 23)
 USED_ARMS = {"C": (CLAMPED, 1e-5), "A": ("grpo", 1e-5), "B": ("grpo", 5e-6)}
 """Of block 13: GTPO with the clamp, GRPO as people run it, and GRPO at half that learning rate."""
 USED_SEEDS_ON_CPUS, USED_SEEDS = range(25, 33), range(33, 45)
+SPLIT_SEEDS: tuple[int, ...] = ()
+"""Seeds of block 13 on CPUs whose arms were made on several machines: the verdict is given without each of them too."""
 ANSWER_ARMS, ANSWER_SEEDS = ("grpo_answer", "gtpo_answer"), range(45, 75)
 """Of block 14, whose reward is for the answer alone."""
 RULES_ARMS = ("grpo", "gtpo", "masks", "prefix_weights", "highest_entropy", "shared_beginning")

@@ -199,8 +199,8 @@ def _of_one_prompt() -> dict[str, object]:
     ends = ("worst", "last_exact_format", "accuracy", "pass8")
     of_table = {name: results(one_prompt_runs(cells)) for name, cells in TABLES.items()}
     for name in ("parts", "controls"):
-        metrics = ("worst", "accuracy", "pass8")
-        found[f"table {name}"] = markdown(*tables.method_table(of_table[name], metrics, "grpo", iqm, PER_RATE))
+        parts = tables.method_table(of_table[name], ("worst", "accuracy", "pass8"), "grpo", iqm, PER_RATE)
+        found[f"table {name}"] = markdown(*parts)
     found["table methods"] = markdown(
         *tables.method_table(of_table["main"], ("worst", "accuracy", "pass8", "peak"), "grpo", iqm, PER_RATE)
     )
@@ -260,13 +260,13 @@ def _of_many_prompts() -> dict[str, object]:
     curves = [read_log(c.log(seed))["steps"] for block in ("2", "5", "8", "11") for c, seed in complete(planned(block))]
     dropped = max((np.mean(steps["dropped"]) for steps in curves if "dropped" in steps), default=0)
     found: dict[str, object] = {"most dropped": f"{dropped:.1%}"}
-    places = {}
+    places: dict[str, pd.DataFrame] = {}
     for block in ("2", "3", "4", "8"):
         runs = rivals() if block == "3" else results(planned(block))
         places |= {block: runs, f"{block} planned": runs[runs["lr"].isin(MANY_RATES)]}
     places |= {f"{block} best": runs for block, runs in at_best().items() if block != "5"}
     places |= {f"{block} kept": runs for block, runs in at_best(LEAST_EXACT_FORMAT).items()}
-    places |= {block: tables.of_block(block) for block in ("1c",)}
+    places["1c"] = tables.of_block("1c")
     places |= {f"{place} {task}": here for place, runs in places.items() for task, here in runs.groupby("task")}
     metrics = (*ENDPOINTS, "template", "entropy", "eos", "well_formed")
     for place, here in places.items():
@@ -403,6 +403,7 @@ def _of_fresh_seeds() -> dict[str, object]:
     found |= _numbers("12-cpu", with_failures(runs, WRONG), tables.MEASURED)
     for name, of_control in block13.answers("13-cpu").items():
         found[f"block 13-cpu {name}"] = of_control
+    found["block 13-cpu without split seeds"] = block13.without_split_seeds("13-cpu")
     header, rows = block13.table("13-cpu")
     found["table block 13-cpu"] = markdown(header, rows) if rows else "No seed is whole yet."
     found["block 14"] = block13.answer_alone()
