@@ -154,7 +154,7 @@ def _wrong_value(
         return None
     takes = _takes(key, ranges, annotation)
     if written == _MISSING:
-        return WrongValue(key, "is not given", takes, is_certain=key in SECTIONS or key in FILES or key in ranges)
+        return WrongValue(key, "is not given", takes, is_certain=key in verls_defaults())
     try:
         value = _resolved(config, key, written)
     except OmegaConfBaseException as error:

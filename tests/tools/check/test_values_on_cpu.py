@@ -86,6 +86,7 @@ LIKEWISE = [
     f"{ROLLOUT}.max_num_seqs=null",
     "trainer.save_freq=null",
     "trainer.use_v1=maybe",
+    "trainer.project_name=???",
 ]
 
 
@@ -148,12 +149,16 @@ def test_what_is_left_out_is_named(key):
     assert [finding.remedy for finding in found if finding.subject == key and finding.says == "is not there"]
 
 
-def test_null_in_place_of_a_section_is_named():
-    for key in ("algorithm", "actor_rollout_ref.rollout"):
-        config = verl_config(*GTPO)
-        OmegaConf.update(config, key, None)
-        found, _ = judgement.judge(config, with_machine=False)
-        assert key in [finding.subject for finding in found]
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("algorithm", None), (ROLLOUT, None), ("actor_rollout_ref", [8]), ("algorithm.adv_estimator", "???")],
+)
+def test_nothing_in_place_of_what_verl_reads_first_is_named(key, value):
+    config = verl_config(*GTPO)
+    OmegaConf.set_struct(config, False)
+    OmegaConf.update(config, key, value, merge=False)
+    found, _ = judgement.judge(config, with_machine=False)
+    assert key in [finding.subject for finding in found]
 
 
 def test_what_follows_from_a_replaced_value_is_not_said():
