@@ -19,7 +19,7 @@ from trl_gtpo import GTPOTrainer, departures
 
 from gtpo_verl import GTPOConfig
 from gtpo_verl.run_files.initial_entropy import InitialEntropy
-from gtpo_verl.tools.diagnose.verdict import read_run, report_on
+from gtpo_verl.tools.diagnose.report import read_run, report_on
 from gtpo_verl.tools.rollouts import find_source
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,1 +1,1 @@
-"""What goes wrong in a run, whatever trains it: the numbers that trainers log, and the signs in them. No torch."""
+"""Whether a run is healthy, whatever trains it: the numbers that trainers log, a verdict, and what moved. No torch."""

@@ -4,13 +4,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from numbers import Real
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-_TO_LOG = dict.fromkeys(
-    "terminated repetition zero_std_groups no_correct_groups exact_format format accuracy".split(),
-    "trainer.v1.sampler.custom_sampler.path=pkg://gtpo_verl.reward.replay_buffer "
-    "trainer.v1.sampler.custom_sampler.name=RewardMetricsReplayBuffer",
-)
 PART = "part "
 """Begins the name of a number that is one part of the reward, with its own name behind."""
 
@@ -18,27 +13,37 @@ PART = "part "
 class Framework(NamedTuple):
     """The names of one framework.
 
-    `metrics` are those that give each of our numbers (`signs.NUMBERS`; `lowest` and `highest` reward of a step; `lr`;
-    `longest`, tokens of the longest completion; `cut`, the share as long as it; `clipped`, the share of ratios that
-    were; `tokens` of a step; `prompt`, the mean ones of a prompt): the first that is logged counts, `1 - x` is one
-    subtracted. `remedies` are overrides, with {lr} and {limit} for new values; `to_log` logs a missing number; `parts`
-    matches a part of the reward and its name, and the first `validation` that matches names its results.
+    Args:
+        metrics: those that give each of our numbers (`explain.LABELS`; `lowest` and `highest` reward of a step; `lr`;
+            `longest`, tokens of the longest completion; `cut`, the share as long as it; `clipped`, the share of ratios
+            that were; `tokens` of a step; `prompt`, the mean ones of a prompt). The first that is logged counts, and
+            `1 - x` is one subtracted from it.
+        remedies: overrides by their kind, with {lr} and {limit} for new values.
+        parts: matches a part of the reward, and its name.
+        validation: the first of these that matches names the results of a validation.
     """
 
     metrics: Mapping[str, tuple[str, ...]]
     remedies: Mapping[str, str]
-    to_log: Mapping[str, str] = {}
     parts: str = r"rewards/(\w+?)(?:/mean)?"
     validation: tuple[str, ...] = (r"eval[_/]rewards/accuracy\w*(/mean)?", r"eval[_/](accuracy|reward)")
 
 
-_ACCURACY = ("accuracy_reward", "accuracy", "AccuracyORM", "MathAccuracy")
 _IS_ACCURACY = re.compile(r"/acc/|accuracy|_pass1$")
 _TRL = {
     "terminated": ("1 - completions/clipped_ratio",),
     "zero_std_groups": ("frac_reward_zero_std",),
     "format": ("rewards/think_format_reward/mean",),
-    "accuracy": tuple(f"rewards/{name}{mean}" for name in _ACCURACY for mean in ("/mean", "")),
+    "accuracy": (
+        "rewards/accuracy_reward/mean",
+        "rewards/accuracy_reward",
+        "rewards/accuracy/mean",
+        "rewards/accuracy",
+        "rewards/AccuracyORM/mean",
+        "rewards/AccuracyORM",
+        "rewards/MathAccuracy/mean",
+        "rewards/MathAccuracy",
+    ),
     "reward": ("reward",),
     "entropy": ("entropy", "entropy/mean"),
     "length": ("completions/mean_length", "completion_length"),
@@ -57,7 +62,12 @@ _TRL_REMEDIES = {
     "explore": "epsilon_high=0.28",
     "look": "log_completions=True",
 }
-_SWIFT_REMEDIES = {kind: f"--{override.replace('=', ' ').lower()}" for kind, override in _TRL_REMEDIES.items()}
+_SWIFT_REMEDIES = {
+    "lr": "--learning_rate {lr}",
+    "limit": "--max_completion_length {limit}",
+    "explore": "--epsilon_high 0.28",
+    "look": "--log_completions true",
+}
 FRAMEWORKS = {
     "verl": Framework(
         {
@@ -65,6 +75,7 @@ FRAMEWORKS = {
             "repetition": ("completion/repetition/mean",),
             "zero_std_groups": ("gtpo/group/zero_std_frac", "group/zero_std_frac"),
             "positive": ("gtpo/group/positive_frac",),
+            "dropped": ("gtpo/filter/dropped_frac",),
             "no_correct_groups": ("group/none_right_frac",),
             "exact_format": ("reward/strict/mean",),
             "format": ("reward/format/mean",),
@@ -94,7 +105,6 @@ FRAMEWORKS = {
             "explore": "actor_rollout_ref.actor.clip_ratio_high=0.28",
             "look": "trainer.rollout_data_dir=rollouts",
         },
-        _TO_LOG | {"mismatch": "actor_rollout_ref.rollout.calculate_log_probs=True"},
         r"reward/(?!(?:score|acc|format|strict|timeout)/)(\w+)/mean",
         (r"val-core/.+/mean@\d+|val/(.+/)?test_score(/.+)?", r"val-aux/.+/(acc|score|reward)/mean@\d+"),
     ),
@@ -105,6 +115,7 @@ FRAMEWORKS = {
             "terminated": ("1 - rollout/truncated_rate", "1 - truncated"),
             "zero_std_groups": ("gtpo/group/zero_std_frac",),
             "positive": ("gtpo/group/positive_frac",),
+            "dropped": ("gtpo/filter/dropped_frac",),
             "reward": ("rollout/reward_mean", "reward"),
             "entropy": ("gtpo/entropy/mean",),
             "length": ("rollout/response_length_mean", "response_length"),
@@ -117,7 +128,17 @@ FRAMEWORKS = {
         validation=(r"(eval/)?eval_.+_pass1",),
     ),
 }
-_OF_METRICS = {name: {x.removeprefix("1 - ") for y in f.metrics.values() for x in y} for name, f in FRAMEWORKS.items()}
+
+
+def _metrics_of(framework: Framework) -> set[str]:
+    """Return what a framework calls the numbers of a run."""
+    names = set()
+    for sources in framework.metrics.values():
+        names.update(source.removeprefix("1 - ") for source in sources)
+    return names
+
+
+_OF_METRICS = {name: _metrics_of(framework) for name, framework in FRAMEWORKS.items()}
 METRICS = frozenset().union(*_OF_METRICS.values())
 """What some framework calls a number of a run."""
 PREFIXES = ("rewards/", "reward/", "val-core/", "val-aux/", "val/", "eval_", "eval/")
@@ -130,54 +151,82 @@ def is_metric(name: str) -> bool:
 
 
 def framework_of(metrics: Iterable[str]) -> str:
-    """Return the framework that names most of these metrics; of equals the first."""
+    """Return the framework that names most of these metrics, the first of those that name as many."""
     names = set(metrics)
     return max(FRAMEWORKS, key=lambda framework: len(names & _OF_METRICS[framework]))
 
 
-def translate(metrics: Mapping[str, float], framework: str, limit: float | None = None) -> dict[str, float]:
+def translate(metrics: Mapping[str, Any], framework: str, limit: float | None = None) -> dict[str, float]:
     """Return our numbers in what a framework logged at one step, with `validation_limit`, 1, if it is an accuracy.
 
     verl's `response_length/clip_ratio` counts completions that were cut off, but in its V1 trainer those as long as the
     longest, of any length (verl #7817): it is read if it is 0, or the longest has `limit` tokens.
     """
-    of = FRAMEWORKS[framework]
-    metrics = {k: float(x) if abs(x) < 1e300 or x != x else math.inf for k, x in metrics.items() if isinstance(x, Real)}
-    both = metrics | {f"1 - {metric}": 1 - value for metric, value in metrics.items()}
-    found = {name: both[x] for name, sources in of.metrics.items() for x in reversed(sources) if x in both}
-    for metric, value in metrics.items():
-        if metric not in _OF_METRICS[framework] and (part := re.fullmatch(of.parts, metric)):
-            found[f"{PART}{part[1]}"] = value
-    if results := validation_results(metrics, framework):
-        found["validation"] = sum(metrics[metric] for metric in results) / len(results)
+    names = FRAMEWORKS[framework]
+    values = _finite_or_inf(metrics)
+    numbers = {}
+    for number, sources in names.metrics.items():
+        for source in reversed(sources):  # so that the first one counts
+            if source in values:
+                numbers[number] = values[source]
+            elif source.startswith("1 - ") and source[4:] in values:
+                numbers[number] = 1 - values[source[4:]]
+    for metric, value in values.items():
+        part = re.fullmatch(names.parts, metric)
+        if part and metric not in _OF_METRICS[framework]:
+            numbers[f"{PART}{part[1]}"] = value
+
+    results = validation_results(values, framework)
+    if results:
+        numbers["validation"] = sum(values[metric] for metric in results) / len(results)
         if _IS_ACCURACY.search(results[0]):  # then all are
-            found["validation_limit"] = 1.0
-    if "terminated" not in found and "cut" in found:
-        if found["cut"] == 0:
-            found["terminated"] = 1.0
-        elif limit is not None and "longest" in found:
-            found["terminated"] = 1 - found["cut"] * (found["longest"] >= limit)
-    return found
+            numbers["validation_limit"] = 1.0
+
+    if "terminated" not in numbers and "cut" in numbers:
+        if numbers["cut"] == 0:
+            numbers["terminated"] = 1.0
+        elif limit is not None and "longest" in numbers:
+            numbers["terminated"] = 1 - numbers["cut"] * (numbers["longest"] >= limit)
+    return numbers
+
+
+def _finite_or_inf(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics that are numbers, as floats."""
+    values = {}
+    for metric, value in metrics.items():
+        if isinstance(value, Real):
+            is_too_large = value == value and abs(value) >= 1e300  # type: ignore[operator]
+            values[metric] = math.inf if is_too_large else float(value)
+    return values
 
 
 def validation_results(metrics: Iterable[str], framework: str) -> list[str]:
     """Return the metrics whose mean is the validation: accuracies, if there are any, as others have other scales."""
-    matching = ([x for x in metrics if re.fullmatch(pattern, x)] for pattern in FRAMEWORKS[framework].validation)
-    results = next(filter(None, matching), [])
-    return [*filter(_IS_ACCURACY.search, results)] or results
+    names = list(metrics)
+    for pattern in FRAMEWORKS[framework].validation:
+        results = [name for name in names if re.fullmatch(pattern, name)]
+        if results:
+            return [name for name in results if _IS_ACCURACY.search(name)] or results
+    return []
 
 
 def limit_of(steps: Iterable[Mapping[str, float]]) -> float | None:
     """Return the tokens at which completions are cut off: the longest, if three steps have some so long; else None."""
-    cut = [x["longest"] for x in steps if "longest" in x and (x.get("cut", 0) > 0 or x.get("terminated", 1) < 1)]
-    longest = max(cut, default=math.nan)
-    return longest if cut.count(longest) >= 3 else None
+    longest = []
+    for numbers in steps:
+        has_cut = numbers.get("cut", 0) > 0 or numbers.get("terminated", 1) < 1
+        if has_cut and "longest" in numbers:
+            longest.append(numbers["longest"])
+    limit = max(longest, default=math.nan)
+    return limit if longest.count(limit) >= 3 else None
 
 
 def remedy(kind: str, framework: str, lr: float, limit: float | None) -> str:
     """Return the override to try: half the learning rate that was logged, twice the limit; empty where the framework
     has none of this kind, or its old value is not known."""
     template = FRAMEWORKS[framework].remedies.get(kind, "")
-    if ("{lr}" in template and not lr) or ("{limit}" in template and not limit):
+    if "{lr}" in template and not lr:
+        return ""
+    if "{limit}" in template and not limit:
         return ""
     return template.format(lr=f"{lr / 2:.3g}", limit=f"{2 * (limit or 0):.0f}")

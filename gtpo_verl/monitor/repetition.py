@@ -11,15 +11,20 @@ NGRAM = 8
 def repetition(token_ids: Sequence[int] | np.ndarray) -> float:
     """Return the share of a completion's (length,) tokens that lie in an n-gram of `NGRAM` tokens that it has more than
     once; 0 for a completion shorter than two such n-grams that overlap."""
-    # Tokens, then pairs, then pairs of pairs, are numbered so that equal ones have equal numbers.
-    numbers, width = np.asarray(token_ids, dtype=np.int64), 1
+    numbers = np.asarray(token_ids, dtype=np.int64)
     if len(numbers) <= NGRAM:
         return 0.0
+
+    # Tokens, then pairs, then pairs of pairs, are numbered so that equal ones have equal numbers.
+    width = 1
     while width < NGRAM:
         pairs = numbers[:-width] * (numbers.max() + 1) + numbers[width:]
-        numbers, width = np.unique(pairs, return_inverse=True)[1], 2 * width
+        _, numbers = np.unique(pairs, return_inverse=True)
+        width *= 2
+
     is_repeated = np.bincount(numbers)[numbers] > 1
-    return float((np.convolve(is_repeated, np.ones(NGRAM)) > 0).mean())
+    is_covered = np.convolve(is_repeated, np.ones(NGRAM)) > 0
+    return float(is_covered.mean())
 
 
 def group_shares(
@@ -30,7 +35,19 @@ def group_shares(
     Groups are the scores of each prompt's completions: `reward`, and `right`, above 0 for a right answer. The second is
     None if there is no other group, or not every completion says whether it is right.
     """
-    unequal = [group for group in groups if len({scores[reward] for scores in group}) > 1]
-    known = unequal and all(right in scores for group in unequal for scores in group)
-    none_right = sum(not any(scores[right] > 0 for scores in group) for group in unequal) if known else 0
-    return 1 - len(unequal) / len(groups), none_right / len(unequal) if known else None
+    unequal = []
+    for group in groups:
+        rewards = {scores[reward] for scores in group}
+        if len(rewards) > 1:
+            unequal.append(group)
+    equal_share = 1 - len(unequal) / len(groups)
+    if not unequal:
+        return equal_share, None
+
+    none_right = 0
+    for group in unequal:
+        if not all(right in scores for scores in group):
+            return equal_share, None
+        if not any(scores[right] > 0 for scores in group):
+            none_right += 1
+    return equal_share, none_right / len(unequal)

@@ -1,7 +1,13 @@
+import re
+from pathlib import Path
+
 import pytest
 
+from gtpo_verl.monitor import explain
+from gtpo_verl.monitor.explain import LABELS, ROWS, Advice
 from gtpo_verl.monitor.frameworks import FRAMEWORKS, framework_of, limit_of, remedy, translate
-from gtpo_verl.monitor.signs import NUMBERS, SIGNS
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_first_metric_that_is_logged_counts_and_a_share_of_the_opposite_is_turned():
@@ -19,10 +25,13 @@ def test_the_first_metric_that_is_logged_counts_and_a_share_of_the_opposite_is_t
 
 def test_what_is_to_be_tried_or_logged_is_in_verls_config(compose_config):
     verl = FRAMEWORKS["verl"]
-    kinds = {sign.remedy for sign in SIGNS}
+    advices = [row.advice for row in ROWS] + [x for x in vars(explain).values() if isinstance(x, Advice)]
+    kinds = {advice.remedy for advice in advices}
     assert kinds - {""} == verl.remedies.keys()
     overrides = [remedy(kind, "verl", 1e-4, 64) for kind in sorted(kinds - {""})]
-    overrides += sorted(set(verl.to_log.values()))
+    page = (ROOT / "docs/diagnose.md").read_text()
+    overrides += re.findall(r"^(trainer\.v1\S+|actor\S+calculate_log_probs=True)$", page, re.MULTILINE)
+    assert len(overrides) == len(kinds) + 2
     assert remedy("lr", "verl", 0, 64) == remedy("limit", "verl", 1e-4, None) == remedy("filter", "TRL", 1e-4, 64) == ""
     assert remedy("look", "ms-swift", 1e-4, 64) == "--log_completions true"
     config = compose_config(*" ".join(overrides).split())
@@ -74,9 +83,8 @@ def test_verls_clip_ratio_says_how_many_are_cut_off_only_where_the_longest_reach
 def test_every_number_of_a_framework_is_one_of_ours():
     helpers = {"lowest", "highest", "lr", "longest", "cut", "clipped", "tokens", "prompt"}
     for framework in FRAMEWORKS.values():
-        assert framework.metrics.keys() <= NUMBERS.keys() | helpers
-        assert framework.to_log.keys() <= NUMBERS.keys()
-    assert {sign.number for sign in SIGNS} == {*NUMBERS}
+        assert framework.metrics.keys() <= LABELS.keys() | helpers
+    assert {row.number for row in ROWS} <= LABELS.keys()
 
 
 def test_the_limit_is_the_longest_if_several_steps_have_completions_cut_off_at_it():

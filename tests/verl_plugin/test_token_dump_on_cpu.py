@@ -16,7 +16,7 @@ from token_dump import batch_of, make_dump, write
 
 from gtpo_verl import compute_gtpo_token_advantages
 from gtpo_verl.run_files.tokens import load_tokenizer
-from gtpo_verl.tools.diagnose.verdict import read_run
+from gtpo_verl.tools.diagnose.report import read_run
 from gtpo_verl.verl_plugin import problems
 from gtpo_verl.verl_plugin import token_dump as writer
 from gtpo_verl.verl_plugin.run_config import RunConfig, VerlGTPOConfig

@@ -1,7 +1,7 @@
 """`gtpo-verl diagnose`: what is wrong with a run, from its files.
 
-It reads what a trainer logged (`logs`) and completions if there are any (`rollout_stats`), looks for the signs that
-the watch in training looks for (`monitor.signs`), judges (`verdict`), and shows it (`text_report`, `plot`).
+It reads what a trainer logged (`logs`) and completions if there are any (`rollout_stats`), asks for the verdict that
+the monitor in training asks for (`monitor.verdict`), and shows it with what moved (`report`, `text_report`, `plot`).
 """
 
 import argparse
@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 
 from gtpo_verl.tools.diagnose import plot
-from gtpo_verl.tools.diagnose.logs import FORMS
+from gtpo_verl.tools.diagnose.entries import FORMS
+from gtpo_verl.tools.diagnose.report import STATUS, read_run, report_on
 from gtpo_verl.tools.diagnose.text_report import screen
-from gtpo_verl.tools.diagnose.verdict import STATUS, read_run, report_on
 
 BAD_INPUT = 4  # argparse's own, 2, means failed here
 
@@ -39,9 +39,9 @@ def run(args: argparse.Namespace) -> int:
     """Print the report."""
     if any(number is not None and number < 1 for number in (args.limit, args.completions)):
         raise ValueError("--limit and --completions must be at least 1")
-    found = read_run(args.log, args.rollouts, args.tokenizer, args.limit, args.completions)
-    report = report_on(found)
+    read = read_run(args.log, args.rollouts, args.tokenizer, args.limit, args.completions)
+    report = report_on(read)
     if args.plot:
-        plot.plot(found, report, args.plot)
+        plot.plot(read, report, args.plot)
     print(json.dumps(report, indent=1) if args.json else screen(report, args.plot))
     return STATUS[report["verdict"]]

@@ -1,46 +1,74 @@
-"""Four curves of a run in one figure, those that decide first; a line marks the step since which it is unsound."""
+"""Four curves of a run in one figure, those that decide first; a line marks the step since which something is wrong."""
 
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gtpo_verl.monitor.signs import OUTCOMES, label
+from gtpo_verl.monitor.explain import label
+from gtpo_verl.monitor.verdict import OUTCOMES
 from gtpo_verl.run_files.records import atomic_write
-from gtpo_verl.tools.diagnose.verdict import Run
+from gtpo_verl.tools.diagnose.report import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _OTHERS = ("entropy", "length")
 
 
 def plot(run: Run, report: Mapping[str, Any], path: Path) -> None:
-    """Draw the figure, in the format of its path's suffix; a ValueError if matplotlib is missing or lacks it."""
+    """Draw the figure, in the format of its path's suffix.
+
+    Raises:
+        ValueError: matplotlib is missing, or lacks that format.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ValueError("--plot needs matplotlib: pip install '.[diagnose]' in a clone of gtpo-verl") from error
 
-    steps = sorted(run.log.steps)
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     figure.suptitle(f"{report['verdict'].upper()}: {report['why']}", fontsize=10, wrap=True)
-    faults = [x["number"] for x in report["signs"] if x["number"] not in (*OUTCOMES, *_OTHERS)]
-    choices = ((report["outcome"], *OUTCOMES), (*faults, "terminated", "zero_std_groups"), *((x,) for x in _OTHERS))
-    for axes, names in zip(figure.subplots(2, 2, sharex=True).flat, choices, strict=True):
-        name = next((name for name in names if name in report["numbers"]), names[-1])
-        known = [(step, run.log.steps[step][name]) for step in steps if name in run.log.steps[step]]
-        axes.set_title(label(name) + ("" if known else ": not logged"), fontsize=10)
-        at, values = zip(*known, strict=True) if known else ((), ())
-        axes.plot(at, values, color="#bbbbbb", linewidth=0.7)
-        size = min(report["means_over"], len(values) // 2)
-        if size > 1:
-            means = [fmean(values[i : i + size]) for i in range(len(values) - size + 1)]
-            axes.plot(at[size - 1 :], means, color="#222222", linewidth=1.4)
-        if report["since"] is not None:
-            axes.axvline(report["since"], color="#AA3377", linestyle="--", linewidth=1)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(color="#e4e4e4")
+    panels = figure.subplots(2, 2, sharex=True).flat
+    for axes, name in zip(panels, chosen(report), strict=True):
+        _draw(axes, run, report, name)
     since = "" if report["since"] is None else f"; the line is step {report['since']}"
     figure.supxlabel(f"step; means over {report['means_over']} steps{since}", fontsize=9)
     image = BytesIO()  # matplotlib does not report a full disk
     figure.savefig(image, format=path.suffix.lstrip(".") or "png", dpi=150)
     atomic_write(path, image.getvalue())
+
+
+def chosen(report: Mapping[str, Any]) -> list[str]:
+    """Return the four numbers that are drawn: the outcome, what is wrong or moved most, entropy and length."""
+    moved = [report["number"], *(move["number"] for move in report["moved"])]
+    others = [name for name in moved if name not in (None, *OUTCOMES, *_OTHERS)]
+    outcome = _first_logged([report["outcome"], *OUTCOMES], report)
+    return [outcome, _first_logged([*others, "terminated", "zero_std_groups"], report), *_OTHERS]
+
+
+def _first_logged(names: list[Any], report: Mapping[str, Any]) -> str:
+    for name in names:
+        if name in report["numbers"]:
+            return name
+    return names[-1]
+
+
+def _draw(axes: "Axes", run: Run, report: Mapping[str, Any], name: str) -> None:
+    steps = []
+    values = []
+    for step in sorted(run.log.steps):
+        if name in run.log.steps[step]:
+            steps.append(step)
+            values.append(run.log.steps[step][name])
+    axes.set_title(label(name) if steps else f"{label(name)}: not logged", fontsize=10)
+    axes.plot(steps, values, color="#bbbbbb", linewidth=0.7)
+    size = min(report["means_over"], len(values) // 2)
+    if size > 1:
+        means = [fmean(values[end - size : end]) for end in range(size, len(values) + 1)]
+        axes.plot(steps[size - 1 :], means, color="#222222", linewidth=1.4)
+    if report["since"] is not None:
+        axes.axvline(report["since"], color="#AA3377", linestyle="--", linewidth=1)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#e4e4e4")

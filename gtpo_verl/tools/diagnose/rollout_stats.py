@@ -13,28 +13,29 @@ from gtpo_verl.tools.rollouts import find_source, step_of, thin_out
 
 _BYTES = 24 << 20  # what is tokenised in about a minute
 _SCORES = {"accuracy": "acc", "exact_format": "strict", "format": "format"}
+_MASKS = {"forward", "backward", "either"}
 
 Completion = dict[str, Any]
 
 
 @dataclass
 class Rollouts:
-    """Completions of a run, cut off at `limit` tokens, which verl's text does not show; and of each of its `steps` our
-    numbers (`signs.NUMBERS`), `forward`, `backward` and `either`, shares of tokens on the conflict masks, and `groups`,
-    the share of groups that have one. `completions` are those of the last steps, with our numbers of each. `is_text`:
-    no token ids are stored. Steps that were not read are `left_out`."""
+    """The completions of a run, and the metrics of each step that follow from them."""
 
-    limit: float | None = None
-    is_text: bool = False
-    left_out: int = 0
+    limit: float | None = None  # tokens at which a completion is cut off
+    is_text: bool = False  # whether the files hold text without token ids
+    left_out: int = 0  # steps that were not read
+    # For each step our metrics (`explain.LABELS`); the share of tokens on each conflict mask, `forward`, `backward` and
+    # `either`; and `groups`, the share of groups that have such a token.
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
-    completions: list[Completion] = field(default_factory=list)
+    completions: list[Completion] = field(default_factory=list)  # of the last four steps
 
     def shares(self) -> dict[str, float]:
-        """Return the shares of tokens that good and bad completions of a group share from their starts (`forward`),
-        from their ends (`backward`) and either way, and of groups that have such tokens."""
-        of_each = [{*numbers} & {"forward", "backward", "either", "groups"} for numbers in self.steps.values()]
-        return {name: fmean(x[name] for x in self.steps.values()) for name in sorted(set.intersection(*of_each))}
+        """Return the shares of conflict tokens and of groups that have some, as means over the steps."""
+        names = _MASKS | {"groups"}
+        for metrics in self.steps.values():
+            names &= metrics.keys()
+        return {name: fmean(metrics[name] for metrics in self.steps.values()) for name in sorted(names)}
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
         """Take the completions of one more step."""
@@ -42,43 +43,69 @@ class Rollouts:
         for row in rows:
             groups[row["uid"]].append(_completion(row, self.limit))
         completions = [completion for group in groups.values() for completion in group]
-        everywhere = set.intersection(*({*x} for x in completions)) - {"step", "text"}
-        means = {name: fmean(x[name] for x in completions) for name in completions[0] if name in everywhere}
-        masks = {"forward", "backward", "either"} & means.keys()
-        means |= {name: means[name] / max(means["length"], 1) for name in masks}  # over the tokens of the step
-        means["groups"] = fmean(any(x["either"] for x in group) for group in groups.values())
-        means["zero_std_groups"], no_correct = group_shares(groups.values(), "reward", "accuracy")
-        self.steps[rows[0]["step"]] = means | ({} if no_correct is None else {"no_correct_groups": no_correct})
+
+        # A metric that some completions lack, such as their entropy, has no mean.
+        names = set(completions[0]) - {"step", "text"}
+        for completion in completions:
+            names &= completion.keys()
+        metrics = {
+            name: fmean(completion[name] for completion in completions) for name in completions[0] if name in names
+        }
+
+        # Lengths of masks become shares of the step's tokens.
+        for name in _MASKS & names:
+            metrics[name] /= max(metrics["length"], 1)
+        metrics["groups"] = fmean(any(completion["either"] for completion in group) for group in groups.values())
+
+        metrics["zero_std_groups"], no_correct = group_shares(groups.values(), "reward", "accuracy")
+        if no_correct is not None:
+            metrics["no_correct_groups"] = no_correct
+
+        self.steps[rows[0]["step"]] = metrics
         self.completions = [*self.completions, *completions][-4 * len(completions) :]
 
 
 def read_rollouts(path: Path, tokenizer: str | None, limit: float | None, last: float = math.inf) -> Rollouts:
-    """Read completions up to the `last` step, evenly thinned out if they are large; raises what
-    `find_source` raises."""
+    """Read the completions of the steps up to `last`, evenly thinned out if they are large.
+
+    Raises:
+        ValueError: there is no such step, or what `find_source` raises.
+    """
     source = find_source(path, tokenizer)
-    if not (paths := [file for file in source.paths if step_of(file) <= last]):
+    paths = [file for file in source.paths if step_of(file) <= last]
+    if not paths:
         raise ValueError(f"{path} has no step up to {last}, the log's last: give rollouts of the same run")
-    found = Rollouts(limit, "rollouts" in source.header, len(source.paths) - len(paths))
+
+    rollouts = Rollouts(limit=limit, is_text="rollouts" in source.header, left_out=len(source.paths) - len(paths))
     for file in thin_out(paths, _BYTES):
-        found.add(source.read(file))
-    return found
+        rollouts.add(source.read(file))
+    return rollouts
 
 
 def _completion(row: dict[str, Any], limit: float | None) -> Completion:
-    ids = [token for token, own in zip(row["token_ids"], row["response_mask"], strict=True) if own]
-    ended = row.get("ended", len(ids) < 0.98 * limit if limit else None)  # a text may be cut into other tokens
-    scores, ends = row.get("scores", {}), [row[name] for name in ("prefix_len", "suffix_len") if name in row]
-    numbers = {
-        **{ours: scores.get(theirs) for ours, theirs in _SCORES.items()},
-        "terminated": None if ended is None else float(ended),
+    """Return our metrics of one completion; those that are not known are left out."""
+    ids = [token for token, is_own in zip(row["token_ids"], row["response_mask"], strict=True) if is_own]
+    metrics: dict[str, Any] = {
         "reward": row["reward"],
         "length": len(ids),
         "repetition": repetition(ids),
-        "entropy": row.get("trajectory_entropy"),
         "step": row["step"],
         "text": "".join(row["token_strings"]),
-        **dict(zip(("forward", "backward"), ends, strict=False)),
-        # Of a user's own mask only that is known.
-        "either": min(sum(ends), len(ids)) if ends else sum(weight != 1 for weight in row["lambda"]),
     }
-    return {name: value for name, value in numbers.items() if value is not None}
+    if row.get("trajectory_entropy") is not None:
+        metrics["entropy"] = row["trajectory_entropy"]
+    for ours, theirs in _SCORES.items():
+        if theirs in row.get("scores", {}):
+            metrics[ours] = row["scores"][theirs]
+
+    if "ended" in row:
+        metrics["terminated"] = float(row["ended"])
+    elif limit:
+        metrics["terminated"] = float(len(ids) < 0.98 * limit)  # a text may be cut into other tokens
+
+    if "prefix_len" in row:
+        metrics["forward"], metrics["backward"] = row["prefix_len"], row["suffix_len"]
+        metrics["either"] = min(row["prefix_len"] + row["suffix_len"], len(ids))
+    else:  # of a user's own mask only λ is known
+        metrics["either"] = sum(weight != 1 for weight in row["lambda"])
+    return metrics

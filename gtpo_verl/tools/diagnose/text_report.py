@@ -1,14 +1,18 @@
-"""The report in at most one screen of 80 columns."""
+"""The report in one screen of 80 columns, the verdict and what to do first."""
 
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gtpo_verl.monitor.signs import label
+from gtpo_verl.monitor.explain import label
+from gtpo_verl.monitor.frameworks import PART
 
 _WIDTH = 80
-_SIGNS = 4
+_NAME = 36
+_COLUMN = 9
+_TELLING = ("validation", "accuracy", "exact_format", "terminated", "kl")
+"""What would tell most, if it were logged; a line has room for all."""
 _SHARED = (
     "Good and bad completions share {forward:.0%} of their tokens from the start, {backward:.0%} from the end, "
     "{either:.0%} either way, in {groups:.0%} of groups."
@@ -17,54 +21,100 @@ _MASKED = "{either:.0%} of tokens are on the run's own mask, in {groups:.0%} of 
 
 
 def screen(report: Mapping[str, Any], plotted: Path | None = None) -> str:
-    """Return the verdict, its numbers, what showed first, and one override to try; `plotted` is where the plot is."""
-    since = f" since step {report['since']}" if report["since"] is not None else ""
-    lines = [*_wrap(f"{report['verdict'].upper()}{since}: {report['why']}."), _cut(report["log"])]
+    """Return the verdict, what to do, what moved, and a table of the numbers; `plotted` is where the plot is."""
+    paragraphs = [_verdict(report), _moved(report), _table(report), _completions(report), _end(report, plotted)]
+    return "\n\n".join("\n".join(lines) for lines in paragraphs if lines)
+
+
+def _verdict(report: Mapping[str, Any]) -> list[str]:
+    since = "" if report["since"] is None else f" since step {report['since']}"
+    lines = _wrap(f"{report['verdict'].upper()}{since}: {report['why']}.")
+    if report["advice"]:
+        lines += _wrap(report["advice"])
+    if report["try"]:
+        lines += _wrap(f"Try {report['try']}")
+    lines.append(_cut(report["log"]))
     first, last = report["steps"]
-    seen = [report["framework"], f"steps {first} to {last}"]
-    seen += [f"{report['completions']} completions a step"] if report["completions"] else []
-    seen += [f"cut off at {report['limit']:.0f} tokens"] if report["limit"] else []
-    lines += [*_wrap(", ".join(seen)), *(line for note in report["notes"] for line in _wrap(note)), "", *_table(report)]
-    signs, beside = report["signs"], report["beside"]
-    lines += ["", *(line for note in beside for line in _wrap(note, "   "))] if beside else []
-    lines += [""] if signs else []
-    for number, sign in enumerate(signs[:_SIGNS], start=1):
-        note = "" if sign["calibrated"] else " (uncalibrated)"
-        lines += _wrap(f"{number}. since step {sign['since']}: {sign['meaning']}{note}", "   ")
-    lines += [f"   and {len(signs) - _SIGNS} more: --json"] if len(signs) > _SIGNS else []
-    shown: list[dict[str, Any]] = next((sign["completions"] for sign in signs if sign["completions"]), [])
-    lines += [_cut(f"   step {x['step']}: {x['text']!r}") for x in shown]
-    if signs:
-        override = f"Try {signs[0]['try']}" if signs[0]["try"] else ""
-        lines += _wrap(f"{signs[0]['advice']} {override}".lstrip())
-    if shares := report["shared_tokens"]:
-        lines += ["", *_wrap((_SHARED if "forward" in shares else _MASKED).format(**shares))]
-    missing = report["not_logged"]
-    for override in dict.fromkeys(filter(None, missing.values())):
-        names = "; ".join(label(name) for name in missing if missing[name] == override)
-        lines += _wrap(f"Not logged: {names}. To log: {override}")
-    lines += [f"plot: {plotted}"] if plotted else ["To see it: --plot FILE.png"]
-    return "\n".join(lines)
+    source = [report["framework"], f"steps {first} to {last}"]
+    if report["completions"]:
+        source.append(f"{report['completions']} completions a step")
+    if report["limit"]:
+        source.append(f"cut off at {report['limit']:.0f} tokens")
+    lines += _wrap(", ".join(source))
+    for note in report["notes"]:
+        lines += _wrap(note)
+    return lines
+
+
+def _moved(report: Mapping[str, Any]) -> list[str]:
+    """Return a line for each number that moved, and one for parts of the reward that never did."""
+    lines = []
+    for move in report["moved"]:
+        levels = f"{_name(move['number'])} {_short(move['first'])} to {_short(move['last'])}"
+        text = f"{levels} since step {move['since']} ({_times(move['deviations'])} its noise): {move['meaning']}"
+        override = f"; try {move['try']}" if move["try"] and move["try"] != report["try"] else ""
+        lines += _wrap(f"- {text}{override}", "  ")
+    for name, value in report["constant_parts"].items():
+        lines += _wrap(f"- {name}, a part of the reward, is {_short(value)} in every step: it teaches nothing", "  ")
+    return ["What moved, the largest first:", *lines] if lines else []
 
 
 def _table(report: Mapping[str, Any]) -> list[str]:
     first, last = report["steps"]
-    over, between = report["means_over"], (last - first) / max(report["entries"] - 1, 1)
-    window = f"means over {over} steps" if between < 1.5 else f"means over {over} entries ({over * between:.0f} steps)"
-    lines = [f"{window:36}{'start':>9}{'best':>9}{'now':>9}   bad since"]
-    for name, x in report["numbers"].items():
-        values = "".join(f"{_short(x[column]) if column in x else '':>9}" for column in ("start", "best", "now"))
-        since = "" if x["since"] is None else f"   step {x['since']}"
-        lines.append(f"{_cut(label(name), 35):36}{values}{since}")
+    over = report["means_over"]
+    between = (last - first) / max(report["entries"] - 1, 1)
+    window = f"means over {over} steps"
+    if between >= 1.5:
+        window = f"means over {over} entries ({over * between:.0f} steps)"
+    lines = [f"{window:{_NAME}}{'start':>{_COLUMN}}{'best':>{_COLUMN}}{'now':>{_COLUMN}}{'last value':>{_COLUMN + 3}}"]
+    for name, numbers in report["numbers"].items():
+        line = f"{_cut(_name(name), _NAME - 1):{_NAME}}"
+        for column in ("start", "best", "now"):
+            line += f"{_short(numbers[column]) if column in numbers else '':>{_COLUMN}}"
+        lines.append(f"{line}{_short(numbers['value']):>{_COLUMN + 3}}")
     return lines
+
+
+def _completions(report: Mapping[str, Any]) -> list[str]:
+    """Return the completions that show best what decides, or else what moved, and what good and bad ones share."""
+    shown = [report["completions_shown"], *(move["completions"] for move in report["moved"])]
+    lines = []
+    for completions in filter(None, shown[:]):
+        lines += [_cut(f"step {x['step']}: {x['text']!r}") for x in completions]
+        break
+    shares = report["shared_tokens"]
+    if shares:
+        lines += _wrap((_SHARED if "forward" in shares else _MASKED).format(**shares))
+    return lines
+
+
+def _end(report: Mapping[str, Any], plotted: Path | None) -> list[str]:
+    lines = []
+    missing = [label(name) for name in _TELLING if name in report["not_logged"]]
+    if missing:
+        lines.append(f"Not logged: {', '.join(missing)}")
+    lines.append(f"plot: {plotted}" if plotted else "To see it: --plot FILE.png")
+    return lines
+
+
+def _name(number: str) -> str:
+    return label(number).removeprefix(PART)
+
+
+def _times(deviations: float) -> str:
+    return f"{deviations:.0f} times" if deviations < 1000 else "over 1000 times"
 
 
 def _short(value: float | None) -> str:
     if value is None:
         return "NaN"
+    if abs(value) >= 1e5:
+        return f"{value:.0e}"
     if abs(value) >= 10:
-        return f"{value:.1f}" if abs(value) < 1e5 else f"{value:.0e}"
-    return f"{value:.3f}" if abs(value) >= 0.001 or not value else f"{value:.0e}"
+        return f"{value:.1f}"
+    if abs(value) >= 0.001 or value == 0:
+        return f"{value:.3f}"
+    return f"{value:.0e}"
 
 
 def _wrap(text: str, indent: str = "") -> list[str]:

@@ -9,15 +9,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gtpo_verl.monitor.signs import NUMBERS, STEPS, label
+from gtpo_verl.monitor.explain import LABELS, label
 from gtpo_verl.run_files.records import atomic_write
-from gtpo_verl.tools.diagnose.logs import Log, shown
+from gtpo_verl.tools.diagnose.entries import Log
+from gtpo_verl.tools.diagnose.logs import shown
+from gtpo_verl.tools.diagnose.report import Run, completions_per_step, report_on
 from gtpo_verl.tools.diagnose.rollout_stats import Rollouts
-from gtpo_verl.tools.diagnose.verdict import Run, completions_per_step, report_on
 from gtpo_verl.tools.rollouts import find_source, thin_out
 from gtpo_verl.tools.view.page import filter_of, render, step_element, summarize
 
 _LONG = 16 << 20  # bytes that take seconds
+_STEPS = 10  # of fewer, what moved is chance
 DEMO = Path(__file__).parent / "demo"
 
 
@@ -76,14 +78,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def findings(completions: Rollouts) -> dict[str, Any]:
-    """Return each step's numbers by their labels, and the signs that `diagnose` finds with their first steps."""
+    """Return each step's numbers by their labels, and what `diagnose` says is wrong or moved, with its step."""
     signs = []
-    if len(completions.steps) >= STEPS:  # of fewer, signs are chance
+    if len(completions.steps) >= _STEPS:
         log = Log("", "verl", completions.steps, {}, [])
         report = report_on(Run(log, completions_per_step(log), completions.limit, completions))
-        signs = [[sign["since"], sign["meaning"]] for sign in report["signs"]]
+        if report["since"] is not None:
+            signs.append([report["since"], report["why"]])
+        signs += [[move["since"], move["meaning"]] for move in report["moved"]]
 
     numbers = {}
     for step, metrics in completions.steps.items():
-        numbers[step] = {label(name): value for name, value in metrics.items() if name in NUMBERS}
+        numbers[step] = {label(name): value for name, value in metrics.items() if name in LABELS}
     return {"numbers": numbers, "signs": signs}

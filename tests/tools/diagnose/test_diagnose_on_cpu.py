@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +12,8 @@ from rollout_files import LETTER_COUNTING as DEMO
 from rollout_files import write_rollouts
 
 from gtpo_verl import cli
+from gtpo_verl.tools.diagnose.report import read_run, report_on
 from gtpo_verl.tools.diagnose.text_report import screen
-from gtpo_verl.tools.diagnose.verdict import read_run, report_on
 
 HERE = Path(__file__).resolve().parent
 STUDY = HERE.parents[2] / "studies/results/verl"
@@ -32,21 +31,18 @@ def command(capsys, *arguments):
 
 
 @pytest.mark.parametrize(
-    ("log", "status", "verdict", "signs"),
+    ("log", "status", "verdict"),
     [
-        (HEALTHY, 0, "HEALTHY: accuracy 0.95 at the end, 0.84 at first, best 0.96.", []),
-        (NO_END, 1, "DEGRADED since step 279: completions contain text outside", ["completions contain text"]),
-        (NO_ACCURACY, 2, "FAILED since step 221: accuracy 0.07 at the end, best 0.32.", ["accuracy is lost"]),
-        (TRL, 1, "DEGRADED since step 1: nearly all completions are cut off; reward 15.06", ["nearly all"]),
+        (HEALTHY, 0, "HEALTHY: accuracy 0."),
+        (NO_END, 1, "DEGRADED since step 271: exact format fell from 0.96"),
+        (NO_ACCURACY, 2, "FAILED since step 195: accuracy fell from 0.33"),
+        (TRL, 1, "DEGRADED since step 13: completions with EOS fell from 0.33"),
     ],
     ids=lambda value: value.name if isinstance(value, Path) else None,
 )
-def test_what_is_wrong_with_a_run_that_trained(capsys, log, status, verdict, signs):
+def test_what_is_wrong_with_a_run_that_trained(capsys, log, status, verdict):
     found, said, _ = command(capsys, log)
     assert " ".join(said.split()).startswith(verdict) and found == status
-    named = re.findall(r"^(\d)\. since step \d+: (.*)", said, re.MULTILINE)
-    assert [int(number) for number, _ in named] == [*range(1, len(signs) + 1)]
-    assert all(meaning.startswith(sign) for (_, meaning), sign in zip(named, signs, strict=True))
     assert len(said.splitlines()) <= 40 and max(map(len, said.splitlines())) <= 80
     assert "GTPO" not in said
 
@@ -61,7 +57,7 @@ def test_json_has_what_the_screen_says(capsys):
     status, said, _ = command(capsys, NO_END, "--json")
     report = json.loads(said)
     assert status == 1 and screen(report) == screen(report_on(read_run(NO_END)))
-    assert report["numbers"]["exact_format"]["since"] == 279 == report["since"] and report["outcome"] == "accuracy"
+    assert report["number"] == "exact_format" and report["since"] == 271 and report["outcome"] == "accuracy"
 
 
 def test_a_compressed_log_reads_as_the_same_uncompressed(tmp_path, capsys):
@@ -107,7 +103,7 @@ def test_bad_input_is_one_line_with_the_file_and_a_remedy(tmp_path, capsys):
         ([not_begun], "metrics.jsonl contains no training metrics: give verl's console log"),
         ([supervised], "sft.jsonl has no reward that diagnose reads; if it is of supervised training"),
         ([tmp_path / "wandb-summary.json"], "wandb-summary.json is W&B's summary, the last step alone"),
-        ([tmp_path / "train.ipynb"], "train.ipynb is a notebook: copy its table into a .csv file"),
+        ([tmp_path / "train.ipynb"], "train.ipynb is a notebook that printed nothing: copy its table into a .csv file"),
         ([others], "loss.jsonl contains no training metrics"),
         ([one], "one.jsonl has one step, and nothing to compare it with"),
         ([folder], "name the run's tokenizer with --tokenizer"),

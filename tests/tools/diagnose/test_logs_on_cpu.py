@@ -10,9 +10,10 @@ import run_logs
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from torch.utils.tensorboard import SummaryWriter
 
-from gtpo_verl.tools.diagnose import logs
-from gtpo_verl.tools.diagnose.logs import FORMS, read_log
-from gtpo_verl.tools.diagnose.verdict import read_run, report_on
+from gtpo_verl.tools.diagnose import console, entries
+from gtpo_verl.tools.diagnose.entries import FORMS
+from gtpo_verl.tools.diagnose.logs import read_log
+from gtpo_verl.tools.diagnose.report import read_run, report_on
 
 RECORDS = [*run_logs.verl(steps=12)]
 EXPECTED = {record["training/global_step"]: record for record in RECORDS}
@@ -204,7 +205,7 @@ def bad_logs(folder):
 
 
 def test_what_cannot_be_read_is_answered_with_what_can(tmp_path, monkeypatch):
-    monkeypatch.setattr(logs, "_NO_METRIC", NO_METRIC)
+    monkeypatch.setattr(console, "NO_METRIC", NO_METRIC)
     for name, message in bad_logs(tmp_path).items():
         with pytest.raises(ValueError) as raised:
             read_log(tmp_path / name)
@@ -251,7 +252,7 @@ def test_a_config_that_opens_a_thousand_times_takes_no_time(tmp_path):
 
 
 def test_a_file_has_no_more_steps_than_a_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(logs, "_STEPS", 10)
+    monkeypatch.setattr(entries, "MAX_STEPS", 10)
     for write in (run_logs.write_console, run_logs.write_csv):
         with pytest.raises(ValueError, match="has more than 10 steps"):
             read_log(write(tmp_path / "a.log", RECORDS))

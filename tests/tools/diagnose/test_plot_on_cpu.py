@@ -6,7 +6,7 @@ import pytest
 import run_logs
 
 from gtpo_verl.tools.diagnose.plot import plot
-from gtpo_verl.tools.diagnose.verdict import read_run, report_on
+from gtpo_verl.tools.diagnose.report import read_run, report_on
 
 STRICT = Path(__file__).parents[3] / "studies/results/verl/letter_counting/grpo-lr5e-05-seed1.jsonl.gz"
 
@@ -27,7 +27,7 @@ def test_the_four_curves_are_drawn_with_the_step_marked(tmp_path, drawn):
     plot(run, report, tmp_path / "run.png")
     (figure,) = drawn
     titles = [axes.get_title() for axes in figure.axes]
-    assert titles == ["reward", "completions terminated", "entropy, nats per token", "length, tokens"]
+    assert titles == ["reward", "completions with EOS", "entropy, nats per token", "length, tokens"]
     for axes in figure.axes:
         curve, mean, mark = axes.lines
         assert len(curve.get_xdata()) == 120 and set(mark.get_xdata()) == {report["since"]}
@@ -37,7 +37,7 @@ def test_the_four_curves_are_drawn_with_the_step_marked(tmp_path, drawn):
 def test_what_a_fault_shows_in_is_drawn(tmp_path, drawn):
     run = read_run(STRICT)
     plot(run, report := report_on(run), tmp_path / "run.png")
-    assert report["signs"][0]["number"] == "exact_format"
+    assert report["number"] == "exact_format"
     assert [axes.get_title() for axes in drawn[0].axes][:2] == ["accuracy", "exact format"]
 
 

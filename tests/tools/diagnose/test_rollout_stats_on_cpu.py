@@ -3,19 +3,17 @@ import run_logs
 from rollout_files import LETTER_COUNTING as DEMO
 from rollout_files import write_rollouts
 
+from gtpo_verl.tools.diagnose.report import read_run, report_on
 from gtpo_verl.tools.diagnose.rollout_stats import read_rollouts
 from gtpo_verl.tools.diagnose.text_report import screen
-from gtpo_verl.tools.diagnose.verdict import read_run, report_on
 
 
 def test_the_demos_rollouts_show_repetition_and_three_completions():
     report = report_on(read_run(DEMO, tokenizer=str(DEMO)))
     said = screen(report)
     assert report["verdict"] == "cannot tell"  # 11 steps of one prompt
-    assert "completions stopped terminating cleanly" in said
-    assert said.count("   step 400: '<reasoning>") == 3
+    assert said.count("step 400: '<reasoning>") == 3
     assert "Good and bad completions share " in said and "in 73% of groups." in " ".join(said.split())
-    assert "completions repeat themselves (uncalibrated)" in said
     assert max(map(len, said.splitlines())) <= 80 and len(said.splitlines()) <= 40
 
 
@@ -25,8 +23,8 @@ def test_groups_whose_rewards_differ_without_a_right_answer_are_counted(tmp_path
     folder = write_rollouts(tmp_path / "rollouts", [right] * 2 + [wrong] * 18)
     report = report_on(read_run(folder, tokenizer=str(DEMO)))
     assert report["numbers"]["no_correct_groups"]["now"] == 1.0 and report["numbers"]["accuracy"]["now"] == 0
-    (sign,) = (sign for sign in report["signs"] if sign["number"] == "no_correct_groups")
-    assert sign["try"] == "algorithm.filter_groups.enable=True algorithm.filter_groups.metric=acc"
+    (move,) = (move for move in report["moved"] if move["number"] == "no_correct_groups")
+    assert move["try"] == "algorithm.filter_groups.enable=True algorithm.filter_groups.metric=acc"
 
 
 def test_rollouts_add_to_the_log_what_it_lacks(tmp_path):

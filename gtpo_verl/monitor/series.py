@@ -1,0 +1,300 @@
+"""One number of a run: its values by step, how noisy a step is, its levels, and where it changed.
+
+A level is a mean over several steps. Everything is computed from the values when it is asked for.
+"""
+
+import math
+from array import array
+from bisect import bisect_left
+from collections.abc import Mapping
+from itertools import accumulate, islice
+from operator import mul, sub
+from statistics import fmean, median
+from typing import NamedTuple
+
+WINDOW = 4
+"""A level is a mean over at least so many values, where there are three times as many."""
+BEYOND_NOISE = 5.0
+"""Two levels differ by more than chance if they differ by more than so many standard errors of a level."""
+TENTH = 0.1
+"""A change counts from a tenth of what lies between a number's floor and its best."""
+SHARES = ("terminated", "exact_format", "accuracy", "zero_std_groups", "no_correct_groups", "repetition", "aborted")
+"""Numbers that are shares, mostly of a step's completions."""
+FEW = 2
+"""A level of validations is a mean over at least so many, where there are three times as many."""
+USUAL = 0.9
+"""The share of steps whose highest reward is at most the ceiling of the reward."""
+ROUNDING = 1e-9
+"""What a mean of many values may be off by rounding, as a share of it."""
+BEYOND_REASON = 1e100
+"""A value from here on counts as not finite; the square of a smaller one is a float."""
+
+
+class Levels(NamedTuple):
+    """The levels of a series, each a mean over `window` values with the standard error `error`.
+
+    `chance` is the most by which two of them differ by chance.
+    """
+
+    window: int
+    first: float
+    best: float
+    lowest: float
+    last: float
+    error: float
+    chance: float
+
+
+class Sums(NamedTuple):
+    """Running sums over a series: of its values, of the squares of their differences, and the largest difference.
+
+    `totals[n]` is over the first n values, `squares[n]` and `largest[n]`, the one furthest from 0, over the n + 1
+    differences between the first n + 2.
+    """
+
+    totals: list[float]
+    squares: list[float]
+    largest: list[float]
+
+
+class Series:
+    """The values of one number of a run by step.
+
+    Args:
+        is_share: whether it is a share of completions, from 0 to 1.
+        completions: of how many completions a value is the mean; None if that is unknown.
+        smallest: the values that a level is a mean over at least.
+    """
+
+    def __init__(self, is_share: bool = False, completions: int | None = None, smallest: int = WINDOW) -> None:
+        self.is_share = is_share
+        self.completions = completions
+        self.smallest = smallest
+        self.steps = array("q")
+        self.values = array("d")
+        self.bad_steps = array("q")
+        self._sums: Sums | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def add(self, step: int, value: float) -> None:
+        """Take the value of one more step; one that is not finite enters no level."""
+        if abs(value) < BEYOND_REASON:
+            self.steps.append(step)
+            self.values.append(value)
+            self._sums = None
+        else:
+            self.bad_steps.append(step)
+
+    def since(self, step: int) -> "Series":
+        """Return the part of it from a step on."""
+        place = bisect_left(self.steps, step)
+        part = Series(self.is_share, self.completions, self.smallest)
+        part.steps = self.steps[place:]
+        part.values = self.values[place:]
+        return part
+
+    def not_finite_since(self) -> int | None:
+        """Return the step from which on no value is finite; None if the last one is."""
+        last_good = self.steps[-1] if self.steps else -1
+        for step in self.bad_steps:
+            if step > last_good:
+                return step
+        return None
+
+    def sums(self) -> Sums:
+        """Return its running sums, which are kept until the next value."""
+        if self._sums is None:
+            differences = list(map(sub, islice(self.values, 1, None), self.values))
+            self._sums = Sums(
+                totals=list(accumulate(self.values, initial=0.0)),
+                squares=list(accumulate(map(mul, differences, differences))),
+                largest=list(accumulate(differences, _larger)),
+            )
+        return self._sums
+
+    def noise(self, count: int | None = None) -> float:
+        """Return the standard deviation of a step's value around its trend, over the first `count` values.
+
+        It comes from the differences of consecutive values, without the largest one, which may be a fall: how they
+        deviate from their mean, which is a trend. It is at least that of a share of so many completions, and infinite
+        for three values or fewer.
+        """
+        count = count or len(self.values)
+        if count < 4:
+            return math.inf
+        sums = self.sums()
+        jump = sums.largest[count - 2]
+        trend = (self.values[count - 1] - self.values[0] - jump) / (count - 2)
+        squares = sums.squares[count - 2] - jump**2 - (count - 2) * trend**2
+        noise = math.sqrt(max(squares, 0.0) / (2 * (count - 3)))
+        if self.is_share and self.completions:
+            share = min(max(sums.totals[count] / count, 0.0), 1.0)
+            noise = max(noise, math.sqrt(share * (1 - share) / self.completions))
+        return noise
+
+    def chance(self, window: int, count: int | None = None) -> float:
+        """Return the most by which two levels differ by chance, over the first `count` values.
+
+        The best of many windows is further from their mean, and the noise of few values is less certain.
+        """
+        count = count or len(self.values)
+        rounding = ROUNDING * abs(self.sums().totals[count]) / count
+        noise = self.noise(count)
+        if noise == 0 or noise == math.inf:
+            return noise + rounding
+        luck = max(BEYOND_NOISE, 2 * math.sqrt(2 * math.log(count / window)))
+        certainty = (count - 3) / (count - 1)
+        if self.smallest != FEW:  # a step is a mean over fewer prompts than a validation, with larger outliers
+            certainty **= 2
+        return luck * noise / math.sqrt(window) / certainty + rounding
+
+    def windows(self) -> list[int]:
+        """Return the numbers of values that its levels are means over, each twice the one before, up to a third."""
+        most = max(1, len(self.values) // 3)
+        windows = [min(self.smallest, most)]
+        while 2 * windows[-1] <= most:
+            windows.append(2 * windows[-1])
+        return windows
+
+    def window(self, change: float = TENTH) -> int:
+        """Return the smallest of its windows, from the second on, whose levels show a change of such a share of what
+        lies between its floor and its highest value; the largest one if none does."""
+        span = 1.0 if self.is_share else max(self.values) - min(0.0, min(self.values))
+        noise = self.noise()
+        windows = self.windows()
+        for window in windows[1:]:
+            if BEYOND_NOISE * noise / math.sqrt(window) <= change * span:
+                return window
+        return windows[-1]
+
+    def levels(self, window: int | None = None) -> Levels:
+        """Return its levels, of at least one value, over a window, that of `window` if none is given."""
+        window = window or self.window()
+        totals = self.sums().totals
+        of_windows = list(map(sub, islice(totals, window, None), totals))
+        return Levels(
+            window=window,
+            first=of_windows[0] / window,
+            best=max(of_windows) / window,
+            lowest=min(of_windows) / window,
+            last=of_windows[-1] / window,
+            error=self.noise() / math.sqrt(window),
+            chance=self.chance(window),
+        )
+
+    def rose(self) -> bool:
+        """Return whether some level of it was above its first one by more than chance, as far as was known by then.
+
+        What rose once has risen, whatever came later; whether it fell is another question.
+        """
+        count = len(self.values)
+        totals = self.sums().totals
+        for window in self.windows():
+            for end in range(3 * window, count + 1, max(1, window // 2)):
+                gained = (totals[end] - totals[end - window] - totals[window]) / window
+                if gained > 0 and gained > self.chance(window, end):
+                    return True
+        return False
+
+    def rise(self) -> float:
+        """Return by how many standard errors its last third is above its first one."""
+        third = len(self.values) // 3
+        if third == 0:
+            return 0.0
+        difference = fmean(self.values[-third:]) - fmean(self.values[:third])
+        error = self.error_of_thirds()
+        if error == 0:
+            return math.copysign(math.inf, difference) if difference else 0.0
+        return difference / error
+
+    def error_of_thirds(self) -> float:
+        """Return the standard error of the difference between its last and its first third."""
+        count = len(self.values)
+        if count < 4:
+            return math.inf
+        return self.noise() * math.sqrt(2 / (count // 3)) * (count - 1) / (count - 3)
+
+    def left_since(self, levels: Levels, is_up: bool = False) -> int:
+        """Return the step since which it has left its best level, or with `is_up` its lowest one.
+
+        It follows the last window whose mean is as near to that level as half of what chance explains, and a quarter of
+        what is between that level and the last one.
+        """
+        window = levels.window
+        left_at_last = levels.last - levels.lowest if is_up else levels.best - levels.last
+        near = min(levels.chance / 2, left_at_last / 4)
+        totals = self.sums().totals
+        for end in range(len(self.values), window - 1, -1):
+            mean = (totals[end] - totals[end - window]) / window
+            left = mean - levels.lowest if is_up else levels.best - mean
+            if left <= near:
+                return self.steps[min(end, len(self.steps) - 1)]
+        return self.steps[0]
+
+
+def _larger(one: float, other: float) -> float:
+    return one if abs(one) >= abs(other) else other
+
+
+class History:
+    """The numbers of a run so far, a series each, by the names of `frameworks`.
+
+    Args:
+        completions: of how many completions a step's numbers are the mean; None if that is unknown.
+    """
+
+    def __init__(self, completions: int | None = None) -> None:
+        self.completions = completions
+        self.series: dict[str, Series] = {}
+        self.steps = array("q")
+
+    def __getitem__(self, name: str) -> Series:
+        """Return the series of a number, one without values if it was not logged."""
+        return self.series.get(name, _EMPTY)
+
+    def add(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Take the numbers of one more step."""
+        self.steps.append(step)
+        for name, value in numbers.items():
+            if name not in self.series:
+                smallest = FEW if name == "validation" else WINDOW
+                self.series[name] = Series(name in SHARES, self.completions, smallest)
+            self.series[name].add(step, value)
+
+    def most(self, name: str) -> float:
+        """Return the largest value of a number, 0 if it has none."""
+        return max(self[name].values, default=0.0)
+
+    def floor(self, name: str) -> float:
+        """Return the least that a number can be: 0, or what it was if that is less; the reward also what the lowest
+        completion of a usual step has."""
+        floor = min(self[name].values, default=0.0)
+        if name == "reward" and len(self["lowest"]):
+            floor = min(floor, median(self["lowest"].values))
+        return min(floor, 0.0)
+
+    def ceiling(self, name: str) -> float:
+        """Return the most that an outcome can be: 1 of a share, else what the highest completion of a usual step has;
+        infinite where that is not logged."""
+        is_share = self[name].is_share or (name == "validation" and len(self["validation_limit"]) > 0)
+        if is_share:
+            return 1.0 if self.most(name) <= 1 else math.inf
+        highest = sorted(self["highest"].values)
+        if not highest:
+            return math.inf
+        usual = highest[int(USUAL * len(highest))]
+        return usual if usual > self.floor(name) else math.inf
+
+    def filled(self, name: str, level: float) -> float:
+        """Return a level of an outcome as a share of what lies between its floor and its ceiling."""
+        floor = self.floor(name)
+        return (level - floor) / (self.ceiling(name) - floor)
+
+    def span(self, name: str) -> float:
+        """Return what lies between a number's floor and its highest value."""
+        return self.most(name) - self.floor(name)
+
+
+_EMPTY = Series()

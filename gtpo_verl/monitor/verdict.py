@@ -1,0 +1,421 @@
+"""Whether a run is healthy: five questions in this order, of which the first with an answer decides.
+
+The outcome decides: the validation, else accuracy, else the reward. Another number is a fault only if nothing could be
+learned because of it from the first step on, if it is the share of EOS or the format, which no reward need see, or if
+the outcome did not rise.
+"""
+
+import math
+from collections.abc import Callable
+from statistics import fmean
+from typing import NamedTuple
+
+from gtpo_verl.monitor import explain
+from gtpo_verl.monitor.explain import Advice, Move, label
+from gtpo_verl.monitor.series import TENTH, History, Series
+
+HEALTHY = "healthy"
+DEGRADED = "degraded"
+FAILED = "failed"
+CANNOT_TELL = "cannot tell"
+
+OUTCOMES = ("validation", "accuracy", "reward")
+"""The outcomes, the one that says most first."""
+UNSEEN = ("terminated", "exact_format", "format")
+"""What the reward need not see."""
+VALIDATIONS = 4
+"""Validations from which on they decide."""
+VALUES = 12
+"""Values of accuracy or the reward from which on these decide."""
+FIRST_STEPS = 10
+"""Values from which on something is so "from the first step on"."""
+NEARLY_ALL = 0.9
+"""The share of steps in which something is so always."""
+CUT_OFF = 0.85
+"""The share of completions cut off from which on hardly one teaches anything."""
+HARDLY_EVER = 0.02
+"""The share of right answers up to which there is hardly one."""
+HALF = 0.5
+"""The share of what an outcome was or had gained that is gone if the run failed."""
+NO_PROGRESS = 100
+"""Steps from which on an outcome that stays where it is makes no progress."""
+SEEN = 2.5
+"""Standard errors of a change between two thirds of a run that would have been seen."""
+AT_CEILING = 0.9
+"""The share of what an outcome can be from which on it has nowhere to rise."""
+ROOM = 0.8
+"""The share of what an outcome can be below which it has room to rise."""
+FAR = 8.0
+"""Standard errors by which a number moved "far"."""
+MOVED = 48
+"""Values from which on a move is a fault beside an outcome that does not rise."""
+AT_FLOOR = 0.1
+"""The share of its first level below which a number is at its floor."""
+
+
+class Verdict(NamedTuple):
+    """What is wrong with a run, if anything.
+
+    Args:
+        word: `HEALTHY`, `DEGRADED`, `FAILED` or `CANNOT_TELL`.
+        why: one line, with its numbers.
+        number: the number that decides; empty if there is none.
+        since: the step since which it is so; None if there is none.
+        advice: what to do; None if nothing is wrong.
+        window: values that the levels in `why` are means over; 0 if it has none.
+        lost: the share of the number that is gone; 0 if it did not fall.
+    """
+
+    word: str
+    why: str
+    number: str = ""
+    since: int | None = None
+    advice: Advice | None = None
+    window: int = 0
+    lost: float = 0.0
+
+
+def judge(history: History) -> Verdict:
+    """Return the answer of the first question that has one."""
+    questions: list[Callable[[History], Verdict | None]] = [
+        not_finite,
+        nothing_to_learn_from,
+        outcome_fell,
+        unseen_loss,
+    ]
+    for question in questions:
+        verdict = question(history)
+        if verdict is not None:
+            return verdict
+    return outcome_rose(history)
+
+
+def not_finite(history: History) -> Verdict | None:
+    """Is the loss, the gradient norm, the reward or the entropy not finite at the end?
+
+    KL counts only where neither of the first two is logged: beside them it has no effect.
+    """
+    names = ["loss", "grad_norm", "reward", "entropy"]
+    if "loss" not in history.series and "grad_norm" not in history.series:
+        names.append("kl")
+    broken = {}
+    for name in names:
+        since = history[name].not_finite_since()
+        if since is not None:
+            broken[name] = since
+    if not broken:
+        return None
+    number = min(broken, key=broken.__getitem__)
+    since = broken[number]
+    return Verdict(
+        word=FAILED,
+        why=f"not finite: {', '.join(map(label, broken))}",
+        number=number,
+        since=since,
+        advice=explain.NEVER_FINITE if since == history.steps[0] else explain.NOT_FINITE,
+    )
+
+
+def nothing_to_learn_from(history: History) -> Verdict | None:
+    """Was something so in nearly every step, from the first one on, that nothing can be learned?"""
+    differ = _rewards_differ(history)
+    can_be_equal = not _is_at_ceiling(history)
+    equal = "all groups have equal rewards"
+    if _mean_is_always(history["terminated"], 0.0, 1 - CUT_OFF):
+        return _always(history, "terminated", "nearly all completions are cut off", explain.CUT_OFF)
+    if _mean_is_always(history["dropped"], NEARLY_ALL, 1.0):
+        return _always(history, "dropped", "GTPO's filter drops nearly every completion", explain.FILTERED)
+    if can_be_equal and _mean_is_always(history["zero_std_groups"], 0.99, 1.0):
+        return _always(history, "zero_std_groups", equal, explain.EQUAL_REWARDS)
+    if can_be_equal and not len(history["zero_std_groups"]) and _is_always_0(history["reward_std"]):
+        return _always(history, "reward_std", f"nearly {equal}", explain.EQUAL_REWARDS)
+    if _is_always_0(history["grad_norm"]):
+        advice = explain.FROZEN if differ else explain.NO_GRADIENT
+        why = "the gradient is 0 although rewards differ" if differ else "the gradient is 0"
+        return _always(history, "grad_norm", why, advice)
+    if differ and _is_always_0(history["positive"]):
+        return _always(history, "positive", "no advantage is positive", explain.NONE_POSITIVE)
+    if _is_always_0(history["reward"]):
+        return _always(history, "reward", "hardly a completion ever got a reward", explain.NEVER_PAID)
+    if _mean_is_always(history["accuracy"], 0.0, HARDLY_EVER):
+        return _always(history, "accuracy", "hardly a completion was ever right", explain.NEVER_PAID)
+    return None
+
+
+def outcome_fell(history: History) -> Verdict | None:
+    """Did the outcome fall below its best sustained level, beyond noise and a tenth, and stay there?
+
+    Failed if half of what lies between its floor and its best, or half of what it had gained, is gone; else degraded.
+    Validations outweigh a fall in training that some of them came before and after.
+    """
+    names = outcomes(history)
+    if "accuracy" in names and history.most("accuracy") > TENTH:
+        names = [name for name in names if name != "reward"]  # which says less
+    for name in names:
+        verdict = _fell(history, name, explain.VALIDATION_FELL if name == "validation" else explain.LOST)
+        if verdict is None or verdict.since is None:
+            continue
+        if name == "validation" or not _validation_holds(history, verdict.since):
+            return verdict._replace(word=FAILED if verdict.lost > HALF else DEGRADED)
+    return None
+
+
+def unseen_loss(history: History) -> Verdict | None:
+    """Did what the reward need not see, the share of EOS or of the format, lose half?"""
+    for name in UNSEEN:
+        if len(history[name]) >= VALUES:
+            verdict = _fell(history, name, explain.row_of(name).advice)
+            if verdict is not None and verdict.lost > HALF:
+                return verdict
+    return None
+
+
+def outcome_rose(history: History) -> Verdict:
+    """Did the outcome rise, or does it stand at its ceiling?
+
+    If not, the run is degraded by another number that moved far the way that failing runs go, or by no progress where a
+    rise of a tenth would have been seen.
+    """
+    names = outcomes(history)
+    flat = ""
+    for name in names:
+        verdict = _rose(history, name)
+        if verdict is not None:
+            return verdict
+        if _shows_a_tenth(history, name):
+            flat = name
+            break
+    if not names:
+        return _no_outcome(history)
+    name = flat or names[0]
+    moved = _moved_far(history)
+    if moved:
+        worst = moved[0]
+        return Verdict(
+            word=DEGRADED,
+            why=f"{_levels_text(history, name)}; {worst.text()}",
+            number=worst.row.number,
+            since=worst.since,
+            advice=worst.row.advice,
+            window=history[name].window(),
+        )
+    if flat:
+        return Verdict(
+            word=DEGRADED,
+            why=f"no progress: {_levels_text(history, name)}",
+            number=name,
+            since=history[name].steps[0],
+            advice=explain.NO_PROGRESS,
+            window=history[name].window(),
+        )
+    return Verdict(
+        word=CANNOT_TELL,
+        why=f"neither rose nor fell beyond noise: {_levels_text(history, name)}; {_what_would_tell(history, name)}",
+        number=name,
+        window=history[name].window(),
+    )
+
+
+def outcomes(history: History) -> list[str]:
+    """Return the outcomes that can decide, the one that says most first."""
+    found = []
+    for name in OUTCOMES:
+        if len(history[name]) >= (VALIDATIONS if name == "validation" else VALUES):
+            found.append(name)
+    return found
+
+
+def _always(history: History, name: str, why: str, advice: Advice) -> Verdict:
+    return Verdict(word=DEGRADED, why=why, number=name, since=history[name].steps[0], advice=advice)
+
+
+def _is_always_0(series: Series) -> bool:
+    """Return whether nearly all of ten values or more are 0, and most of the first ones."""
+    first = series.values[:FIRST_STEPS]
+    if len(first) < FIRST_STEPS:
+        return False
+    return first.count(0.0) > HALF * len(first) and series.values.count(0.0) >= NEARLY_ALL * len(series)
+
+
+def _mean_is_always(series: Series, low: float, high: float) -> bool:
+    """Return whether the means of the first ten values, of the last third and of all lie within these limits."""
+    first = series.values[:FIRST_STEPS]
+    if len(first) < FIRST_STEPS:
+        return False
+    last = series.values[-(len(series) // 3) :]
+    return all(low <= fmean(part) <= high for part in (first, last, series.values))
+
+
+def _rewards_differ(history: History) -> bool:
+    """Return whether rewards are known to differ within groups."""
+    equal = history["zero_std_groups"].values
+    return min(equal, default=1.0) < 1 or history.most("reward_std") > 0
+
+
+def _is_at_ceiling(history: History) -> bool:
+    """Return whether the outcome that says most began where it has nowhere to rise."""
+    names = outcomes(history)
+    return bool(names) and history.filled(names[0], history[names[0]].levels().first) >= AT_CEILING
+
+
+def _fell(history: History, name: str, advice: Advice) -> Verdict | None:
+    """Return how a number fell below its best level, beyond noise and a tenth; None if it did not."""
+    series = history[name]
+    floor = history.floor(name)
+    windows = [window for window in series.windows() if window >= series.window(2 * TENTH)]
+    first = series.levels(windows[0]).first
+    worst: Verdict | None = None
+    for window in windows:
+        levels = series.levels(window)
+        lost = levels.best - levels.last
+        whole = levels.best - floor
+        gained = levels.best - first
+        if (
+            lost <= levels.chance
+            or lost <= TENTH * whole
+            or not _stays_below(series, window, levels.best - TENTH * whole)
+        ):
+            continue
+        share = lost / whole
+        if name in OUTCOMES and gained > TENTH * whole:
+            share = max(share, lost / gained)
+        if worst is None or share > worst.lost:
+            worst = Verdict(
+                word=DEGRADED,
+                why=f"{label(name)} fell from {levels.best:.3g} to {levels.last:.3g}",
+                number=name,
+                since=series.left_since(levels),
+                advice=advice,
+                window=window,
+                lost=share,
+            )
+    return worst
+
+
+def _stays_below(series: Series, window: int, level: float) -> bool:
+    """Return whether both halves of the last window are below a level: it has fallen, and has not come back."""
+    half = max(1, window // 2)
+    values = series.values[-window:]
+    return max(fmean(values[:half]), fmean(values[-half:])) < level
+
+
+def _validation_holds(history: History, since: int) -> bool:
+    """Return whether validations from before and after a step show that nothing was lost there."""
+    validation = history["validation"]
+    if len(validation) < VALIDATIONS or not validation.steps[0] < since < validation.steps[-1]:
+        return False
+    levels = validation.levels()
+    now = max(levels.last, validation.values[-1])
+    return levels.best - now <= TENTH * (levels.best - history.floor("validation")) + levels.error
+
+
+def _rose(history: History, name: str) -> Verdict | None:
+    """Return the verdict on an outcome that rose, or stands at its ceiling; None if it does neither."""
+    series = history[name]
+    healthy = Verdict(HEALTHY, _levels_text(history, name), name, window=series.window())
+    if series.rose():
+        return _lost_its_gain(history, name) or _stands_still(history, name) or healthy
+    if _shows_a_tenth(history, name) and series.rise() > SEEN:
+        return _stands_still(history, name) or healthy
+    filled = history.filled(name, series.levels().first)
+    if filled >= AT_CEILING or (filled >= ROOM and _shows_a_tenth(history, name)):
+        return healthy
+    return None
+
+
+def _lost_its_gain(history: History, name: str) -> Verdict | None:
+    """Return the verdict on an outcome that rose and is back, by the means of a quarter of the run or more."""
+    series = history[name]
+    levels = series.levels(series.windows()[-1])
+    lost = levels.best - levels.last
+    gained = levels.best - levels.first
+    if lost <= HALF * gained or lost <= TENTH * (levels.best - history.floor(name)) or series.rise() >= 1:
+        return None
+    return Verdict(
+        word=DEGRADED,
+        why=f"{label(name)} rose from {levels.first:.3g} to {levels.best:.3g} and is back at {levels.last:.3g}",
+        number=name,
+        since=series.left_since(levels),
+        advice=explain.LOST,
+        window=levels.window,
+    )
+
+
+def _stands_still(history: History, name: str) -> Verdict | None:
+    """Return the verdict on an outcome that stands still, below its ceiling, for most of the run: from when the entropy
+    reached its floor."""
+    series = history[name]
+    entropy = history["entropy"]
+    if len(entropy) < MOVED or history.filled(name, series.levels().last) >= ROOM:
+        return None
+    levels = entropy.levels()
+    if levels.last >= AT_FLOOR * levels.first:
+        return None
+    place = len(entropy)
+    while place > levels.window and fmean(entropy.values[place - levels.window : place]) < AT_FLOOR * levels.first:
+        place -= 1
+    since = entropy.steps[min(place, len(entropy) - 1)]
+    rest = series.since(since)
+    if len(rest) <= HALF * len(series) or rest.rose():
+        return None
+    return Verdict(
+        word=DEGRADED,
+        why=f"entropy fell from {levels.first:.3g} to {levels.last:.3g}, and {label(name)} stands still below its "
+        f"ceiling, at {series.levels().last:.3g}",
+        number="entropy",
+        since=since,
+        advice=explain.row_of("entropy").advice,
+        window=series.window(),
+    )
+
+
+def _shows_a_tenth(history: History, name: str) -> bool:
+    """Return whether a rise of a tenth, in a hundred steps or more, would have been seen."""
+    series = history[name]
+    if history.steps[-1] - history.steps[0] + 1 < NO_PROGRESS:
+        return False
+    first = fmean(series.values[: len(series) // 3])
+    return SEEN * series.error_of_thirds() < TENTH * (first - history.floor(name))
+
+
+def _moved_far(history: History) -> list[Move]:
+    """Return what moved far the way that failing runs go, if each outcome has room to rise."""
+    for name in outcomes(history):
+        if history.filled(name, history[name].levels().last) >= ROOM:
+            return []
+    found = []
+    for move in explain.moves(history):
+        if move.deviations > FAR and len(history[move.row.number]) >= MOVED:
+            found.append(move)
+    return found
+
+
+def _no_outcome(history: History) -> Verdict:
+    logged = [name for name in OUTCOMES if len(history[name])]
+    if not logged:
+        return Verdict(CANNOT_TELL, "no validation, accuracy or reward is logged")
+    counts = [f"{len(history[name])} of {label(name)}" for name in logged]
+    least = f"{VALUES} steps with a reward, or {VALIDATIONS} validations"
+    return Verdict(CANNOT_TELL, f"it needs {least}, and has {', '.join(counts)}", logged[0])
+
+
+def _what_would_tell(history: History, name: str) -> str:
+    """Return what would tell more: so many steps that a rise of a tenth shows, or an outcome that is not logged."""
+    series = history[name]
+    third = max(len(series) // 3, 1)
+    needed = TENTH * abs(fmean(series.values[:third]) - history.floor(name))
+    error = SEEN * series.error_of_thirds()
+    between = (series.steps[-1] - series.steps[0]) / max(len(series) - 1, 1)
+    made = len(series) * between
+    steps = max(made * (error / needed) ** 2, NO_PROGRESS) if needed else math.inf
+    more = f"about {steps:.0f} steps" if steps < 10 * made else "more completions a step"
+    if len(history["validation"]) < VALIDATIONS:
+        more += f", or {VALIDATIONS} validations"
+    if not len(history["accuracy"]):
+        more += ", or a logged accuracy"
+    return f"{more} would tell"
+
+
+def _levels_text(history: History, name: str) -> str:
+    levels = history[name].levels()
+    return f"{label(name)} {levels.first:.3g} at first, {levels.last:.3g} at the end"

@@ -1,0 +1,158 @@
+"""A log of lines: verl's console, what TRL and OpenRLHF print, JSON lines."""
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from gtpo_verl.monitor.frameworks import is_metric
+from gtpo_verl.tools.diagnose.entries import Entry, Steps, check_size, is_of_rl, numbers, parse_dict
+
+CONFIG_TEXT = 1 << 18
+"""Characters before the first metric in which a config is looked for, at most."""
+NO_METRIC = 1 << 28
+"""Characters without any metric after which a log has none."""
+
+_COLOUR = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
+_VERL = re.compile(r"\bstep:(\d{1,15}) - (.*)")
+_BAR = re.compile(r"\s*\d+%\|[^|]*\| *(\d{1,15})/\d+ \[")
+_PROGRESS = ("num_tokens", "epoch")
+_CONFIG = {  # as verl prints it at its start, or in the command above it
+    "limit": r"max_response_length'?\s*[:=]\s*(\d{1,9})",
+    "prompts": r"train_batch_size'?\s*[:=]\s*(\d{1,9})",
+    "n": r"(?:'rollout':.{,4000}?'n':|rollout\.n=)\s*(\d{1,9})",
+    "lr": r"(?:'optim':.{,2000}?'lr':|actor\.optim\.lr=)\s*([\d.]{1,20}(?:e-?\d{1,3})?)",
+}
+
+
+class Printed(NamedTuple):
+    """An entry that says no step: the last step of the progress bar before it, and its metrics."""
+
+    bar: int
+    metrics: dict[str, float]
+
+
+class Console:
+    """Reads lines one by one, and keeps the last of several runs in one file.
+
+    A step that comes again begins what follows it anew. Entries that say no step are `printed`; of them a run begins
+    anew where its progress falls.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.starts = 1
+        self.is_unfinished = False
+        self._steps: Steps = {}
+        self._printed: list[Printed] = []
+        self._last_step = -1
+        self._bar = 0
+        self._is_verls = False
+        self._before = ""
+        self._skipped = 0
+
+    def read(self, lines: Iterable[str]) -> None:
+        """Read lines until they end, or have no metric for too long."""
+        for line in lines:
+            if "%|" in line:
+                bar = _BAR.match(_COLOUR.sub("", line))
+                if bar:
+                    self._bar = int(bar[1])
+            entry = self._entry(line)
+            self.is_unfinished = entry is None and not line.endswith("\n")
+            if entry is not None:
+                self._take(entry)
+            elif not self._skip(line):
+                break
+
+    def steps(self) -> Steps:
+        """Return the metrics of each step."""
+        return self._steps or _numbered(self._printed)
+
+    def config(self) -> dict[str, float]:
+        """Return what the text before the first metric says of the run."""
+        found = {}
+        for key, pattern in _CONFIG.items():
+            values = re.findall(pattern, self._before, re.DOTALL)
+            if values:
+                found[key] = float(values[-1])
+        return found
+
+    def notes(self) -> list[str]:
+        """Return what a reader should know of the log."""
+        notes = []
+        if self.starts > 1:
+            notes.append(f"the last of {self.starts} starts in this file")
+        if self.is_unfinished and self.steps():
+            notes.append("its last line is not finished: is the run still going?")
+        return notes
+
+    def _entry(self, line: str) -> Entry | None:
+        """Return the entry in a line; dicts that others print beside verl are none of its steps."""
+        entry = _verls_entry(line)
+        if entry is not None and not self._is_verls:
+            self._is_verls = True
+            self._steps = {}
+            self._printed = []
+            self._last_step = -1
+            self.starts = 1
+        return entry if self._is_verls else parse_dict(line)
+
+    def _skip(self, line: str) -> bool:
+        """Pass over a line without metrics, and return whether to go on."""
+        self._skipped += len(line)
+        if self._steps or self._printed:
+            return True
+        if len(self._before) < CONFIG_TEXT:
+            self._before += _COLOUR.sub("", line)[:CONFIG_TEXT]
+            return True
+        return self._skipped <= NO_METRIC
+
+    def _take(self, entry: Entry) -> None:
+        if entry.step is None:
+            self._take_printed(entry.metrics)
+        else:
+            if entry.step < self._last_step:
+                self._steps = {step: metrics for step, metrics in self._steps.items() if step < entry.step}
+                self.starts += 1
+            self._steps.setdefault(entry.step, {}).update(entry.metrics)
+            self._last_step = entry.step
+        check_size(self.name, max(len(self._steps), len(self._printed), 100 * self.starts))
+
+    def _take_printed(self, metrics: dict[str, float]) -> None:
+        is_evaluation = any(name.startswith("eval") for name in metrics)
+        if is_evaluation and self._printed:  # it is of the step before
+            self._printed[-1].metrics.update(metrics)
+            return
+        if is_evaluation and self._last_step in self._steps:
+            self._steps[self._last_step].update(metrics)
+            return
+        if is_of_rl(metrics) and not any(is_of_rl(entry.metrics) for entry in self._printed[-1:]):
+            self._printed = []  # a supervised run in the same file
+        for progress in _PROGRESS:
+            if progress in metrics and self._printed and progress in self._printed[-1].metrics:
+                if metrics[progress] < self._printed[-1].metrics[progress]:
+                    before = [entry for entry in self._printed if entry.metrics.get(progress, 0) < metrics[progress]]
+                    self._printed = before
+                    self.starts += 1
+                break
+        self._printed.append(Printed(self._bar, metrics))
+
+
+def _verls_entry(line: str) -> Entry | None:
+    """Return the entry of a line of verl's console; None of any other."""
+    if "step:" not in line:
+        return None
+    found = _VERL.search(_COLOUR.sub("", line))
+    if not found:
+        return None
+    metrics = numbers(item.rpartition(":")[::2] for item in found[2].split(" - "))
+    return Entry(int(found[1]), metrics) if any(map(is_metric, metrics)) else None
+
+
+def _numbered(printed: list[Printed]) -> Steps:
+    """Give entries without a step that of the progress bar before them, or spread them over its last one."""
+    bars = [entry.bar for entry in printed]
+    if bars != sorted({*bars} - {0}):  # there is no bar, or they were written after all bars
+        between = max(bars[-1] / len(bars), 1)
+        bars = [round(place * between) for place in range(1, len(bars) + 1)]
+    return {bar: entry.metrics for bar, entry in zip(bars, printed, strict=True)}

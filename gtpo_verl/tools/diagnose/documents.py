@@ -1,0 +1,85 @@
+"""A log that is one JSON document: TRL's trainer_state.json, its history by itself, or a notebook."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from gtpo_verl.tools.diagnose.entries import FORMS, Entry, entry_of
+
+DOCUMENT = 1 << 26
+"""Characters of a document, at most."""
+
+
+def is_document(first: str, rest: str) -> bool:
+    """Return whether a file is one JSON document, by its first line and some of what follows: not a dict a line."""
+    start = first.strip()[:1]
+    if start == "[":
+        return True
+    if start != "{":
+        return False
+    try:
+        logged = json.loads(first)
+    except (RecursionError, ValueError):
+        return first.strip() == "{" or first.lstrip().startswith('{"') and not rest.strip()
+    is_summary = isinstance(logged, dict) and "_runtime" in logged  # of W&B
+    is_entry = isinstance(logged, dict) and entry_of(logged) is not None
+    return not rest.strip() and (is_summary or not is_entry)
+
+
+def read_document(name: str, text: str) -> Any:
+    """Return the document of a text; a ValueError names what is wrong with it."""
+    if len(text) >= DOCUMENT:
+        raise ValueError(f"{name} is longer than {DOCUMENT >> 20} MB: give the log of the run, {FORMS}")
+    try:
+        document = json.loads(text)
+    except (RecursionError, ValueError) as error:
+        raise ValueError(f"{name} has no log_history of steps ({error!r}): give {FORMS}") from error
+    if isinstance(document, dict) and "_runtime" in document:
+        raise ValueError(f"{name} is W&B's summary, the last step alone: give output.log, or the history as CSV")
+    return document
+
+
+def history(name: str, document: Any) -> list[Entry]:
+    """Return the entries of the first list of dicts with a step in a document, whatever holds it.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for candidate in _lists(document):
+        entries = []
+        for logged in candidate:
+            entry = entry_of(logged) if isinstance(logged, dict) else None
+            if entry is not None and entry.step is not None:
+                entries.append(entry)
+        if entries:
+            return entries
+    raise ValueError(f"{name} has no log_history of steps, as trainer_state.json has: give {FORMS}")
+
+
+def _lists(document: Any) -> list[list[Any]]:
+    """Return the lists in a document, itself or what a dict holds, that of TRL first."""
+    if isinstance(document, list):
+        return [document]
+    if not isinstance(document, dict):
+        return []
+    found = []
+    for key in sorted(document, key=lambda key: key != "log_history"):
+        if isinstance(document[key], list):
+            found.append(document[key])
+    return found
+
+
+def printed_lines(name: str, document: Any) -> Iterator[str]:
+    """Yield the lines that the cells of a notebook printed.
+
+    Raises:
+        ValueError: they printed none, as where training shows a table.
+    """
+    lines = []
+    for cell in document.get("cells", []):
+        for output in cell.get("outputs", []):
+            text = output.get("text", "")
+            lines += "".join(text).splitlines(keepends=True)
+    if not lines:
+        raise ValueError(f"{name} is a notebook that printed nothing: copy its table into a .csv file")
+    yield from lines

@@ -1,0 +1,278 @@
+"""The report on a run: what was read of it, the verdict, and what moved."""
+
+import math
+import re
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gtpo_verl.monitor import explain
+from gtpo_verl.monitor.explain import LABELS, LESS_IS_BETTER, Move, label
+from gtpo_verl.monitor.frameworks import PART, limit_of, translate, validation_results
+from gtpo_verl.monitor.series import History
+from gtpo_verl.monitor.verdict import CANNOT_TELL, DEGRADED, FAILED, HEALTHY, OUTCOMES, Verdict, judge
+from gtpo_verl.run_files.dumps import HEADER_NAME
+from gtpo_verl.run_files.links import DOCS
+from gtpo_verl.tools.diagnose.entries import Log
+from gtpo_verl.tools.diagnose.logs import read_log
+
+if TYPE_CHECKING:
+    from gtpo_verl.tools.diagnose.rollout_stats import Rollouts
+
+STATUS = {HEALTHY: 0, DEGRADED: 1, FAILED: 2, CANNOT_TELL: 3}
+MOVES = 5
+"""What moved is listed up to so many numbers."""
+_SHARES = ("terminated", "cut", "exact_format")
+_MOST_COMPLETIONS = 2000
+
+
+class Run(NamedTuple):
+    """What was read of a run.
+
+    Args:
+        log: with our numbers (`explain.LABELS`) at each step.
+        completions: of how many completions a step's numbers are; None if that is unknown.
+        limit: tokens at which a completion is cut off; None if that is unknown.
+        seen: its completions; None if none were given.
+    """
+
+    log: Log
+    completions: int | None
+    limit: float | None
+    seen: "Rollouts | None"
+
+
+def read_run(
+    path: Path,
+    rollouts: Path | None = None,
+    tokenizer: str | None = None,
+    limit: float | None = None,
+    completions: int | None = None,
+) -> Run:
+    """Read what the trainer logged, or a folder of rollouts alone, and `rollouts` with the run's `tokenizer`.
+
+    The tokens that `limit` a completion, and the `completions` of a step, are else what the log shows.
+
+    Raises:
+        ValueError: nothing can be made of a file; it names the file and a remedy.
+    """
+    has_rollouts = path.is_dir() and ((path / HEADER_NAME).exists() or any(path.glob("[0-9]*.jsonl")))
+    if rollouts is None and has_rollouts:
+        log = Log(str(path), "verl", {}, {}, [])
+        rollouts = path
+    else:
+        log = _same_validation(read_log(path))
+        logged = [translate(metrics, log.framework) for metrics in log.steps.values()]
+        limit = limit or log.config.get("limit") or limit_of(logged)
+        log = _translated(log, limit)
+    seen = None
+    if rollouts is not None:
+        seen = _add_rollouts(log, rollouts, tokenizer, limit)
+    counts = [name for numbers in log.steps.values() for name in numbers if name in LABELS]
+    if len(counts) == len(set(counts)):
+        raise ValueError(f"{log.name} has one step, and nothing to compare it with: rerun once it has more steps")
+    return Run(log, completions or completions_per_step(log), limit, seen)
+
+
+def _translated(log: Log, limit: float | None) -> Log:
+    """Return a log with our numbers; a ValueError says what is missing if there is no outcome in it."""
+    steps = {}
+    for step, metrics in log.steps.items():
+        numbers = translate(metrics, log.framework, limit)
+        if numbers.keys() & LABELS.keys():
+            steps[step] = numbers
+    metrics = set[str]().union(*log.steps.values())
+    known = set[str]().union(*steps.values())
+    if not known:
+        raise ValueError(f"{log.name} has no metrics of {log.framework} that diagnose reads: {DOCS}/diagnose.md")
+    if not known & {*OUTCOMES}:
+        similar = [name for name in sorted(metrics) if re.search(r"reward|score", name) and "std" not in name]
+        if similar:
+            raise ValueError(
+                f"{log.name} has {', '.join(similar[:3])}, which diagnose does not read as {log.framework}'s reward: "
+                f"rename it to {REWARD[log.framework]}"
+            )
+        if known <= {"loss", "grad_norm", "lr", "entropy"}:
+            raise ValueError(
+                f"{log.name} has no reward that diagnose reads; if it is of supervised training, give an RL run"
+            )
+    return log._replace(steps=steps)
+
+
+REWARD = {
+    "verl": "critic/score/mean",
+    "TRL": "reward",
+    "ms-swift": "reward",
+    "OpenRLHF": "rollout/reward_mean",
+}
+"""What each framework calls the reward."""
+
+
+def _add_rollouts(log: Log, rollouts: Path, tokenizer: str | None, limit: float | None) -> "Rollouts":
+    """Add what completions say of each step to a log, which says more where it has the same number."""
+    from gtpo_verl.tools.diagnose.rollout_stats import read_rollouts
+
+    seen = read_rollouts(rollouts, tokenizer, limit, max(log.steps, default=math.inf))
+    if seen.left_out:
+        log.notes.append(f"{seen.left_out} steps of {rollouts} are left out: they are after the log's last")
+    for step, numbers in seen.steps.items():
+        length = log.steps.get(step, {}).get("length", numbers["length"])
+        # A dump counts a completion's own tokens, of some groups; a log may count an agent's tools.
+        if seen.is_text and not 0.8 * length <= numbers["length"] + 1 <= 1.25 * length + 2:
+            found = f"{numbers['length']:.0f} tokens a completion at step {step}, {log.name} {length:.0f}"
+            raise ValueError(f"{rollouts} has {found}: give --tokenizer of the run, and rollouts of the same run")
+        log.steps[step] = numbers | log.steps.get(step, {})
+    return seen
+
+
+def _same_validation(log: Log) -> Log:
+    """Return a log without results that only some validations have, of a set that was added, say: their mean jumps."""
+    validations = []
+    for metrics in log.steps.values():
+        results = validation_results(metrics, log.framework)
+        if results:
+            validations.append(set(results))
+    if not validations:
+        return log
+    everywhere = set.intersection(*validations)
+    left_out = set.union(*validations) - everywhere
+    if not everywhere or not left_out:
+        return log
+    note = f"left out, since not every validation has it: {', '.join(sorted(left_out))}"
+    steps = {}
+    for step, metrics in log.steps.items():
+        steps[step] = {name: value for name, value in metrics.items() if name not in left_out}
+    return log._replace(steps=steps, notes=[*log.notes, note])
+
+
+def completions_per_step(log: Log) -> int | None:
+    """Return of how many completions a step's numbers are.
+
+    It is a step's tokens over those of a completion with its prompt, or what verl's config says, or the smallest number
+    that makes all logged shares whole, but for rounding; None if there are no shares.
+    """
+    quotients = []
+    for numbers in log.steps.values():
+        if numbers.keys() >= {"tokens", "prompt", "length"}:
+            quotients.append(numbers["tokens"] / max(numbers["prompt"] + numbers["length"], 1))
+    quotients = [quotient for quotient in quotients if math.isfinite(quotient)]
+    if quotients and median(quotients) >= 1:
+        return round(median(quotients))
+    if log.config.keys() >= {"prompts", "n"}:
+        return round(log.config["prompts"] * log.config["n"])
+
+    shares = set()
+    for numbers in list(log.steps.values())[:1000]:
+        shares.update(numbers[name] for name in _SHARES if 0 < numbers.get(name, 0) < 1)
+    if not shares:
+        return None
+    for count in range(2, _MOST_COMPLETIONS + 1):
+        if all(abs(share * count - round(share * count)) < 1e-4 * count for share in shares):
+            return count
+    return None
+
+
+def report_on(run: Run) -> dict[str, Any]:
+    """Return the report, as `--json` prints it."""
+    history = History(run.completions)
+    steps = sorted(run.log.steps)
+    for step in steps:
+        history.add(step, run.log.steps[step])
+    if not history.most("lr") and "lr" in run.log.config:
+        history.series.pop("lr", None)
+        history.add(steps[-1], {"lr": run.log.config["lr"]})  # which the console rounds to 0.000
+        history.steps.pop()
+    verdict = judge(history)
+    moves = [move for move in explain.moves(history) if move.row.number != verdict.number]
+    constant = explain.constant_parts(history)
+    window = verdict.window or max((history[name].window() for name in OUTCOMES if len(history[name])), default=1)
+    return {
+        "log": run.log.name,
+        "framework": run.log.framework,
+        "steps": [steps[0], steps[-1]],
+        "entries": len(steps),
+        "notes": [*run.log.notes, *_not_finite(history)],
+        "completions": run.completions,
+        "means_over": window,
+        "limit": run.limit,
+        "outcome": next((name for name in OUTCOMES if len(history[name])), None),
+        "number": verdict.number or None,
+        "verdict": verdict.word,
+        "why": verdict.why + _by_the_reward_alone(history, verdict),
+        "since": verdict.since,
+        "advice": "" if verdict.advice is None else verdict.advice.sentence.format(since=verdict.since),
+        "try": explain.override(verdict.advice, history, run.log.framework, run.limit),
+        "completions_shown": _worst(verdict.number, run.seen),
+        "moved": [_described(move, history, run) for move in moves[:MOVES]],
+        "constant_parts": {name.removeprefix(PART): value for name, value in constant.items()},
+        "numbers": _numbers(history, window),
+        "shared_tokens": run.seen.shares() if run.seen else None,
+        "not_logged": [name for name in LABELS if name not in history.series],
+    }
+
+
+def _by_the_reward_alone(history: History, verdict: Verdict) -> str:
+    is_alone = not len(history["validation"]) and not len(history["accuracy"])
+    if verdict.word == HEALTHY and is_alone:
+        return " (by the reward alone, which cannot show what it does not see: log accuracy or a validation)"
+    return ""
+
+
+def _described(move: Move, history: History, run: Run) -> dict[str, Any]:
+    """Return a move, with what to try and the completions that show it best."""
+    return {
+        "number": move.row.number,
+        "meaning": move.row.meaning,
+        "first": move.first,
+        "last": move.last,
+        "since": move.since,
+        "deviations": min(move.deviations, 1e6),
+        "advice": move.row.advice.sentence.format(since=move.since),
+        "try": explain.override(move.row.advice, history, run.log.framework, run.limit),
+        "completions": _worst(move.row.number, run.seen),
+    }
+
+
+def _numbers(history: History, window: int) -> dict[str, dict[str, float | None]]:
+    """Return the levels and the last value of each number that has two values or more, the parts of the reward last."""
+    parts = sorted(name for name in history.series if name.startswith(PART))
+    numbers = {}
+    for name in [*LABELS, *parts]:
+        series = history[name]
+        if len(series) < 2:
+            continue
+        levels = series.levels(min(window, max(1, len(series) // 3)))
+        is_broken = series.not_finite_since() is not None
+        row = {"start": levels.first, "now": levels.last, "value": None if is_broken else series.values[-1]}
+        if name in LESS_IS_BETTER:
+            row["best"] = levels.lowest
+        elif name in (*OUTCOMES, "terminated", "exact_format", "format") or name.startswith(PART):
+            row["best"] = levels.best
+        numbers[name] = row
+    return numbers
+
+
+def _not_finite(history: History) -> list[str]:
+    """Return a note for each number that was not finite at some steps, and is again."""
+    notes = []
+    for name, series in history.series.items():
+        if series.bad_steps and series.not_finite_since() is None and name in LABELS:
+            count = len(series.bad_steps)
+            last = series.bad_steps[-1]
+            note = f"{label(name)} was not finite in {count} steps, last in step {last}"
+            notes.append(f"{note}: no failure if the trainer skipped them")
+    return notes
+
+
+def _worst(name: str, seen: "Rollouts | None") -> list[dict[str, Any]]:
+    """Return the three completions of the last steps that show a number at its worst."""
+    if seen is None or not name:
+        return []
+    is_worse_high = name in LESS_IS_BETTER
+    having = []
+    for completion in seen.completions:
+        if name in completion and (is_worse_high or completion[name] != 1):
+            having.append(completion)
+    sign = -1 if is_worse_high else 1
+    worst = sorted(having, key=lambda completion: (sign * completion[name], -completion["step"]))[:3]
+    return [{"step": x["step"], name: x[name], "text": x["text"]} for x in worst]
