@@ -3,9 +3,9 @@
     python -m studies.calibration                 writes the tables in docs/results/diagnose/calibration.md
     python -m studies.calibration withdrawals     replays each run, and prints each verdict that was taken back: minutes
 
-A run *lost half* if the mean of its accuracy, its exact format or its share of EOS over its last 640 completions is below
-half of the best such mean. Of the runs of SmolLM2 that came after the rules it is not the log that says whether they
-failed but their held-out questions (`studies.block10`).
+A run *lost half* if the mean of its accuracy, its exact format or its share of EOS over its last 640 completions is
+below half of the best such mean. Of the runs of SmolLM2 that came after the rules it is not the log that says whether
+they failed but their held-out questions (`studies.block10`).
 """
 
 import re

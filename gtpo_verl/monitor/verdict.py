@@ -278,7 +278,7 @@ def _fell(history: History, name: str, advice: Advice) -> Verdict | None:
             continue
         share = lost / whole
         if name in OUTCOMES and gained > TENTH * whole:
-            share = max(share, lost / gained)
+            share = max(share, min(lost / gained, 1.0))
         if worst is None or share > worst.lost:
             worst = Verdict(
                 word=DEGRADED,

@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from gtpo_verl.monitor import explain
-from gtpo_verl.monitor.series import History
+from gtpo_verl.monitor.series import TENTH, History
 from gtpo_verl.monitor.verdict import (
     DEGRADED,
     FAILED,
@@ -110,6 +110,8 @@ class Watch:
         if lasting <= max(verdict.window, COMPLETIONS / (self.history.completions or COMPLETIONS)):
             return False
         levels = series.levels(verdict.window)
+        if series.is_share and levels.best <= TENTH:
+            return False  # too little to lose
         newest = fmean(series.values[-max(1, verdict.window // 4) :])
         if levels.best - newest < HALF * (levels.best - levels.last):
             return False
