@@ -149,8 +149,11 @@ def outcome_fell(history: History) -> Verdict | None:
     Validations outweigh a fall in training that some of them came before and after.
     """
     names = outcomes(history)
-    if "accuracy" in names and history.most("accuracy") > TENTH:
-        names = [name for name in names if name != "reward"]  # which says less
+    if "accuracy" in names:
+        names.remove("accuracy")
+        if history["accuracy"].levels().best > TENTH:  # it says more than the reward
+            names = [name for name in names if name != "reward"]
+        names.append("accuracy")
     for name in names:
         verdict = _fell(history, name, explain.VALIDATION_FELL if name == "validation" else explain.LOST)
         if verdict is None or verdict.since is None:

@@ -110,7 +110,7 @@ class Watch:
         if lasting <= max(verdict.window, COMPLETIONS / (self.history.completions or COMPLETIONS)):
             return False
         levels = series.levels(verdict.window)
-        if series.is_share and levels.best <= TENTH:
+        if verdict.number == "accuracy" and series.levels(series.windows()[-1]).best <= TENTH:
             return False  # too little to lose
         newest = fmean(series.values[-max(1, verdict.window // 4) :])
         if levels.best - newest < HALF * (levels.best - levels.last):
