@@ -132,7 +132,7 @@ FRAMEWORKS = {
 
 def _metrics_of(framework: Framework) -> set[str]:
     """Return what a framework calls the numbers of a run."""
-    names = set()
+    names = set[str]()
     for sources in framework.metrics.values():
         names.update(source.removeprefix("1 - ") for source in sources)
     return names

@@ -77,8 +77,8 @@ def read_run(
 def _translated(log: Log, limit: float | None) -> Log:
     """Return a log with our numbers; a ValueError says what is missing if there is no outcome in it."""
     steps = {}
-    for step, metrics in log.steps.items():
-        numbers = translate(metrics, log.framework, limit)
+    for step, logged in log.steps.items():
+        numbers = translate(logged, log.framework, limit)
         if numbers.keys() & LABELS.keys():
             steps[step] = numbers
     metrics = set[str]().union(*log.steps.values())
@@ -161,7 +161,7 @@ def completions_per_step(log: Log) -> int | None:
     if log.config.keys() >= {"prompts", "n"}:
         return round(log.config["prompts"] * log.config["n"])
 
-    shares = set()
+    shares = set[float]()
     for numbers in list(log.steps.values())[:1000]:
         shares.update(numbers[name] for name in _SHARES if 0 < numbers.get(name, 0) < 1)
     if not shares:
