@@ -189,16 +189,29 @@ def test_an_empty_variable_of_the_shell_is_named_with_all_else_that_is_wrong(cap
     assert "n_gpus_per_node: is 'eight'" in out and "use_dynamic_bsz: is 'maybe'" in out
 
 
-def test_the_last_line_counts_the_problems_and_the_status_says_whether_there_are_any(monkeypatch, capsys):
-    warning, problem = Finding("a", "b", advice="c"), Finding("d", "e", "f")
-    for found, counts, status in (
-        (([warning], []), "no problem", intercept.status_if_sound),
-        (([warning, problem], [problem]), "1 problem in its settings, 1 problem on this machine", 1),
-    ):
-        monkeypatch.setattr(settings, "judge", lambda config, with_machine, found=found: found)
-        line, ended_with = judge(verl_config(*GTPO))
-        assert line.startswith("judged: ") and line.endswith(counts) and ended_with == status
-    assert capsys.readouterr().out == "warning: a: b: c\n" * 2 + "problem: d: e: f\n" * 2
+WARNING, PROBLEM = Finding("a", "b", advice="c"), Finding("d", "e", "f")
+
+
+@pytest.mark.parametrize(
+    ("found", "counts", "printed"),
+    [
+        (([WARNING], []), "no problem", "warning: a: b: c\n"),
+        (
+            ([WARNING, PROBLEM], [PROBLEM]),
+            "1 problem in its settings, 1 problem on this machine",
+            "warning: a: b: c\n" + "problem: d: e: f\n" * 2,
+        ),
+    ],
+    ids=["sound", "problems"],
+)
+def test_the_last_line_counts_the_problems_and_the_status_says_whether_there_are_any(
+    found, counts, printed, monkeypatch, capsys
+):
+    monkeypatch.setattr(settings, "judge", lambda config, with_machine: found)
+    monkeypatch.setattr(intercept, "status_if_sound", 0)
+    line, status = judge(verl_config(*GTPO))
+    assert line.startswith("judged: ") and line.endswith(counts) and status == (0 if counts == "no problem" else 1)
+    assert capsys.readouterr().out == printed
 
 
 def test_the_config_of_its_caller_stays_as_it_is():
@@ -229,14 +242,15 @@ def test_other_modules_start(module):
     intercept.end_if_never_judged(module)
 
 
-def test_a_main_that_ends_or_fails_without_a_judgement_ends_there(capfd):
-    def fails():
-        raise SystemExit(0)
+def exits():
+    raise SystemExit(0)
 
-    for main in (lambda: None, fails):
-        with pytest.raises(Ended, match="not judged: ") as ended:
-            intercept._run_main(main, None, (), {})
-        assert ended.value.args[1] == 1
+
+@pytest.mark.parametrize("main", [lambda: None, exits], ids=["ends", "exits"])
+def test_a_main_that_ends_or_fails_without_a_judgement_ends_there(main, capfd):
+    with pytest.raises(Ended, match="not judged: ") as ended:
+        intercept._run_main(main, None, (), {})
+    assert ended.value.args[1] == 1
 
 
 @pytest.mark.parametrize("value", ["0", "yes", "machine"])

@@ -310,9 +310,9 @@ def test_the_columns_of_a_dataset_of_ones_own_are_its_own_matter(tmp_path):
     assert word not in {finding.subject for finding in found}
 
 
-def test_a_folder_beside_the_run_is_a_model_and_no_name_on_the_hub(tmp_path, monkeypatch):
+@pytest.mark.parametrize("path", ["model", "outputs/sft/model"])
+def test_a_folder_beside_the_run_is_a_model_and_no_name_on_the_hub(tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
-    for path in ("model", "outputs/sft/model"):
-        found = resources.findings(verl_config(*COMPLETE, f"actor_rollout_ref.model.path={path}"))
-        assert "no model is there" in {finding.says for finding in found}
+    found = resources.findings(verl_config(*COMPLETE, f"actor_rollout_ref.model.path={path}"))
+    assert "no model is there" in {finding.says for finding in found}
