@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -134,9 +135,12 @@ def _same_validation(log: Log) -> Log:
             validations.append(set(results))
     if not validations:
         return log
-    everywhere = set.intersection(*validations)
-    left_out = set.union(*validations) - everywhere
-    if not everywhere or not left_out:
+    kept = set.intersection(*validations)
+    if not kept:  # as where one before training logs accuracies, and the others rewards
+        (most_common, _), *_ = Counter(map(frozenset, validations)).most_common(1)
+        kept = set(most_common)
+    left_out = set.union(*validations) - kept
+    if not left_out:
         return log
     note = f"left out, since not every validation has it: {', '.join(sorted(left_out))}"
     steps = {}

@@ -245,6 +245,17 @@ def test_a_validation_set_that_was_added_later_is_left_out_of_the_mean(tmp_path)
     assert report["notes"] == ["left out, since not every validation has it: val-core/b/acc/mean@1"]
 
 
+def test_a_validation_of_another_scale_than_the_others_is_left_out(tmp_path):
+    """verl's before training may log accuracies, where the later ones log rewards."""
+    records = [{**x} for x in run_logs.verl(score=lambda s: -0.9 + 0.004 * s, lowest=lambda s: -1.0)]
+    records[0]["val-core/a/acc/mean@1"] = 0.04
+    for step in range(10, 120, 10):
+        records[step]["val-aux/a/reward/mean@1"] = -0.8 + 0.002 * step
+    report = diagnose(run_logs.write_jsonl(tmp_path / "a.jsonl", records))
+    assert (report["verdict"], report["number"]) == ("healthy", "validation")
+    assert "val-core/a/acc/mean@1" in report["notes"][0] and report["numbers"]["validation"]["best"] < 0
+
+
 def test_a_log_without_an_outcome_gets_no_verdict(tmp_path):
     of_sft = {"loss": 1.0, "entropy": 0.5, "grad_norm": 1.0, "learning_rate": 1e-5}
     with pytest.raises(ValueError, match="supervised training"):
