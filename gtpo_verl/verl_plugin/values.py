@@ -154,7 +154,8 @@ def _wrong_value(
         return None
     takes = _takes(key, ranges, annotation)
     if written == _MISSING:
-        return WrongValue(key, "is not given", takes, is_certain=key in verls_defaults())
+        is_verls = key in verls_defaults() or key in ranges
+        return WrongValue(key, "is not given", takes, is_certain=is_verls)
     try:
         value = _resolved(config, key, written)
     except OmegaConfBaseException as error:
