@@ -58,37 +58,59 @@ def from_transfer_queue(tq: Any, batch: Any, with_entropy: bool = True) -> Batch
     Raises:
         RuntimeError: TransferQueue does not hold a field, or entropy and responses do not fit together.
     """
-    names = ["responses", "response_mask", "prompts", *(["entropy"] if with_entropy else [])]
+    names = ["responses", "response_mask", "prompts"]
+    if with_entropy:
+        names.append("entropy")
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
     if missing := sorted(set(names) - set(data.keys())):  # TransferQueue silently omits missing fields
         raise RuntimeError(f"TransferQueue lacks {', '.join(missing)}, which GTPO needs for every row")
     offsets = data["responses"].offsets()
     if with_entropy and not torch.equal(offsets, data["entropy"].offsets()):
         raise RuntimeError("the entropy in TransferQueue is not as long as the responses in some row")
-    ids, ends = data["prompts"].values().numpy(), data["prompts"].offsets().tolist()
+
+    # The prompts are one array of ids and the places at which each begins.
+    ids = data["prompts"].values().numpy()
+    ends = data["prompts"].offsets().tolist()
     prompts = [ids[start:end] for start, end in pairwise(ends)]
+
     padded = data.exclude("prompts").to_padded_tensor()
-    entropy = padded["entropy"] if with_entropy else None
+    last_outputs, sessions = _sessions(batch.keys)
     fields = BatchFields(
-        padded["responses"], entropy, padded["response_mask"], offsets.diff(), prompts, *_sessions(batch.keys)
+        responses=padded["responses"],
+        entropy=padded["entropy"] if with_entropy else None,
+        response_mask=padded["response_mask"],
+        response_len=offsets.diff(),
+        prompts=prompts,
+        last_outputs=last_outputs,
+        sessions=sessions,
     )
-    if len(fields.last_outputs) == len(prompts):
+    if len(last_outputs) == len(prompts):
         return fields
-    # An agent's later prompts may have pictures of its own, which are large.
-    name, pictures = "multi_modal_inputs", list[bytes]()
-    keys = [batch.keys[row] for row in fields.last_outputs]
+    return fields._replace(pictures=_pictures_of(tq, batch, last_outputs))
+
+
+def _pictures_of(tq: Any, batch: Any, rows: Sequence[int]) -> list[bytes]:
+    """Return a digest of the pictures of each of these rows: an agent's later prompts may have some of their own, and
+    they are too large to be held together."""
+    name = "multi_modal_inputs"
+    keys = [batch.keys[row] for row in rows]
+    digests: list[bytes] = []
     for start in range(0, len(keys), _AT_ONCE):
-        of_keys = keys[start : start + _AT_ONCE]
-        data = tq.kv_batch_get(keys=of_keys, partition_id=batch.partition_id, select_fields=[name])
-        pictures += map(_digest, data.pop(name).tolist() if name in data.keys() else ())
-    return fields._replace(pictures=pictures)
+        some_keys = keys[start : start + _AT_ONCE]
+        data = tq.kv_batch_get(keys=some_keys, partition_id=batch.partition_id, select_fields=[name])
+        if name in data.keys():
+            digests += [_digest(pictures) for pictures in data.pop(name).tolist()]
+    return digests
 
 
 def _digest(pictures: dict[str, Any] | None) -> bytes:
     digest = sha256()
-    for name, x in sorted((pictures or {}).items()):
-        own = x.flatten().contiguous().view(torch.uint8).numpy().tobytes() if torch.is_tensor(x) else repr(x).encode()
-        digest.update(name.encode() + own)
+    for name, value in sorted((pictures or {}).items()):
+        digest.update(name.encode())
+        if torch.is_tensor(value):
+            digest.update(value.flatten().contiguous().view(torch.uint8).numpy().tobytes())
+        else:
+            digest.update(repr(value).encode())
     return digest.digest()
 
 
@@ -97,7 +119,8 @@ def keep_in_batch(old_log_prob: Any, batch: Any) -> None:
 
     verl joins `old_log_prob` with the batch, without its field `entropys`; both are a TensorDict.
     """
-    old_log_prob[ENTROPY], old_log_prob[RESPONSE_MASK] = old_log_prob["entropys"], batch["response_mask"]
+    old_log_prob[ENTROPY] = old_log_prob["entropys"]
+    old_log_prob[RESPONSE_MASK] = batch["response_mask"]
 
 
 def take_from_batch(batch: Any, with_entropy: bool = True) -> BatchFields | None:
@@ -110,17 +133,35 @@ def take_from_batch(batch: Any, with_entropy: bool = True) -> BatchFields | None
     responses = batch["responses"]
     prompt_mask, mask = batch["attention_mask"].bool().tensor_split([-responses.shape[1]], dim=1)
     prompts = [ids[own] for ids, own in zip(batch["prompts"].numpy(), prompt_mask.numpy(), strict=True)]
-    entropy = batch.pop(ENTROPY) if with_entropy else None
-    response_mask = batch.pop(RESPONSE_MASK) if with_entropy else batch["response_mask"]
-    rows = list(range(len(responses)))
-    return BatchFields(responses, entropy, response_mask, mask.sum(-1), prompts, rows, rows)
+    entropy = None
+    response_mask = batch["response_mask"]
+    if with_entropy:
+        entropy = batch.pop(ENTROPY)
+        response_mask = batch.pop(RESPONSE_MASK)
+    rows = list(range(len(responses)))  # each is a session of its own
+    return BatchFields(
+        responses=responses,
+        entropy=entropy,
+        response_mask=response_mask,
+        response_len=mask.sum(-1),
+        prompts=prompts,
+        last_outputs=rows,
+        sessions=rows,
+    )
 
 
 def _sessions(keys: Iterable[str]) -> tuple[list[int], list[int]]:
-    """`last_outputs` and `sessions` of rows with these keys."""
-    rows = [key.rsplit("_", 1) for key in keys]
-    places: dict[str, int] = {}
-    sessions = [places.setdefault(name, len(places)) for name, _ in rows]
-    by_output = sorted(range(len(rows)), key=lambda row: int(rows[row][1]))
-    last = {sessions[row]: row for row in by_output}
+    """Return `last_outputs` and `sessions` of rows with these keys."""
+    places: dict[str, int] = {}  # of each session, in the order of their first rows
+    sessions: list[int] = []
+    outputs: list[int] = []
+    for key in keys:
+        name, output = key.rsplit("_", 1)
+        sessions.append(places.setdefault(name, len(places)))
+        outputs.append(int(output))
+
+    last: dict[int, int] = {}
+    for row, session in enumerate(sessions):
+        if session not in last or outputs[row] >= outputs[last[session]]:
+            last[session] = row
     return [last[session] for session in range(len(places))], sessions
