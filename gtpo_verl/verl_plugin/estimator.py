@@ -75,13 +75,18 @@ class GTPOEstimator:
     """
 
     def __init__(self, trainer: Any, run: RunConfig):
-        config, folder = trainer.config, trainer.config.trainer.default_local_dir
-        if run.applies_gtpo:
-            resumed_from = (run.resumed_from or folder) if trainer.global_steps > 1 else None
-        else:
+        config = trainer.config
+        folder = config.trainer.default_local_dir
+        resumed_from = None
+        if run.applies_gtpo and trainer.global_steps > 1:
+            resumed_from = run.resumed_from or folder
+        if not run.applies_gtpo:
+            # A dump under another estimator keeps the record beside itself.
             folder = run.gtpo.dump_dir or folder
-            resumed_from = folder if InitialEntropy.path(folder).exists() else None
-        self.run, self.config = run, run.gtpo
+            if InitialEntropy.path(folder).exists():
+                resumed_from = folder
+        self.run = run
+        self.config = run.gtpo
         self._norm_by_std = config.algorithm.get("norm_adv_by_std_in_grpo", True)
         self.gtpo_run = GTPORun(self.config, folder, resumed_from, applied=run.applies_gtpo)
         self._max_response_length = config.data.max_response_length
@@ -144,7 +149,8 @@ class GTPOEstimator:
             ValueError: an entropy that is not finite, or of which the update said nothing; it names uid and row.
         """
         assert pending.result and pending.inputs
-        result, last = pending.result, pending.fields.last_outputs
+        result = pending.result
+        last = pending.fields.last_outputs
         entropy = trajectory_entropy[last]
         check_finite("entropy", entropy, result.completions.uids)
         self.gtpo_run.measure(entropy, result.completions)
@@ -196,11 +202,17 @@ class GTPOEstimator:
         return compute_gtpo_metrics(pending.result, self.config, self.gtpo_run.initial_entropy_value, truncated)
 
     def keep_with_checkpoint(self) -> None:
-        """Write the record of ⟨H⟩_ini into a checkpoint that verl has saved since the last call: by default the runs of
-        a project share one folder of checkpoints, where each start writes its own record."""
-        before, self._saved = self._saved, self._last_saved()
-        if self._saved and self._saved != before and self._saved[0].is_dir() and self.gtpo_run.initial_entropy:
-            self.gtpo_run.initial_entropy.save(self._saved[0], self.config)
+        """Write the record of ⟨H⟩_ini into a checkpoint that verl has saved since the last call.
+
+        By default the runs of a project share one folder of checkpoints, where each start writes its own record.
+        """
+        before = self._saved
+        self._saved = self._last_saved()
+        if self._saved is None or self._saved == before:
+            return
+        checkpoint, _ = self._saved
+        if checkpoint.is_dir() and self.gtpo_run.initial_entropy:
+            self.gtpo_run.initial_entropy.save(checkpoint, self.config)
 
     def _last_saved(self) -> tuple[Path, int] | None:
         """Return the last checkpoint, and when verl noted it."""
@@ -216,10 +228,13 @@ class GTPOEstimator:
         if self._warned_of_sessions:
             return
         self._warned_of_sessions = True
-        real = fields.response_mask.any(-1)  # verl's padding rows have no token
+        is_real = fields.response_mask.any(-1)  # verl's padding rows have no token
+        outputs = int(is_real.sum())
+        sessions = int(is_real[fields.last_outputs].sum())
         logger.warning(
             "GTPO: the agent loop made %d outputs in %d sessions; GTPO uses the last output of each session. A "
             "session weighs as much as it has outputs (verl #7580). verl counts its mini-batches in outputs too, "
             "so it may update more than once per rollout, and the gtpo loss does not clip",
-            *(int(real.sum()), int(real[fields.last_outputs].sum())),
+            outputs,
+            sessions,
         )

@@ -26,14 +26,18 @@ _ROUNDING = 0.25
 
 
 def entropy_range(tokenizer: Any) -> tuple[float, float]:
-    """From 0 to ln V nats per token, if V is known: twice the tokenizer's size, since output layers are padded."""
-    return 0.0, math.log(2 * len(tokenizer)) if tokenizer is not None else math.inf
+    """Return 0 and ln V, nats per token; V is taken as twice the tokenizer's size, since output layers are padded."""
+    highest = math.inf
+    if tokenizer is not None:
+        highest = math.log(2 * len(tokenizer))
+    return 0.0, highest
 
 
 def check_range(name: str, values: torch.Tensor, bounds: tuple[float, float], ids: Sequence, of: str = "uid") -> None:
     """Raise a ValueError on the first of (bs,) values in nats that no distribution has, naming its row and id."""
     lowest, highest = bounds
-    for row in ((values < lowest - _ROUNDING) | (values > highest + _ROUNDING)).nonzero().flatten().tolist():
+    is_impossible = (values < lowest - _ROUNDING) | (values > highest + _ROUNDING)
+    for row in is_impossible.nonzero().flatten().tolist():
         raise ValueError(
             f"the {name} of row {row} ({of} {ids[row]}) is {values[row]:.4g} nats, which must be from {lowest:.4g} "
             f"to {highest:.4g}: the forward pass is wrong; if it uses fused kernels, set "
@@ -148,17 +152,22 @@ def apply_in_actor(
     advantages, means = apply_entropy(padded["advantages"], padded["response_mask"], entropy, inputs)
     bounds = entropy_range(getattr(config.model_config, "tokenizer", None))
     check_range("entropy", means, bounds, inputs.row.tolist(), "row of the batch")
-    tokens = [row.tolist() if dumped else None for row, dumped in zip(entropy, inputs.dumped.tolist(), strict=True)]
-    return advantages, [*map(RowEntropy, inputs.row.tolist(), means.tolist(), tokens)]
+    entropies = []
+    columns = zip(inputs.row.tolist(), means.tolist(), inputs.dumped.tolist(), entropy, strict=True)
+    for row, mean, is_dumped, of_tokens in columns:
+        tokens = of_tokens.tolist() if is_dumped else None
+        entropies.append(RowEntropy(row=row, mean=mean, tokens=tokens))
+    return advantages, entropies
 
 
 def gather(entropies: list[RowEntropy], shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor]:
-    """⟨H⟩_i of a whole update, (bs,), nan where there is none; and the entropy of each token, (bs, response_length), 0
-    where the dump has not asked for it.
+    """Return ⟨H⟩_i of a whole update, (bs,), and the entropy of each token, (bs, response_length).
 
-    The first of a row counts: several come of `ppo_epochs` above 1, and from ranks that share their rows.
+    ⟨H⟩_i is nan where there is none, and a token's entropy 0 where the dump has not asked for it. The first of a row
+    counts: several come of `ppo_epochs` above 1, and from ranks that share their rows.
     """
-    means, tokens = torch.full(shape[:1], torch.nan), torch.zeros(shape)
+    means = torch.full(shape[:1], torch.nan)
+    tokens = torch.zeros(shape)
     for entropy in reversed(entropies):
         means[entropy.row] = entropy.mean
         if entropy.tokens is not None:
