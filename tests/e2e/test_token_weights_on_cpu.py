@@ -32,6 +32,7 @@ def weights_of(rule, rows):
     [
         ("lambda_grpo", "old_log_prob"),
         ("highest_entropy", "old_log_prob"),
+        ("shared_beginning", "old_log_prob"),
     ],
 )
 def test_a_run_is_trained_with_the_rules_weights(train, tmp_path, rule, entropy_from):
