@@ -20,8 +20,9 @@ check_steps() {
 
 # SEED, as numpy and Python take it.
 check_seed() {
-    [[ ${SEED:-0} =~ ^(0|[1-9][0-9]{0,9})$ ]] && ((${SEED:-0} < 2 ** 32)) ||
+    if ! [[ ${SEED:-0} =~ ^(0|[1-9][0-9]{0,9})$ ]] || ((${SEED:-0} >= 2 ** 32)); then
         fail "SEED=$SEED: must be a whole number, 0 or above and below 2^32"
+    fi
 }
 
 # The variable $1: 0, or a number above it.

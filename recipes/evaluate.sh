@@ -34,7 +34,7 @@ INFER_BACKEND=${INFER_BACKEND:-vllm}                    # vllm | sglang
 NGPUS_PER_NODE=${NGPUS_PER_NODE:-$gpus}
 # ---- end user-adjustable ----
 
-test_files=()
+test_files=() test_file=
 for dataset in $datasets; do
     if [ ! -e "$data_root/$dataset/test.parquet" ]; then
         split=()    # both, since a recipe refuses one without the other
@@ -65,6 +65,7 @@ if [ -e "$model_path/adapter_config.json" ]; then
     of_adapter() {
         python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))[sys.argv[2]])' "$model_path/adapter_config.json" "$1"
     }
+    adapter_path=
     set_plain_folder adapter_path "$model_path"
     adapter=(
         actor_rollout_ref.model.lora_adapter_path="$(hydra "$adapter_path")"

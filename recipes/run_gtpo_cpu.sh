@@ -119,6 +119,6 @@ python3 -m recipes run --out "$OUT" --stall "$stall" "${extend[@]}" -- "${COMMAN
 shown=$(printf %q "$OUT")
 [ ${#dump[@]} = 0 ] || echo "
 To look at it, after source .venv/bin/activate:
-  gtpo-verl diagnose $shown/metrics.jsonl --rollouts $shown/dump     is it sound?
+  gtpo-verl diagnose $shown/metrics.jsonl --rollouts $shown/dump     is the run healthy?
   gtpo-verl view $shown/dump -o $shown/view.html     what happened to each token; open it in a browser
   $shown/training.png     its curves"
