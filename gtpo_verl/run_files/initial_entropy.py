@@ -27,17 +27,17 @@ PAPER_SAMPLES = 100
 class InitialEntropy:
     """⟨H⟩_ini and how it was measured."""
 
-    value: float  # mean of ⟨H⟩_i over the completions, nats per token
+    value: float  # mean over completions of each completion's mean entropy ⟨H⟩_i, nats per token
     std: float = 0.0  # standard deviation of ⟨H⟩_i over the completions, nats per token
     completions: int = 0  # 0 if the config gave the value
-    prompts: int = 0  # of these completions
+    prompts: int = 0  # different prompts of these completions; 0 if the config gave the value
 
     @classmethod
     def measure(cls, entropy: torch.Tensor, lengths: torch.Tensor, index: Iterable[Hashable]) -> "InitialEntropy":
         """Measure from (bs,) trajectory entropies of rollouts of the untrained policy; rows of length 0 do not count.
 
         Raises:
-            ValueError: there are no other rows.
+            ValueError: every row has length 0.
         """
         values = entropy[lengths > 0].double()
         if len(values) == 0:
@@ -53,7 +53,7 @@ class InitialEntropy:
     def may_be_chance(self, config: GTPOConfig) -> bool:
         """Return whether other prompts might decide otherwise: there are few, and the value is near the threshold.
 
-        Of one prompt each, Llama-3.1-8B on MATH starts at 0.90 or at 0.48 nats.
+        Measured on a single prompt of MATH, Llama-3.1-8B has 0.90 nats on one and 0.48 on another.
         """
         is_near = config.entropy_threshold / 2 < self.value < 2 * config.entropy_threshold
         has_few_prompts = 0 < self.prompts < 16  # 0 where the value was set
@@ -76,7 +76,7 @@ class InitialEntropy:
 
     @staticmethod
     def path(folder: str | Path) -> Path:
-        """Return the record of a run with these checkpoints."""
+        """Return the path of the record in a folder of checkpoints."""
         return Path(folder) / _FILE_NAME
 
     def save(self, folder: str | Path, config: GTPOConfig) -> Path | None:
@@ -90,17 +90,17 @@ class InitialEntropy:
         try:
             atomic_write(path, json.dumps(record, indent=2) + "\n")
         except OSError as error:
-            needs = f"to resume the run, set {config.section}.initial_entropy={self.value}"
-            logger.warning("GTPO: the initial entropy is not recorded (%s); %s", error, needs)
+            remedy = f"to resume the run, set {config.section}.initial_entropy={self.value}"
+            logger.warning("GTPO: the initial entropy is not recorded (%s); %s", error, remedy)
             return None
         return path
 
     @classmethod
     def known_before(cls, config: GTPOConfig, resumed_from: str | Path | None) -> "InitialEntropy | None":
-        """Return what a run knows of its initial entropy before its first batch; None: to be measured, or not needed.
+        """Return the initial entropy that is known before the first batch; None if it is to be measured, or not needed.
 
         Args:
-            config: the run's.
+            config: the run's GTPO settings.
             resumed_from: the folder of the record, if the run is resumed; None if it is new.
 
         Raises:
@@ -134,7 +134,7 @@ class InitialEntropy:
         path = cls.path(folder)
         remedy = (
             f"set {section}.initial_entropy (nats per token) to the value that the run logged at its first step or, "
-            "if that was not GTPO's, to what `gtpo-verl initial-entropy` measures of the model that it started from; "
+            "if that run did not use GTPO, to what `gtpo-verl initial-entropy` measures of the model it started from; "
             f"or {section}.completion_filter to always or never"
         )
         if not path.is_file():
@@ -151,7 +151,7 @@ class InitialEntropy:
 
 
 def changed_settings(folder: str | Path, config: GTPOConfig) -> list[str]:
-    """Return the keys that had another value in the run with these checkpoints, one line each.
+    """Return the GTPO settings that differ from those recorded with these checkpoints, one line each.
 
     Raises:
         ValueError: the record of that run is damaged.
@@ -161,7 +161,7 @@ def changed_settings(folder: str | Path, config: GTPOConfig) -> list[str]:
     if not isinstance(before, dict):
         raise ValueError(f"{path} must have an object {_SETTINGS}: restore or remove it")
 
-    # A key that the earlier version did not have is no change, and a dump changes nothing.
+    # Keys that the record lacks, of an older version, are no change; `dump_*` does not affect training.
     present = asdict(config)
     keys = [key for key in present if key in before and not key.startswith("dump_")]
     changes = differences({key: before[key] for key in keys}, {key: present[key] for key in keys})

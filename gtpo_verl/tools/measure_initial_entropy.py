@@ -1,7 +1,7 @@
-"""⟨H⟩_ini by the paper's strict procedure (GTPO, arXiv:2508.03772, Sec. 5.2 and 6), with Hugging Face transformers.
+"""The untrained model's mean token entropy, ⟨H⟩_ini, measured as in the paper, with Hugging Face transformers.
 
-One completion of each of the first 100 training prompts, sampled from the untrained model at temperature 1.0 with no
-other restriction. `gtpo-verl initial-entropy` is its command line.
+GTPO (arXiv:2508.03772, Sec. 5.2 and 6) samples one completion of each of the first 100 training prompts, at temperature
+1.0, without top-k, top-p or a penalty for repetition. `gtpo-verl initial-entropy` is the command line.
 """
 
 import argparse
@@ -50,10 +50,10 @@ def _is_chat(prompt: Any) -> bool:
 
 
 def template_kwargs(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return what overrides of verl's `data.apply_chat_template_kwargs` give to the chat template of its rollouts.
+    """Parse overrides of verl's `data.apply_chat_template_kwargs` into keyword arguments for the chat template.
 
     Raises:
-        ValueError: an override is of another key, or has no value that Hydra reads.
+        ValueError: an override sets another key, or Hydra cannot parse it.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -62,10 +62,10 @@ def template_kwargs(overrides: Sequence[str]) -> dict[str, Any]:
     config = OmegaConf.create({"data": {"apply_chat_template_kwargs": {}}})
     try:
         for override in OverridesParser.create().parse_overrides(list(overrides)):
-            is_of_template = f"{override.key_or_group}.".startswith(f"{_TEMPLATE}.")
-            if not is_of_template:
+            key = override.key_or_group
+            if key != _TEMPLATE and not key.startswith(f"{_TEMPLATE}."):
                 raise ValueError(f"{override.input_line}: only {_TEMPLATE} changes what is measured: leave it out")
-            OmegaConf.update(config, override.key_or_group, override.value())
+            OmegaConf.update(config, key, override.value())
     except HydraException as error:
         raise ValueError(f"{_TEMPLATE}: {error}") from error
     return OmegaConf.to_container(config.data.apply_chat_template_kwargs)  # type: ignore[return-value]
@@ -74,7 +74,11 @@ def template_kwargs(overrides: Sequence[str]) -> dict[str, Any]:
 def sample_entropies(
     model: Any, tokenizer: Any, prompts: list[list[dict[str, str]]], max_response_length: int, **template: Any
 ) -> "tuple[torch.Tensor, torch.Tensor]":
-    """Sample a completion of each prompt; return ⟨H⟩_i in nats per token and lengths, both (len(prompts),)."""
+    """Sample a completion of each prompt.
+
+    Returns:
+        Each completion's mean token entropy ⟨H⟩_i, in nats, and its length in tokens, both (len(prompts),).
+    """
     import torch
 
     from gtpo_verl.algorithm.advantage import compute_trajectory_entropy
@@ -92,11 +96,12 @@ def sample_entropies(
     with torch.inference_mode():
         sequences = model.generate(**inputs, max_new_tokens=max_response_length, logits_processor=[record])
 
-    # A completion goes on to its first EOS token, which counts.
+    # A token counts if no EOS comes before it, so the first EOS itself counts.
     responses = sequences[:, inputs["input_ids"].shape[1] :]
     eos = torch.tensor(model.generation_config.eos_token_id, device=sequences.device)
     is_eos = torch.isin(responses, eos).int()
-    response_mask = (is_eos.cumsum(-1) - is_eos == 0).int()
+    eos_before = is_eos.cumsum(-1) - is_eos
+    response_mask = (eos_before == 0).int()
     trajectory_entropy = compute_trajectory_entropy(torch.stack(entropies, 1), response_mask)
     return trajectory_entropy.cpu(), response_mask.sum(-1).cpu()
 
@@ -104,20 +109,21 @@ def sample_entropies(
 def measure_initial_entropy(
     model_path: str, data: Path, samples: int, max_response_length: int, batch_size: int, seed: int, template: dict
 ) -> "InitialEntropy":
-    """Measure ⟨H⟩_ini of a model in Hugging Face format, on the GPU if there is one; arguments as of the command.
+    """Measure ⟨H⟩_ini of a model in Hugging Face format, on the GPU if there is one; see `add_arguments`.
 
     Raises:
         ValueError: the data has fewer than `samples` rows, there is no such model, or the GPUs are in a Ray cluster.
     """
     prompts = read_prompts(data, samples)
     if os.environ.get("VERL_USE_MODELSCOPE", "").lower() == "true":
-        import verl  # noqa: F401, which lets transformers ask ModelScope
+        import verl  # noqa: F401, since its import makes transformers ask ModelScope
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     from gtpo_verl.run_files.initial_entropy import InitialEntropy
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    # With GPUs in a Ray cluster alone, this machine's CPU would take hours.
     cluster = os.environ.get("RAY_ADDRESS")
     if cluster and device == "cpu" and os.environ.get("VERL_PLATFORM") != "cpu":
         remedy = "run this command by ray job submit --entrypoint-num-gpus=1, and give the run its value"
@@ -136,10 +142,10 @@ def measure_initial_entropy(
     model.generation_config = GenerationConfig(
         do_sample=True,
         temperature=1.0,
-        top_k=0,
+        top_k=0,  # off
         top_p=1.0,
         repetition_penalty=1.0,
-        eos_token_id=eos_ids(tokenizer, model.generation_config),  # at which the rollout stops
+        eos_token_id=eos_ids(tokenizer, model.generation_config),  # the tokens at which the rollout stops
         pad_token_id=tokenizer.pad_token_id,
     )
     torch.manual_seed(seed)
@@ -159,10 +165,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "example: gtpo-verl initial-entropy --model Qwen/Qwen2.5-3B-Instruct --data data/math/train.parquet"
     parser.add_argument("--model", required=True, help="folder in Hugging Face format, or Hub name")
     parser.add_argument("--data", required=True, type=Path, help="the run's training questions, a parquet file")
-    parser.add_argument("--samples", type=int, default=100, help="prompts (default: %(default)s)")
+    parser.add_argument("--samples", type=int, default=100, help="number of prompts (default: %(default)s)")
     parser.add_argument("--max-response-length", type=int, default=1500, help="as in training (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=20, help="completions at a time (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=3407, help="of the sampling (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=3407, help="random seed of the sampling (default: %(default)s)")
     parser.add_argument("overrides", nargs="*", help=f"after --: the run's overrides of {_TEMPLATE}")
 
 

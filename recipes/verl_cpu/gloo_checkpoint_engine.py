@@ -1,6 +1,6 @@
 """Weights from the training workers to rollouts with workers of their own, over gloo.
 
-verl's own engines for this need an accelerator:
+verl's own engines for this need an accelerator. To use this one instead, set
 
     actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=recipes.verl_cpu.gloo_checkpoint_engine
     actor_rollout_ref.rollout.checkpoint_engine.backend=gloo
@@ -24,7 +24,11 @@ _TIMEOUT = timedelta(minutes=10)
 
 @wrapt.patch_function_wrapper("verl.utils.fsdp_utils", "fsdp2_sharded_save_to_cpu")
 def copy_saved_weights(save: Any, instance: None, args: tuple, kwargs: dict) -> Any:
-    """`separate_async` keeps the weights of the last sync in host memory, where `.cpu()` copies nothing."""
+    """Clone the saved weights.
+
+    `separate_async` keeps the weights of the last sync in host memory. On a CPU they are there already, and verl's
+    `.cpu()` returns the live tensors, which the next update would overwrite.
+    """
     weights, spec = save(*args, **kwargs)
     return {name: (tensor.clone(), own_spec) for name, (tensor, own_spec) in weights.items()}, spec
 
@@ -34,12 +38,13 @@ class GlooCheckpointEngine(CheckpointEngine):
     """One broadcast from the first training worker to all rollout workers, in a group that lives for one sync."""
 
     def __init__(self, bucket_size: int, is_master: bool = False):
+        # verl gives every engine a bucket size. All weights go in one message here.
         self.is_master = is_master
         self._store: Any = None
         self._group: Any = None
 
     def prepare(self) -> tuple[str, int] | None:  # type: ignore[override]
-        """Return the address of the store over which the group finds together; None but from the first worker."""
+        """Open the store through which the group meets and return its address, on the first training worker alone."""
         if not self.is_master:
             return None
         host = ray.util.get_node_ip_address().strip("[]")
@@ -52,7 +57,7 @@ class GlooCheckpointEngine(CheckpointEngine):
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
         """Return what each training worker and each rollout worker joins the group with.
 
-        Rank 0 is the first training worker, -1 the others of them, which send nothing.
+        The first training worker has rank 0. The other training workers have -1: they do not join, and send nothing.
         """
 
         def arguments_of(ranks: list[int]) -> dict[str, list[Any]]:
@@ -60,7 +65,7 @@ class GlooCheckpointEngine(CheckpointEngine):
             return {
                 "rank": ranks,
                 "world_size": [world_size] * len(ranks),
-                "address": [metadata[0]] * len(ranks),
+                "address": [metadata[0]] * len(ranks),  # what `prepare` returned on the first training worker
             }
 
         training = [0] + [-1] * (actor_wg_world_size - 1)
@@ -71,6 +76,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         self, rank: int, world_size: int, address: tuple[str, int]
     ) -> None:
         """Join the group of this sync."""
+        # Rank 0 has opened its store in `prepare`, and rank -1 stays out.
         if rank > 0:
             self._store = TCPStore(*address, is_master=False)
         if rank >= 0:
@@ -87,7 +93,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         global_steps: int | None = None,
     ) -> None:
         """Send all weights in one message."""
-        # Every rank must draw every weight: gathering one is a collective.
+        # Workers that send nothing must iterate too: gathering a sharded weight is a collective.
         named = {name: weight.detach().cpu() async for name, weight in ensure_async_iterator(weights)}
         if self._group is None:
             return
