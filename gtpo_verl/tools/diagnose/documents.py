@@ -33,7 +33,7 @@ def read_document(name: str, text: str) -> Any:
     try:
         document = json.loads(text)
     except (RecursionError, ValueError) as error:
-        raise ValueError(f"{name} has no log_history of steps ({error!r}): give {FORMS}") from error
+        raise ValueError(f"{name} contains no training metrics ({error!r}): give {FORMS}") from error
     if isinstance(document, dict) and "_runtime" in document:
         raise ValueError(f"{name} is W&B's summary, the last step alone: give output.log, or the history as CSV")
     return document
@@ -53,7 +53,9 @@ def history(name: str, document: Any) -> list[Entry]:
                 entries.append(entry)
         if entries:
             return entries
-    raise ValueError(f"{name} has no log_history of steps, as trainer_state.json has: give {FORMS}")
+    raise ValueError(
+        f"{name} contains no training metrics, such as the log_history of trainer_state.json: give {FORMS}"
+    )
 
 
 def _lists(document: Any) -> list[list[Any]]:
