@@ -115,30 +115,24 @@ def compute_gtpo(
             "entropy": entropy,
             "old_log_probs": old_log_probs,
         }
+        conflicts = None
+        conflict_weights = torch.ones_like(group_advantages)
         own_weights = compute_own_weights(token_weights, fields, completions, setting)
-        return GTPOAdvantage(
-            advantages=completions.spread(regularized.advantages) * own_weights,
-            group_advantages=group_advantages,
-            trajectory_entropy=trajectory_entropy,
-            regularizer=regularized.regularizer,
-            keep=regularized.keep,
-            unweighted_advantages=regularized.advantages,
-            completions=completions,
-            conflicts=None,
-            conflict_weights=torch.ones_like(group_advantages),
-            own_weights=own_weights,
+        weighted = completions.spread(regularized.advantages) * own_weights
+    else:
+        own_weights = None
+        conflicts = find_conflicts(responses, completions, group_advantages, settings)
+        conflict_weights = compute_conflict_weights(
+            group_advantages, settings.conflict_weight_positive, settings.conflict_weight_negative
         )
+        spread = completions.spread_in_numpy(regularized.advantages)
+        rows = conflicts.rows.cpu().numpy()
+        columns = conflicts.columns.cpu().numpy()
+        spread[rows, columns] = (regularized.advantages * conflict_weights).cpu().numpy()[rows]
+        weighted = torch.from_numpy(spread).to(group_advantages.device)
 
-    conflicts = find_conflicts(responses, completions, group_advantages, settings)
-    conflict_weights = compute_conflict_weights(
-        group_advantages, settings.conflict_weight_positive, settings.conflict_weight_negative
-    )
-    weighted = completions.spread_in_numpy(regularized.advantages)
-    rows = conflicts.rows.cpu().numpy()
-    columns = conflicts.columns.cpu().numpy()
-    weighted[rows, columns] = (regularized.advantages * conflict_weights).cpu().numpy()[rows]
     return GTPOAdvantage(
-        advantages=torch.from_numpy(weighted).to(group_advantages.device),
+        advantages=weighted,
         group_advantages=group_advantages,
         trajectory_entropy=trajectory_entropy,
         regularizer=regularized.regularizer,
@@ -147,6 +141,7 @@ def compute_gtpo(
         completions=completions,
         conflicts=conflicts,
         conflict_weights=conflict_weights,
+        own_weights=own_weights,
     )
 
 
