@@ -61,13 +61,17 @@ class TokenDump:
     """Writes the groups of every `dump_freq`-th step, and of the first, into `dump_dir`.
 
     Args:
-        folder, config: of the run; the files go into the folder.
+        folder: where the files go.
+        config: the run's settings.
         header: what the dump's header says of the run besides.
         tokenizer (tokenizers.Tokenizer | None): the run's; None: no words are written, and the view needs it.
     """
 
     def __init__(self, folder: str | Path, config: VerlGTPOConfig, header: Mapping[str, Any], tokenizer: Any = None):
-        self.config, self.folder, self._tokenizer, self._step = config, Path(folder), tokenizer, -1
+        self.config = config
+        self.folder = Path(folder)
+        self._tokenizer = tokenizer
+        self._step = -1  # the last one that was written
         self._header = {"schema_version": SCHEMA_VERSION, **header}
         self._bytes = sum(path.stat().st_size for path in self.folder.glob(STEP_FILES))
 
@@ -76,7 +80,8 @@ class TokenDump:
         """Return the dump that a trainer of verl asks for, without the steps that it will make again."""
         if run.gtpo.dump_dir is None:
             return None
-        config, model = trainer.config, trainer.config.actor_rollout_ref.model
+        config = trainer.config
+        model = config.actor_rollout_ref.model
         header = {
             "adv_estimator": config.algorithm.adv_estimator,
             "gtpo_applied": run.applies_gtpo,
@@ -113,13 +118,9 @@ class TokenDump:
         atomic_write(self.folder / HEADER_NAME, json.dumps(header | {"gtpo": asdict(self.config)}, indent=2) + "\n")
         path = self.folder / f"step_{step:06d}.jsonl"
         rows = bounded_rows(result)
-        masks = {"response_mask": fields.response_mask, "loss_mask": batch["response_mask"]}
-        values = {"lambda": result.token_weights, "advantages": batch["advantages"], "entropy": fields.entropy}
-        values |= {name: batch[of] for name, of in _LOG_PROBS.items() if of in batch.keys()}
-        columns = {"token_ids": fields.responses[rows].tolist()}
-        columns |= {name: mask[rows].int().tolist() for name, mask in masks.items()}
-        columns |= {name: _short(value[rows]) for name, value in values.items()}
-        rewards, lines = batch["token_level_rewards"].sum(-1), ""
+        rewards = batch["token_level_rewards"].sum(-1)
+        columns = self._columns(rows, batch, fields, result)
+        lines = ""
         for at, row in enumerate(rows):
             completion = {
                 "schema_version": SCHEMA_VERSION,
@@ -129,10 +130,13 @@ class TokenDump:
                 "group_advantage": result.group_advantages[row].item(),
                 "trajectory_entropy": result.trajectory_entropy[row].item(),
                 "keep": bool(result.keep[row]),
-                **(result.conflicts.ends(row) if result.conflicts else {}),
-                "prompt_ids": fields.prompts[row].tolist(),
-                **{name: column[at][: int(fields.response_len[row])] for name, column in columns.items()},
             }
+            if result.conflicts is not None:
+                completion |= result.conflicts.ends(row)
+            completion["prompt_ids"] = fields.prompts[row].tolist()
+            length = int(fields.response_len[row])
+            for name, column in columns.items():
+                completion[name] = column[at][:length]
             if self._tokenizer is not None:
                 completion |= words_of(completion, self._tokenizer)
             lines += json.dumps(completion, separators=(",", ":"), allow_nan=False) + "\n"
@@ -145,11 +149,29 @@ class TokenDump:
             logger.warning("GTPO's dump %s has reached %d bytes and ends with step %d", self.folder, self._bytes, step)
         return path
 
+    @staticmethod
+    def _columns(rows: list[int], batch: Any, fields: BatchFields, result: GTPOAdvantage) -> dict[str, list[list]]:
+        """Return the lists of a dump's lines by their names, each with a list of response_length for every row."""
+        assert fields.entropy is not None  # the caller has waited for it
+        columns = {
+            "token_ids": fields.responses[rows].tolist(),
+            "response_mask": fields.response_mask[rows].int().tolist(),
+            "loss_mask": batch["response_mask"][rows].int().tolist(),
+            "lambda": _short(result.token_weights[rows]),
+            "advantages": _short(batch["advantages"][rows]),
+            "entropy": _short(fields.entropy[rows]),
+        }
+        for name, field in _LOG_PROBS.items():
+            if field in batch.keys():
+                columns[name] = _short(batch[field][rows])
+        return columns
+
 
 def bounded_rows(result: GTPOAdvantage, tokens: int = _STEP_TOKENS) -> list[int]:
-    """Rows of whole groups, in the order of the batch's groups, up to a number of tokens; the first group always."""
+    """Return the rows of whole groups, in the batch's order, up to a number of tokens; the first group always."""
     rows: list[int] = []
-    lengths, groups = result.completions.lengths, result.completions.groups
+    lengths = result.completions.lengths
+    groups = result.completions.groups
     for group in groups[lengths > 0].unique():  # numbered in the order of their first rows
         members = groups == group
         tokens -= int(lengths[members].sum())
@@ -160,6 +182,6 @@ def bounded_rows(result: GTPOAdvantage, tokens: int = _STEP_TOKENS) -> list[int]
 
 
 def _short(values: torch.Tensor) -> list[list[float | None]]:
-    """Floats of four decimals, which JSON writes short; None where one is not finite, which JSON cannot say."""
+    """Return floats of four decimals, which JSON writes short; None where one is not finite, which JSON cannot say."""
     rounded = np.round(values.double().numpy(), 4)
     return np.where(np.isfinite(rounded), rounded, np.array(None)).tolist()
