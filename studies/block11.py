@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from studies.comparisons import whole_seeds
 from studies.plan import GUESSING_ARMS, complete, planned, read_log
 from studies.runs import results
 from studies.statistics import Comparison, interval, short
@@ -52,7 +53,7 @@ def runs() -> pd.DataFrame:
 def judge(found: pd.DataFrame, first: str, second: str) -> Pair:
     """Judge a pair by the rule, on the seeds on which both methods have all their runs."""
     both = found[found["method"].isin([first, second])]
-    whole = both.groupby("seed").filter(lambda of_seed: len(of_seed) == 2 * found["lr"].nunique())
+    whole = whole_seeds(both, 2 * found["lr"].nunique())
     by_seed = whole.groupby(["seed", "method"])[list(COMPARED)].mean().unstack()
     differences = {name: (by_seed[name][first] - by_seed[name][second]).tolist() for name in COMPARED}
     failed = Comparison(differences["failed"])

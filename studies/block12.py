@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pandas import DataFrame
 
-from studies.comparisons import compare
+from studies.comparisons import compare, whole_seeds
 from studies.plan import BOTH_CLAMPED, planned
 from studies.runs import results
 from studies.statistics import described, interval, mcnemar, short, sign_flips
@@ -41,8 +41,7 @@ def without(block: str, seed: int) -> str:
 
 def pairs(block: str) -> DataFrame:
     """Return the runs of the seeds on which both methods have run."""
-    runs = results(planned(block)).sort_values("seed")
-    return runs.groupby("seed").filter(lambda of_seed: len(of_seed) == len(BOTH_CLAMPED))
+    return whole_seeds(results(planned(block)).sort_values("seed"), len(BOTH_CLAMPED))
 
 
 def verdict(differences: Sequence[float]) -> str:
