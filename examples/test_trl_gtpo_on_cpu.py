@@ -18,7 +18,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_gtpo import GTPOTrainer, departures
 
 from gtpo_verl import GTPOConfig
-from gtpo_verl.run_files.initial_entropy import InitialEntropy
+from gtpo_verl.run.initial_entropy import InitialEntropy
 from gtpo_verl.tools.diagnose.report import read_run, report_on
 from gtpo_verl.tools.rollouts import find_source
 

@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from gtpo_verl.algorithm.conflict import compute_conflict_weights as compute_conflict_weights
     from gtpo_verl.algorithm.conflict import compute_token_weights as compute_token_weights
     from gtpo_verl.algorithm.metrics import compute_gtpo_metrics as compute_gtpo_metrics
-    from gtpo_verl.run_files.gtpo_run import GTPORun as GTPORun
+    from gtpo_verl.run.gtpo_run import GTPORun as GTPORun
     from gtpo_verl.verl_plugin.loss import compute_policy_loss_gtpo as compute_policy_loss_gtpo
 
 _MODULES = {
     "Completions": "algorithm.completions",
     "GTPOAdvantage": "algorithm.advantage",
     "GTPOConfig": "algorithm.config",
-    "GTPORun": "run_files.gtpo_run",
+    "GTPORun": "run.gtpo_run",
     "compute_completion_filter": "algorithm.advantage",
     "compute_conflict_mask": "algorithm.conflict",
     "compute_conflict_weights": "algorithm.conflict",

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gtpo_verl.run_files.records import atomic_write, differences, read_record
+from gtpo_verl.run.records import atomic_write, differences, read_record
 
 
 def claim(record: Path, settings: Mapping[str, Any], remedy: str) -> None:

@@ -59,4 +59,4 @@ sed -nE 's/^ *(.*): (survived|no tests)$/\1/p' "$cache/results" |
 awk -F'[.:] *' 'BEGIN { print "| file | changes | noticed |\n|---|---|---|" }
     { changes[$2]++; if (/: (killed|timeout)$/) noticed[$2]++ }
     END { for (name in changes) printf "| %s | %d | %.1f%% |\n", name, changes[name], 100 * noticed[name] / changes[name] }' \
-    <(sed -E 's/\.(algorithm|verl_plugin|monitor|run_files)\././' "$cache/results")
+    <(sed -E 's/\.(algorithm|verl_plugin|monitor|run)\././' "$cache/results")

@@ -15,7 +15,7 @@ case ${1:-} in
     core)
         shift
         selected=(
-            -m "not process" tests/algorithm tests/run_files
+            -m "not process" tests/algorithm tests/run
             tests/verl_plugin/test_{batch_fields,estimator,loss,state,training_monitor}_on_cpu.py
         )
         extras=()

@@ -26,7 +26,7 @@ from typing import Any, Literal, TextIO
 import torch
 from filelock import FileLock, Timeout
 
-from gtpo_verl.run_files.records import atomic_write
+from gtpo_verl.run.records import atomic_write
 from studies.fast import Learner, build_config, hold_out, train
 from studies.model import product_dtype
 from studies.plan import (

@@ -5,7 +5,7 @@ import gzip
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gtpo_verl.run_files.records import atomic_write
+from gtpo_verl.run.records import atomic_write
 from studies.plan import ROOT, Cell, is_stored
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from datasets import load_dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gtpo_verl.run_files.records import atomic_write
+from gtpo_verl.run.records import atomic_write
 from recipes.tasks import smollm2, tiny
 from studies import questions
 from studies.model import Shape, Weights, load, log_probs, sample

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import wrapt
 from packaging.version import Version
 
-from gtpo_verl.run_files.links import DOCS
+from gtpo_verl.links import DOCS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 from packaging.version import Version
 
 from gtpo_verl.algorithm.config import GTPOConfig
+from gtpo_verl.links import DOCS
 from gtpo_verl.openrlhf import ray_actors
-from gtpo_verl.run_files.initial_entropy import InitialEntropy, changed_settings
-from gtpo_verl.run_files.links import DOCS
+from gtpo_verl.run.initial_entropy import InitialEntropy, changed_settings
 
 SUPPORTED_OPENRLHF = ("0.10.4", "0.11.2")
 

@@ -14,7 +14,7 @@ from gtpo_verl.algorithm.advantage import compute_gtpo
 from gtpo_verl.algorithm.completions import Completions
 from gtpo_verl.algorithm.config import GTPOConfig
 from gtpo_verl.algorithm.metrics import compute_gtpo_metrics
-from gtpo_verl.run_files.gtpo_run import GTPORun
+from gtpo_verl.run.gtpo_run import GTPORun
 
 
 class GTPOStage:

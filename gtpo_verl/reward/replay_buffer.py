@@ -31,7 +31,7 @@ from verl.utils import hf_tokenizer
 from verl.utils.fs import copy_to_local
 
 from gtpo_verl.monitor.repetition import group_shares, repetition
-from gtpo_verl.run_files.tokens import eos_ids
+from gtpo_verl.tokens import eos_ids
 
 # verl looks for finished completions every 2 s, which one prompt per step would wait for in each of 7,473 steps. A look
 # takes TransferQueue 2.5 µs per completion; more often than this it would have little time for anything else.

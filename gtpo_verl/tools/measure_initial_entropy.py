@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtpo_verl.algorithm.config import GTPOConfig
-from gtpo_verl.run_files.tokens import eos_ids
+from gtpo_verl.tokens import eos_ids
 
 if TYPE_CHECKING:
     import torch
 
-    from gtpo_verl.run_files.initial_entropy import InitialEntropy
+    from gtpo_verl.run.initial_entropy import InitialEntropy
 
 _TEMPLATE = "data.apply_chat_template_kwargs"
 
@@ -120,7 +120,7 @@ def measure_initial_entropy(
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-    from gtpo_verl.run_files.initial_entropy import InitialEntropy
+    from gtpo_verl.run.initial_entropy import InitialEntropy
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     # With GPUs in a Ray cluster alone, this machine's CPU would take hours.

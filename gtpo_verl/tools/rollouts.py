@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gtpo_verl.algorithm.config import GTPOConfig
-from gtpo_verl.run_files.dumps import HEADER_NAME, SCHEMA_VERSION, STEP_FILES, last_outputs, read_lines
-from gtpo_verl.run_files.records import read_record
-from gtpo_verl.run_files.tokens import load_tokenizer, spell, words_of
+from gtpo_verl.run.dumps import HEADER_NAME, SCHEMA_VERSION, STEP_FILES, last_outputs, read_lines
+from gtpo_verl.run.records import read_record
+from gtpo_verl.tokens import load_tokenizer, spell, words_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig
 
-from gtpo_verl.run_files.initial_entropy import PAPER_SAMPLES
-from gtpo_verl.run_files.links import DOCS
+from gtpo_verl.links import DOCS
+from gtpo_verl.run.initial_entropy import PAPER_SAMPLES
 from gtpo_verl.verl_plugin.problems import missing_packages, v1_mode
 from gtpo_verl.verl_plugin.run_config import ADV_ESTIMATOR, LOSS_MODE, NAMES, RunConfig, select, uses_gtpo
 

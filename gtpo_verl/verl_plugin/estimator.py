@@ -17,8 +17,8 @@ from gtpo_verl.algorithm.advantage import (
 )
 from gtpo_verl.algorithm.completions import Completions
 from gtpo_verl.algorithm.metrics import compute_gtpo_metrics
-from gtpo_verl.run_files.gtpo_run import GTPORun
-from gtpo_verl.run_files.initial_entropy import InitialEntropy
+from gtpo_verl.run.gtpo_run import GTPORun
+from gtpo_verl.run.initial_entropy import InitialEntropy
 from gtpo_verl.verl_plugin import update_pass
 from gtpo_verl.verl_plugin.batch_fields import BatchFields
 from gtpo_verl.verl_plugin.run_config import ADV_ESTIMATOR, RunConfig, registry, select

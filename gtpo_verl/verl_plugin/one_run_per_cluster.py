@@ -8,7 +8,7 @@ from collections.abc import Callable
 from textwrap import shorten
 from typing import Any
 
-from gtpo_verl.run_files.links import DOCS
+from gtpo_verl.links import DOCS
 from gtpo_verl.verl_plugin.run_config import select
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import verl
 from omegaconf import DictConfig, OmegaConf
 
-from gtpo_verl.run_files.dumps import HEADER_NAME, STEP_FILES
-from gtpo_verl.run_files.initial_entropy import InitialEntropy
-from gtpo_verl.run_files.records import nearest_existing, read_record
+from gtpo_verl.run.dumps import HEADER_NAME, STEP_FILES
+from gtpo_verl.run.initial_entropy import InitialEntropy
+from gtpo_verl.run.records import nearest_existing, read_record
 from gtpo_verl.verl_plugin import training_monitor
 from gtpo_verl.verl_plugin.resume import missing_checkpoint, path_problems
 from gtpo_verl.verl_plugin.run_config import (

@@ -5,7 +5,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from gtpo_verl.run_files.initial_entropy import InitialEntropy, changed_settings
+from gtpo_verl.run.initial_entropy import InitialEntropy, changed_settings
 from gtpo_verl.verl_plugin.run_config import RunConfig, select
 
 _MODE, _PATH = "trainer.resume_mode", "trainer.resume_from_path"

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gtpo_verl.algorithm.config import GTPOConfig
-from gtpo_verl.run_files.initial_entropy import InitialEntropy
+from gtpo_verl.run.initial_entropy import InitialEntropy
 
 ALIAS = "gtpo_trajectory"
 NAMES = ("gtpo", ALIAS)

@@ -41,9 +41,9 @@ import numpy as np
 import torch
 
 from gtpo_verl.algorithm.advantage import GTPOAdvantage
-from gtpo_verl.run_files.dumps import HEADER_NAME, SCHEMA_VERSION, STEP_FILES
-from gtpo_verl.run_files.records import atomic_write
-from gtpo_verl.run_files.tokens import words_of
+from gtpo_verl.run.dumps import HEADER_NAME, SCHEMA_VERSION, STEP_FILES
+from gtpo_verl.run.records import atomic_write
+from gtpo_verl.tokens import words_of
 from gtpo_verl.verl_plugin.batch_fields import BatchFields
 from gtpo_verl.verl_plugin.run_config import RunConfig, VerlGTPOConfig
 

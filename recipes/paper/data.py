@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo_verl.reward.score import MAX_ANSWER_CHARS, closing_brace
-from gtpo_verl.run_files.dumps import read_lines
+from gtpo_verl.run.dumps import read_lines
 
 Row = dict[str, Any]
 

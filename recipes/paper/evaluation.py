@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gtpo_verl.run_files.dumps import last_outputs, read_lines
+from gtpo_verl.run.dumps import last_outputs, read_lines
 
 DEFAULT_K = (1, 4, 8, 16, 32, 64)
 RESAMPLES = 10_000
@@ -121,7 +121,7 @@ class Question(NamedTuple):
 def read_dump(path: Path) -> dict[str, list[Question]]:
     """Return the questions of a verl validation dump, by data source.
 
-    A question is a group of :func:`gtpo_verl.run_files.dumps.last_outputs`. verl does not write the data source: rows
+    A question is a group of :func:`gtpo_verl.run.dumps.last_outputs`. verl does not write the data source: rows
     are told apart by a ``data_source`` that the reward function returned, and are one data set named "" if there is
     none.
 

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from gtpo_verl.run_files.records import read_record
+from gtpo_verl.run.records import read_record
 from recipes.claim import claim
 
 RECORD = "export.json"

@@ -26,7 +26,7 @@ from typing import Any, TextIO
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 
-from gtpo_verl.run_files.records import atomic_write, differences, read_record
+from gtpo_verl.run.records import atomic_write, differences, read_record
 from recipes.claim import claim
 
 # Of the trainer section only these decide what is learned, or whether the files of a checkpoint can be read.

@@ -10,7 +10,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from gtpo_verl.run_files.records import differences, read_record
+from gtpo_verl.run.records import differences, read_record
 
 
 def make_once(

@@ -38,7 +38,7 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from verl.workers.rollout.utils import ensure_async_iterator, get_max_position_embeddings
 
-from gtpo_verl.run_files.tokens import eos_ids
+from gtpo_verl.tokens import eos_ids
 
 # A batch starts when this long has passed without a new request (seconds): the agent loop sends a step's requests
 # one by one, and two half batches take twice as long as one.

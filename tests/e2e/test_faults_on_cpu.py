@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from gtpo_verl.run_files.initial_entropy import InitialEntropy
+from gtpo_verl.run.initial_entropy import InitialEntropy
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 

@@ -9,7 +9,7 @@ from openrlhf_parser import DEFAULTS, ESTIMATORS, make_parser
 
 from gtpo_verl import GTPOConfig
 from gtpo_verl.openrlhf import options
-from gtpo_verl.run_files.initial_entropy import InitialEntropy
+from gtpo_verl.run.initial_entropy import InitialEntropy
 from gtpo_verl.verl_plugin.run_config import VerlGTPOConfig
 
 PAPER = {

@@ -12,7 +12,7 @@ from gtpo_verl import GTPOConfig, compute_gtpo, compute_gtpo_token_advantages
 from gtpo_verl.algorithm.advantage import compute_group_advantages
 from gtpo_verl.algorithm.completions import Completions
 from gtpo_verl.openrlhf.options import OpenRLHFGTPOConfig
-from gtpo_verl.run_files.initial_entropy import InitialEntropy
+from gtpo_verl.run.initial_entropy import InitialEntropy
 
 GROUPS, SIZE, LENGTH, PROMPT = 3, 4, 9, 2
 

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from gtpo_verl import GTPOConfig
 from gtpo_verl.algorithm.metrics import compute_gtpo_metrics
-from gtpo_verl.run_files.initial_entropy import InitialEntropy
+from gtpo_verl.run.initial_entropy import InitialEntropy
 
 # Rounding of float32 through OpenRLHF's own arithmetic; a conflict or a filter decision is off by 0.1 and more.
 ADVANTAGE_TOLERANCE = 1e-5

@@ -12,7 +12,7 @@ from rollout_files import LETTER_COUNTING
 from token_dump import BAD, END, GOOD, STEPS, write_rollouts
 
 from gtpo_verl import cli
-from gtpo_verl.run_files import dumps
+from gtpo_verl.run import dumps
 from gtpo_verl.tools import rollouts
 from gtpo_verl.tools.rollouts import find_source, read_step, thin_out
 

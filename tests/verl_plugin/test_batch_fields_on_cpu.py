@@ -11,7 +11,7 @@ from verl import DataProto
 from verl.trainer.ppo.v1 import utils
 
 from gtpo_verl import GTPOConfig, compute_gtpo_outcome_advantage
-from gtpo_verl.run_files.initial_entropy import InitialEntropy
+from gtpo_verl.run.initial_entropy import InitialEntropy
 from gtpo_verl.verl_plugin import batch_fields, hooks
 from gtpo_verl.verl_plugin.state import enter
 

@@ -9,7 +9,7 @@ from verl.utils.metric import reduce_metrics
 from verl.utils.tracking import Tracking
 
 from gtpo_verl import GTPOConfig
-from gtpo_verl.run_files.initial_entropy import InitialEntropy
+from gtpo_verl.run.initial_entropy import InitialEntropy
 
 KNOWN = "algorithm.gtpo.initial_entropy=0.3"
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf, open_dict
 from verl_config import COMPLETE, validate, verl_config
 
-from gtpo_verl.run_files.initial_entropy import InitialEntropy
+from gtpo_verl.run.initial_entropy import InitialEntropy
 from gtpo_verl.verl_plugin import compat, preflight, problems, ranges, resume, values
 from gtpo_verl.verl_plugin import departures as paper
 from gtpo_verl.verl_plugin.run_config import NOT_SELECTED, RunConfig, VerlGTPOConfig

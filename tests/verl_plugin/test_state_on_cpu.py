@@ -13,7 +13,7 @@ from verl.trainer.ppo import core_algos
 from verl.utils.metric import reduce_metrics
 
 from gtpo_verl import GTPOConfig
-from gtpo_verl.run_files.initial_entropy import InitialEntropy
+from gtpo_verl.run.initial_entropy import InitialEntropy
 from gtpo_verl.verl_plugin import compat, hooks
 from gtpo_verl.verl_plugin.state import current, estimate_gtpo_advantage
 from gtpo_verl.verl_plugin.update_pass import ENTROPIES, RowEntropy, UpdateInputs

@@ -15,7 +15,7 @@ from rollout_batch import LENGTHS, SCORES, UIDS, real_mean_entropy
 from token_dump import batch_of, make_dump, write
 
 from gtpo_verl import compute_gtpo_token_advantages
-from gtpo_verl.run_files.tokens import load_tokenizer
+from gtpo_verl.tokens import load_tokenizer
 from gtpo_verl.tools.diagnose.report import read_run
 from gtpo_verl.verl_plugin import problems
 from gtpo_verl.verl_plugin import token_dump as writer

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gtpo_verl.run_files.links import DOCS
+from gtpo_verl.links import DOCS
 from gtpo_verl.tools.check.finding import VARIABLE
 from gtpo_verl.tools.check.installation import report_installation
 

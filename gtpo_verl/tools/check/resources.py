@@ -15,8 +15,8 @@ from typing import Any
 
 from packaging.version import Version
 
-from gtpo_verl.run_files.links import DOCS
-from gtpo_verl.run_files.records import nearest_existing
+from gtpo_verl.links import DOCS
+from gtpo_verl.run.records import nearest_existing
 from gtpo_verl.tools.check.finding import Finding, module_spec
 from gtpo_verl.verl_plugin.problems import V1_PACKAGES
 from gtpo_verl.verl_plugin.resume import missing_checkpoint

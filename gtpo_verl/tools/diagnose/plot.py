@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gtpo_verl.monitor.explain import label
 from gtpo_verl.monitor.verdict import OUTCOMES
-from gtpo_verl.run_files.records import atomic_write
+from gtpo_verl.run.records import atomic_write
 from gtpo_verl.tools.diagnose.report import Run
 
 if TYPE_CHECKING:

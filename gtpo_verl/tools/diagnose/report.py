@@ -7,13 +7,13 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gtpo_verl.links import DOCS
 from gtpo_verl.monitor import explain
 from gtpo_verl.monitor.explain import LABELS, LESS_IS_BETTER, Move, label
 from gtpo_verl.monitor.frameworks import PART, limit_of, translate, validation_results
 from gtpo_verl.monitor.series import History
 from gtpo_verl.monitor.verdict import CANNOT_TELL, DEGRADED, FAILED, HEALTHY, OUTCOMES, Verdict, judge
-from gtpo_verl.run_files.dumps import HEADER_NAME
-from gtpo_verl.run_files.links import DOCS
+from gtpo_verl.run.dumps import HEADER_NAME
 from gtpo_verl.tools.diagnose.entries import Log
 from gtpo_verl.tools.diagnose.logs import read_log
 

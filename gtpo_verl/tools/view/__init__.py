@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo_verl.monitor.explain import LABELS, label
-from gtpo_verl.run_files.records import atomic_write
+from gtpo_verl.run.records import atomic_write
 from gtpo_verl.tools.diagnose.entries import Log
 from gtpo_verl.tools.diagnose.logs import shown
 from gtpo_verl.tools.diagnose.report import Run, completions_per_step, report_on

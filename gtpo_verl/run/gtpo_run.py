@@ -7,8 +7,8 @@ import torch
 from gtpo_verl.algorithm.advantage import GTPOAdvantage
 from gtpo_verl.algorithm.completions import Completions
 from gtpo_verl.algorithm.config import GTPOConfig
-from gtpo_verl.run_files.initial_entropy import InitialEntropy
-from gtpo_verl.run_files.signal_check import SignalCheck
+from gtpo_verl.run.initial_entropy import InitialEntropy
+from gtpo_verl.run.signal_check import SignalCheck
 
 logger = logging.getLogger("gtpo_verl")
 

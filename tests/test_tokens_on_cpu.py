@@ -4,7 +4,7 @@ import pytest
 from token_dump import END
 from tokenizers import Tokenizer, decoders, models
 
-from gtpo_verl.run_files.tokens import load_tokenizer, spell
+from gtpo_verl.tokens import load_tokenizer, spell
 
 LOST = "\ufffd"
 

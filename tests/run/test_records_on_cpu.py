@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gtpo_verl.run_files import records
-from gtpo_verl.run_files.records import atomic_write, read_record
+from gtpo_verl.run import records
+from gtpo_verl.run.records import atomic_write, read_record
 from recipes.claim import claim
 
 

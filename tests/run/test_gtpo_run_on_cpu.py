@@ -5,7 +5,7 @@ import torch
 
 from gtpo_verl import GTPOConfig, compute_gtpo
 from gtpo_verl.algorithm.completions import Completions
-from gtpo_verl.run_files.gtpo_run import GTPORun
+from gtpo_verl.run.gtpo_run import GTPORun
 
 
 def warnings_of(rollouts, folder, caplog, applied=True, **config):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gtpo_verl import GTPOConfig, compute_gtpo
-from gtpo_verl.run_files.signal_check import SignalCheck
+from gtpo_verl.run.signal_check import SignalCheck
 
 EQUAL = {"rewards": [1.0, 1.0, 1.0, 1.0]}
 ALONE = {"rewards": [1.0, 0.0, 1.0, 0.0], "group_ids": ["a", "b", "c", "d"]}

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from gtpo_verl.algorithm.config import GTPOConfig
-from gtpo_verl.run_files.records import atomic_write, differences, read_record
+from gtpo_verl.run.records import atomic_write, differences, read_record
 
 logger = logging.getLogger("gtpo_verl")
 

@@ -6,7 +6,7 @@ import torch
 from gtpo_verl import GTPOConfig
 from gtpo_verl.algorithm.config import LN2
 from gtpo_verl.openrlhf.options import OpenRLHFGTPOConfig
-from gtpo_verl.run_files.initial_entropy import InitialEntropy, changed_settings
+from gtpo_verl.run.initial_entropy import InitialEntropy, changed_settings
 from gtpo_verl.verl_plugin.run_config import VerlGTPOConfig
 
 
