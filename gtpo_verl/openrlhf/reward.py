@@ -27,7 +27,7 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
         ValueError: a label has no right answer, or the tokens of a prompt do not decode to it, so that its completion
             cannot be told from it.
     """
-    found = []
+    scores = []
     for query, prompt, label in zip(queries, prompts, labels, strict=True):
         if not query.startswith(prompt):  # the prompt names all four tags, and would be rewarded for its format
             raise ValueError(
@@ -36,6 +36,14 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
             )
         if not isinstance(label, Mapping) or "ground_truth" not in label:
             raise ValueError(f"the label {label!r} has no ground_truth: give --data.label_key reward_model")
-        found.append(compute_score("", query[len(prompt) :], label["ground_truth"]))
-    columns = {name: torch.tensor([score[name] for score in found]) for name in ("score", "format", "acc", "timeout")}
-    return {"rewards": columns.pop("score"), "scores": columns["acc"], "extra_logs": columns}
+        completion = query[len(prompt) :]
+        scores.append(compute_score("", completion, label["ground_truth"]))
+
+    logged = {}
+    for name in ("format", "acc", "timeout"):
+        logged[name] = torch.tensor([score[name] for score in scores])
+    return {
+        "rewards": torch.tensor([score["score"] for score in scores]),
+        "scores": logged["acc"],
+        "extra_logs": logged,
+    }
