@@ -66,7 +66,7 @@ def parse_args(wrapped: Callable, parser: argparse.ArgumentParser, args: tuple, 
     if estimator is None:
         return wrapped(*args, **kwargs)
 
-    estimator.choices = [*estimator.choices, "gtpo"]
+    estimator.choices = [*(estimator.choices or ()), "gtpo"]
     parser.add_argument(
         f"--{SETTINGS}",
         metavar="JSON",

@@ -34,7 +34,7 @@ def _hook_trainer(name: str, module: ModuleType) -> None:
 
 
 def _keeping_entropy(forward: Callable) -> Callable:
-    """`PolicyModelActor.forward`, the pass before the update, which keeps the entropy of each micro-batch."""
+    """Return `PolicyModelActor.forward`, the pass before the update, so that it keeps each micro-batch's entropy."""
 
     @functools.wraps(forward)
     def forward_with_entropy(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -60,7 +60,7 @@ def take_gtpo_entropy(self: Any, number: int) -> Any:
 
 
 def _with_gtpo(train_step: Callable) -> Callable:
-    """The trainer's `train_step` with the advantages of a `GTPOStage`, whose metrics it logs beside its own."""
+    """Return the trainer's `train_step` with the advantages of a `GTPOStage`, whose metrics it logs beside its own."""
 
     @functools.wraps(train_step)
     def train_step_with_gtpo(self: Any, rollout_samples: Any, global_step: int) -> tuple[dict, int]:

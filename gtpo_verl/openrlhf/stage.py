@@ -18,10 +18,17 @@ from gtpo_verl.run.gtpo_run import GTPORun
 
 
 class GTPOStage:
-    """The advantages of one trainer of OpenRLHF, whose experience maker's are GTPO's from now on.
+    """Replaces the advantages of a trainer of OpenRLHF with GTPO's.
 
-    `metrics` are those of the last rollout; `resumed` says that the run goes on from a checkpoint. Raises what
-    `GTPORun` raises.
+    Args:
+        trainer: OpenRLHF's; its experience maker gives GTPO's advantages from now on.
+        resumed: whether the run goes on from a checkpoint.
+
+    Attributes:
+        metrics: those of the last rollout, by their names.
+
+    Raises:
+        ValueError: the run is resumed, its filter needs ⟨H⟩_ini, and the record is missing or damaged.
     """
 
     def __init__(self, trainer: Any, resumed: bool):
@@ -38,17 +45,16 @@ class GTPOStage:
 
     @torch.no_grad()
     def _estimate(self, wrapped: Callable, maker: Any, args: tuple, kwargs: dict) -> Any:
-        """OpenRLHF's own rewards, penalties and logs; then the advantages are GTPO's."""
+        """Let OpenRLHF compute its rewards, penalties and logs, and then put GTPO's advantages in place of its own."""
         experiences = wrapped(*args, **kwargs)
         start = time.perf_counter()
-        index = [i // self.args.rollout.n_samples_per_prompt for experience in experiences for i in experience.index]
         mask = zero_pad_sequences([experience.action_mask for experience in experiences], "right")
         responses = zero_pad_sequences([experience.sequences[:, 1:] for experience in experiences], "right")
         entropy = zero_pad_sequences(self._take_entropies(len(experiences)), "right")
         rewards = torch.cat([experience.rewards for experience in experiences])
         truncated = torch.cat([experience.truncated for experience in experiences])
 
-        completions = Completions(mask, index)
+        completions = Completions(mask, self._prompt_numbers(experiences))
         trajectory_entropy = completions.mean(entropy)
         self._run.measure(trajectory_entropy, completions)
         result = compute_gtpo(
@@ -64,22 +70,39 @@ class GTPOStage:
             norm_adv_by_std_in_grpo=not self.args.algo.advantage.no_std_norm,
         )
         self._run.check(rewards, result)
-        rows = result.advantages.split([len(experience.index) for experience in experiences])
-        for experience, advantages in zip(experiences, rows, strict=True):
-            experience.advantages = advantages[:, : experience.action_mask.size(1)].clone()
-            experience.returns = experience.advantages.clone()
+        _hand_out(result.advantages, experiences)
         self.metrics = compute_gtpo_metrics(result, self.config, self._run.initial_entropy_value, truncated)
         self.metrics["timing_s/gtpo"] = time.perf_counter() - start
         return experiences
 
+    def _prompt_numbers(self, experiences: list[Any]) -> list[int]:
+        """Return the prompt of each completion: OpenRLHF numbers the completions of one prompt in a row."""
+        numbers = []
+        for experience in experiences:
+            for index in experience.index:
+                numbers.append(index // self.args.rollout.n_samples_per_prompt)
+        return numbers
+
     def _old_log_probs(self, experiences: list[Any]) -> torch.Tensor | None:
-        """(bs, response_length), of the forward pass before the update, if the run's rule for λ asks for them."""
+        """Return the log-probs of the pass before the update, (bs, response_length), if the run's rule for λ asks."""
         if "old_log_probs" not in self.config.token_weight_fields:
             return None
         return zero_pad_sequences([experience.action_log_probs for experience in experiences], "right")
 
     def _take_entropies(self, micro_batches: int) -> list[torch.Tensor]:
-        """(micro-batch, length - 1) each, from the ranks that have computed them, dealt out as for their forward."""
+        """Return the entropy of each micro-batch, (micro-batch, length - 1), in the order of their forward passes."""
         refs = self._actors.async_run_method_batch("take_gtpo_entropy", number=list(range(micro_batches)))
-        same = self.args.ds.ring_attn_size * self.args.ds.tensor_parallel_size  # ranks that compute one micro-batch
-        return [entropy for of_rank in ray.get(refs)[::same] for entropy in of_rank]
+        ranks_per_micro_batch = self.args.ds.ring_attn_size * self.args.ds.tensor_parallel_size
+        entropies = []
+        for of_one_rank in ray.get(refs)[::ranks_per_micro_batch]:
+            entropies.extend(of_one_rank)
+        return entropies
+
+
+def _hand_out(advantages: torch.Tensor, experiences: list[Any]) -> None:
+    """Give each micro-batch its rows of the advantages, (bs, response_length), cut to its own length."""
+    sizes = [len(experience.index) for experience in experiences]
+    for experience, rows in zip(experiences, advantages.split(sizes), strict=True):
+        length = experience.action_mask.size(1)
+        experience.advantages = rows[:, :length].clone()
+        experience.returns = experience.advantages.clone()
