@@ -14,7 +14,8 @@ from gtpo_verl.verl_plugin.run_config import VerlGTPOConfig, nested, select
 from gtpo_verl.verl_plugin.training_monitor import KEY
 from gtpo_verl.verl_plugin.values import fields_of, known_keys, verls_defaults
 
-_OLD = [line.split("\t") for line in (files(__package__) / "old_keys.tsv").read_text().splitlines()[1:]]
+_header, *_rows = (files(__package__) / "old_keys.tsv").read_text().splitlines()
+_OLD = [row.split("\t") for row in _rows]
 _HANDED_ON = re.compile(r"kwargs\.|override_\w*\.")
 _OURS = [KEY, *(f"algorithm.gtpo.{name}" for name in VerlGTPOConfig.__dataclass_fields__)]
 _NO_SUCH_KEY = "verl has no such key"
@@ -37,8 +38,12 @@ def unknown(words: Iterable[str], config: Any, given: Collection[str] = ()) -> I
         else:
             others.append(key)
     if others:
-        says = f"{_NO_SUCH_KEY}{'s' if len(others) > 1 else ''}, of another trainer or misspelt"
-        yield Finding(", ".join(others), says, "leave out what verl is not to read; with ++ Hydra takes it in vain")
+        plural = "s" if len(others) > 1 else ""
+        yield Finding(
+            ", ".join(others),
+            f"{_NO_SUCH_KEY}{plural}, of another trainer or misspelt",
+            "leave out what verl is not to read; with ++ Hydra takes it in vain",
+        )
 
 
 def added(key: str, value: Any, config: Any, known: Collection[str], given: Collection[str] = ()) -> Finding | None:
@@ -46,7 +51,10 @@ def added(key: str, value: Any, config: Any, known: Collection[str], given: Coll
 
     None if nothing is: it may be a recipe's, or read where it is given.
     """
-    if key in known or key.partition(".")[0] not in known or _HANDED_ON.search(key) or key in _OURS:
+    if key in known or key in _OURS:
+        return None
+    section = key.partition(".")[0]
+    if section not in known or _HANDED_ON.search(key):
         return None
     remedy = moved(key, value, config, given) or _meant(key, known)
     return Finding(key, _NO_SUCH_KEY, remedy) if remedy else None
@@ -89,7 +97,8 @@ def moved(key: str, value: Any, config: Any, given: Collection[str] = ()) -> str
     is_given = now in given or (current is not None and current != verls_defaults().get(now))
     if is_given:
         return f"it moved after verl {last}, and {now}={current} is given: remove it"
-    return f"it moved after verl {last}: write {'' if _has(config, now) else '++'}{now}={value}"
+    prefix = "" if _has(config, now) else "++"
+    return f"it moved after verl {last}: write {prefix}{now}={value}"
 
 
 def _has(config: Any, key: str) -> bool:
@@ -120,7 +129,9 @@ def _to_add(key: str, value: str) -> str:
         return f"it is handed on: write ++{key}={value}"
     if key.endswith(".model_engine"):
         return f"write model_engine={value}, at the top level"
-    return "it is there with model_engine=megatron, at the top level" if ".megatron." in f"{key}." else ""
+    if ".megatron." in f"{key}.":
+        return "it is there with model_engine=megatron, at the top level"
+    return ""
 
 
 def _meant(key: str, known: Iterable[str]) -> str:
@@ -134,8 +145,9 @@ def _meant(key: str, known: Iterable[str]) -> str:
     best = sorted(near, key=lambda one: (-near[one], one))
     if not best:
         return ""
-    also = f" (or {', '.join(best[1:3])})" if len(best) > 1 else ""
-    return f"did you mean {best[0]}?{also}"
+    first, *rest = best
+    also = f" (or {', '.join(rest[:2])})" if rest else ""
+    return f"did you mean {first}?{also}"
 
 
 def _are_alike(parts: Sequence[str], ending: Sequence[str]) -> bool:
@@ -143,4 +155,5 @@ def _are_alike(parts: Sequence[str], ending: Sequence[str]) -> bool:
 
 
 def _is_alike(part: str, known: str) -> bool:
-    return (len(known) > 5 and part.startswith(known)) or SequenceMatcher(None, part, known).ratio() >= 0.85
+    goes_on = len(known) > 5 and part.startswith(known)
+    return goes_on or SequenceMatcher(None, part, known).ratio() >= 0.85

@@ -47,7 +47,10 @@ def summarize(step: list[dict[str, Any]]) -> dict[str, Any]:
             elif weight > 1:
                 fates["doubled"] += 1
     reward = sum(row["reward"] for row in step) / len(step)
-    return {"step": step[0]["step"], "tokens": tokens, **fates, "reward": reward}
+    summary = {"step": step[0]["step"], "tokens": tokens}
+    summary |= fates
+    summary["reward"] = reward
+    return summary
 
 
 def filter_of(header: dict[str, Any]) -> float | None:
@@ -74,8 +77,12 @@ def _packed(value: Any) -> Any:
     """Return a list of what rarely changes along a completion as runs, `[count, value]` each; all else as it is."""
     if not isinstance(value, list):
         return value
-    runs = [(len(list(run)), entry) for entry, run in groupby(value)]
-    return {"runs": runs} if 3 * len(runs) < len(value) else value
+    runs = []
+    for entry, equal_entries in groupby(value):
+        runs.append((len(list(equal_entries)), entry))
+    # A run takes about three times the place of an entry.
+    is_shorter = 3 * len(runs) < len(value)
+    return {"runs": runs} if is_shorter else value
 
 
 def _data_element(name: str, data: Any) -> str:
