@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-[ $# -gt 0 ] || set -- advantage completions conflict loss config metrics initial_entropy training_monitor series verdict explain watch
+[ $# -gt 0 ] || set -- advantage completions conflict token_weights loss config metrics initial_entropy training_monitor series verdict explain watch
 cache=$PWD/.cache/mutation
 mkdir -p "$cache"
 if [ ! -x "$cache/venv/bin/mutmut" ]; then
