@@ -21,7 +21,7 @@ fi
 # A copy, since mutmut passes over decorated functions and runs each test many times over.
 rm -rf "$cache/work"
 mkdir "$cache/work"
-cp -r gtpo_verl tests docs recipes studies pyproject.toml README.md "$cache/work"
+cp -r gtpo_verl tests docs examples recipes studies pyproject.toml README.md "$cache/work"
 cd "$cache/work"
 "$cache/venv/bin/python" - "$@" <<'PYTHON'
 import json, re, sys
@@ -36,11 +36,13 @@ for path in map(Path, modules.values()):
     applied = (f"\n{function} = {decorator}({function})\n" for decorator, function in decorated.findall(text))
     path.write_text(decorated.sub(r"def \2", text) + "".join(applied))
 
-paths = [str(path) for name in sys.argv[1:] for path in Path("tests").rglob(f"test_{name}_on_cpu.py")]
+paths = []
+for name in sys.argv[1:]:
+    paths += [str(path) for path in Path("tests").rglob(f"test_{name}_on_cpu.py") if path.parts[1] != "e2e"]
 settings = {
     "source_paths": ["gtpo_verl"],
     "only_mutate": list(modules.values()),
-    "also_copy": ["docs", "recipes", "studies", "README.md"],
+    "also_copy": ["docs", "examples", "recipes", "studies", "README.md"],
     "pytest_add_cli_args_test_selection": paths,
     "use_git_change_detection": False,
     "timeout_constant": 5,  # of a loop without end

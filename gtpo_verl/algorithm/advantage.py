@@ -275,8 +275,10 @@ def entropy_from_logits(logits: torch.Tensor, temperature: float = 1.0) -> torch
     that cannot be sampled.
     """
     positions = logits.reshape(-1, logits.shape[-1])
-    # In parts, since float32 logits of a whole batch can be larger than the model.
-    entropies = [torch.special.entr((part.float() / temperature).softmax(-1)).sum(-1) for part in positions.split(1024)]
+    entropies = []
+    for part in positions.split(1024):  # float32 logits of a whole batch can be larger than the model
+        probabilities = (part.float() / temperature).softmax(-1)
+        entropies.append(torch.special.entr(probabilities).sum(-1))
     return torch.cat(entropies).reshape(logits.shape[:-1])
 
 

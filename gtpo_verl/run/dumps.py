@@ -64,9 +64,13 @@ def last_outputs(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any
     for number, row in enumerate(rows):
         key = re.fullmatch(r"(.+)_(\d+)_(\d+)", row.get("uid", ""))
         if key:
-            group, session, output = key[1], int(key[2]), int(key[3])
+            group = key[1]
+            session = int(key[2])
+            output = int(key[3])
         else:
-            group, session, output = row.get("uid", row["input"]), number, 0
+            group = row.get("uid", row["input"])
+            session = number
+            output = 0
         sessions = groups.setdefault(group, {})
         if session not in sessions or output >= sessions[session][0]:
             sessions[session] = output, row

@@ -197,8 +197,10 @@ class GTPOEstimator:
         assert pending.rewards is not None and pending.result
         self.gtpo_run.check(pending.rewards, pending.result)
         last = pending.fields.of_sessions()
-        length = last.response_len + torch.tensor([len(ids) for ids in last.prompts])
-        truncated = (last.response_len >= self._max_response_length) | (length >= self._max_model_len)
+        prompt_len = torch.tensor([len(ids) for ids in last.prompts])
+        fills_response = last.response_len >= self._max_response_length
+        fills_context = prompt_len + last.response_len >= self._max_model_len
+        truncated = fills_response | fills_context
         return compute_gtpo_metrics(pending.result, self.config, self.gtpo_run.initial_entropy_value, truncated)
 
     def keep_with_checkpoint(self) -> None:

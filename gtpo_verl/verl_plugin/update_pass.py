@@ -94,7 +94,7 @@ class UpdateInputs(NamedTuple):
 
     @classmethod
     def from_batch(cls, data: Any) -> "UpdateInputs | None":
-        """From the fields of a batch of verl, or of a part of it; None if it has none."""
+        """Read them from the fields of a batch of verl, or of a part of it; None if it has none."""
         fields = [f"gtpo_{name}" for name in cls._fields]
         if fields[0] not in data.keys():
             return None
@@ -106,7 +106,7 @@ class UpdateInputs(NamedTuple):
 def apply_entropy(
     advantages: torch.Tensor, response_mask: torch.Tensor, entropy: torch.Tensor, inputs: UpdateInputs
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """δ_i (A_i − γ⟨H⟩_i) λ_{i,t} of Eq. 11, for each row by itself.
+    """Return δ_i (A_i − γ⟨H⟩_i) λ_{i,t} of Eq. 11, for each row by itself.
 
     λ_{i,t} is advantages / A_i. Where A_i = 0 nothing conflicts and it is 1, or a user's own (`WEIGHT_ALONE`).
 
@@ -123,7 +123,8 @@ def apply_entropy(
     regularized = regularize(inputs.group_advantage, means, inputs.entropy_coeff, inputs.highest_entropy)
     scale = inputs.weight_scale.unsqueeze(-1)
     weights = torch.where(scale == 0, mask.double(), advantages / scale)
-    return (regularized.advantages.unsqueeze(-1) * weights).to(advantages.dtype), means
+    weighted = regularized.advantages.unsqueeze(-1) * weights
+    return weighted.to(advantages.dtype), means
 
 
 def apply_in_actor(

@@ -127,8 +127,11 @@ def keep_settings(config: Any, folder: Path) -> None:
     val_files = config.data.val_files
     if isinstance(val_files, str):
         val_files = [val_files]
-    files = [model.path, model.get("lora_adapter_path"), *val_files, config.reward.custom_reward_function.path]
-    settings: dict[str, Any] = {str(path): _fingerprint(path) for path in files if path}
+    paths = [model.path, model.get("lora_adapter_path"), *val_files, config.reward.custom_reward_function.path]
+    settings: dict[str, Any] = {}
+    for path in paths:
+        if path:
+            settings[str(path)] = _fingerprint(path)
     selected = OmegaConf.create({key: OmegaConf.select(config, key) for key in _SETTINGS})
     settings.update(OmegaConf.to_container(selected))  # type: ignore[arg-type]
     claim(folder / "settings.json", settings, "give another OUT, or remove it")
@@ -136,10 +139,13 @@ def keep_settings(config: Any, folder: Path) -> None:
 
 def _fingerprint(path: str) -> str:
     """Return a hash of name, size and time of the files of a model or a data set; all names on the Hub have one."""
-    candidates = [Path(path), *sorted(Path(path).rglob("*"))]
-    files = [file for file in candidates if file.is_file()]
-    known = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
-    return hashlib.sha256(repr(known).encode()).hexdigest()[:12]
+    known = []
+    for file in [Path(path), *sorted(Path(path).rglob("*"))]:
+        if file.is_file():
+            status = file.stat()
+            known.append([file.name, status.st_size, status.st_mtime_ns])
+    digest = hashlib.sha256(repr(known).encode())
+    return digest.hexdigest()[:12]
 
 
 @wrapt.when_imported("verl.trainer.ppo.v1.trainer_sync")

@@ -88,20 +88,28 @@ _MATH_UNBOXED = {
 
 
 def _parse_gsm8k(row: Row) -> tuple[str, str, Row]:
-    question, answer = _column(row, "question"), _column(row, "answer")
+    question = _column(row, "question")
+    answer = _column(row, "answer")
     return question, extract_gsm8k_answer(answer), {"answer": answer}
 
 
 def _parse_math(row: Row) -> tuple[str, str, Row]:
-    question, solution = _column(row, "problem"), _column(row, "solution")
-    unboxed = [answer for start, answer in _MATH_UNBOXED.items() if question.startswith(start)]
-    ground_truth = unboxed[0] if unboxed else extract_boxed(solution)
-    extra = {"answer": solution, "subject": _column(row, "type", "subject"), "level": str(_column(row, "level"))}
-    return question, ground_truth, extra
+    question = _column(row, "problem")
+    solution = _column(row, "solution")
+    extra = {
+        "answer": solution,
+        "subject": _column(row, "type", "subject"),
+        "level": str(_column(row, "level")),
+    }
+    for start, answer in _MATH_UNBOXED.items():
+        if question.startswith(start):
+            return question, answer, extra
+    return question, extract_boxed(solution), extra
 
 
 def _parse_contest(row: Row) -> tuple[str, str, Row]:
-    question, answer = _column(row, "problem", "question"), _column(row, "answer")
+    question = _column(row, "problem", "question")
+    answer = _column(row, "answer")
     return question, parse_contest_answer(answer), {"answer": str(answer)}
 
 

@@ -84,9 +84,11 @@ def _binomial(n: int, p: float) -> np.ndarray:
     """Return the n + 1 probabilities of Binomial(n, p), 0 < p <= 1."""
     if p == 1.0:
         return np.eye(n + 1)[n]
-    log_comb = np.array([math.lgamma(n + 1) - math.lgamma(v + 1) - math.lgamma(n - v + 1) for v in range(n + 1)])
-    v = np.arange(n + 1)
-    return np.exp(log_comb + v * math.log(p) + (n - v) * math.log1p(-p))
+    log_factorials = np.array([math.lgamma(number + 1) for number in range(n + 1)])
+    successes = np.arange(n + 1)
+    failures = n - successes
+    log_ways = log_factorials[n] - log_factorials - log_factorials[::-1]
+    return np.exp(log_ways + successes * math.log(p) + failures * math.log1p(-p))
 
 
 def number_answers(preds: Sequence[str], correct: Sequence[bool]) -> tuple[int, ...]:

@@ -102,14 +102,18 @@ def read_runs(arguments: Iterable[str]) -> dict[str, list[pd.DataFrame]]:
     runs: dict[str, dict[Path, pd.DataFrame]] = {}
     for argument in arguments:
         label, equals, pattern = argument.partition("=")
-        if not equals or Path(argument).exists():
-            label, pattern = Path(argument).stem, argument
+        has_no_label = not equals or Path(argument).exists()
+        if has_no_label:
+            label = Path(argument).stem
+            pattern = argument
             if label in runs:
                 raise ValueError(f"two runs are named {label!r}: write LABEL=PATH")
         paths = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
         if not paths:
             raise ValueError(f"no run matches {pattern!r}")
-        runs.setdefault(label, {}).update({Path(path).resolve(): read_run(path) for path in paths})
+        seeds = runs.setdefault(label, {})
+        for path in paths:
+            seeds[Path(path).resolve()] = read_run(path)
     for label, seeds in runs.items():
         ends = {int(run.index[-1]) for run in seeds.values()}
         if len(ends) > 1:
@@ -230,14 +234,23 @@ def _draw_panel(
 
 
 def _draw_curve(ax: Axes, seeds: pd.DataFrame, window: int, colour: str, dashed: bool) -> None:
+    """Draw a curve of a label: the mean of its seeds, faintly unsmoothed, and a band over them."""
     smooth = moving_average(seeds, window)
     if window > 1:
         ax.plot(seeds.mean(axis=1), color=colour, lw=0.6, alpha=0.25, zorder=1.5)
     if smooth.shape[1] > 1:
-        ax.fill_between(smooth.index, smooth.min(axis=1), smooth.max(axis=1), color=colour, alpha=0.18, lw=0)
-    style = (0, (3, 1.2)) if dashed else "-"
-    marker = "o" if len(smooth) == 1 else ""
-    ax.plot(smooth.mean(axis=1), color=colour, lw=1.7, ls=style, marker=marker, ms=4, zorder=2.5)
+        lowest = smooth.min(axis=1)
+        highest = smooth.max(axis=1)
+        ax.fill_between(smooth.index, lowest, highest, color=colour, alpha=0.18, lw=0)
+    ax.plot(
+        smooth.mean(axis=1),
+        color=colour,
+        lw=1.7,
+        ls=(0, (3, 1.2)) if dashed else "-",
+        marker="o" if len(smooth) == 1 else "",  # a line of one step is not seen
+        ms=4,
+        zorder=2.5,
+    )
 
 
 def save(figure: Figure, path: str | Path) -> list[Path]:

@@ -154,20 +154,26 @@ def _is_number(value: Any) -> TypeGuard[float]:
 def failure_lines(log: str) -> str:
     """Return every error in a log, each once, and the lines before the last one (or before the log's end)."""
     lines = [_COLOUR.sub("", line)[:300] for line in log.splitlines()]
-    errors = [number for number, line in enumerate(lines) if _EXCEPTION.search(line)]
-    end = errors[-1] + 1 if errors else len(lines)
+    end = len(lines)
+    errors = {}  # in their order, each once
+    for number, line in enumerate(lines):
+        if _EXCEPTION.search(line):
+            end = number + 1
+            error = re.sub(_WORKER, "", line).strip()
+            errors[error] = True
     before = lines[max(0, end - _MOST_LINES) : end]
-    each_once = dict.fromkeys(re.sub(_WORKER, "", lines[number]).strip() for number in errors)
-    return "\n".join([*before, "", *list(each_once)[:_MOST_LINES]])
+    first_errors = list(errors)[:_MOST_LINES]
+    return "\n".join([*before, "", *first_errors])
 
 
 def end_process(process: subprocess.Popen, grace_s: float = 10.0) -> None:
     """End the process and every process that it started, Ray's included."""
     try:
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        parent = psutil.Process(process.pid)
+        family = [parent, *parent.children(recursive=True)]
     except psutil.NoSuchProcess:
         return
-    family[0].terminate()
+    parent.terminate()
     _, alive = psutil.wait_procs(family, timeout=grace_s)
     for member in alive:
         if member.is_running():

@@ -54,9 +54,15 @@ def judge(config: DictConfig, with_machine: bool) -> tuple[list[Finding], list[F
 def _further(config: DictConfig) -> list[Finding]:
     """Return what there is to say of values that each can be used."""
     get = partial(select, config)
-    findings = [*refusals(config), *_gtpos(config), *_checkpoint_path(config)]
-    findings += [*_asserted(get), *_missing_inputs(get), *gpus.misfits(get)]
-    return [*findings, *_filter_groups(get), *_without_effect(get)]
+    findings = [*refusals(config)]
+    findings += _gtpos(config)
+    findings += _checkpoint_path(config)
+    findings += _asserted(get)
+    findings += _missing_inputs(get)
+    findings += gpus.misfits(get)
+    findings += _filter_groups(get)
+    findings += _without_effect(get)
+    return findings
 
 
 def certainly_wrong(config: DictConfig) -> list[WrongValue]:
