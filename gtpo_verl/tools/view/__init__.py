@@ -16,7 +16,7 @@ from gtpo_verl.tools.diagnose.logs import shown
 from gtpo_verl.tools.diagnose.report import Run, completions_per_step, report_on
 from gtpo_verl.tools.diagnose.rollout_stats import Rollouts
 from gtpo_verl.tools.rollouts import find_source, thin_out
-from gtpo_verl.tools.view.page import filter_of, render, step_element, summarize
+from gtpo_verl.tools.view.page import filter_threshold, render, step_element, summarize
 
 _LONG = 16 << 20  # bytes that take seconds
 _STEPS = 10  # of fewer, what moved is chance
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         completions.add(step)
         summaries.append(summarize(step))
         elements.append(step_element(step, source.header["gtpo"]["filter_scope"]))
-    shown_run = {"source": name, "steps": summaries, "threshold": filter_of(source.header)}
+    shown_run = {"source": name, "steps": summaries, "threshold": filter_threshold(source.header)}
     page = render(source.header | shown_run | findings(completions), elements)
     if str(args.out) == "-":
         print(page)

@@ -1,4 +1,4 @@
-"""The page: one HTML file with `view.html`, `view.css`, `view.js` and the data of the run."""
+"""The page of the token view: one HTML file with `view.html`, `view.css`, `view.js` and the data of the run."""
 
 import base64
 import hashlib
@@ -10,20 +10,22 @@ from itertools import compress, groupby
 from string import Template
 from typing import Any
 
-_OF_GROUP = ("uid", "prompt", "prompt_ids")
+_GROUP_FIELDS = ("uid", "prompt", "prompt_ids")
 
 
-def render(run_data: dict[str, Any], steps: Iterable[str]) -> str:
-    """Return the page of the elements of all `steps`; all data of the run in it is ASCII.
+def render(run_data: dict[str, Any], step_elements: Iterable[str]) -> str:
+    """Return the page; all JSON in it is ASCII.
 
-    `run_data` is the header of the completions with their `source`, for the reader, a summary of each of the `steps`,
-    in their order, and what was found: the `numbers` of each, and the `signs`.
+    Args:
+        run_data: the header of the dump; `source`, the name that is shown; `steps`, a `summarize` of each, in their
+            order; `threshold`, of `filter_threshold`; `numbers` and `signs`, of `findings`.
+        step_elements: a `step_element` of each.
     """
     script = _asset("view.js")
     # The page's policy allows this one script, as it stands in view.html between two line breaks.
     digest = hashlib.sha256(f"\n{script}\n".encode()).digest()
     elements = [_data_element("run-data", run_data)]
-    elements.extend(steps)
+    elements.extend(step_elements)
     return Template(_asset("view.html")).substitute(
         title=html.escape(f"Token view: {run_data['source']}"),
         css=_asset("view.css"),
@@ -34,7 +36,7 @@ def render(run_data: dict[str, Any], steps: Iterable[str]) -> str:
 
 
 def summarize(step: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what the strip shows of a step: numbers of tokens, by what GTPO does to them, and the mean reward."""
+    """Return what the overview shows of a step: its tokens, counted by what GTPO does to them, and the mean reward."""
     tokens = 0
     fates = {"protected": 0, "doubled": 0, "filtered": 0}
     for row in step:
@@ -53,40 +55,40 @@ def summarize(step: list[dict[str, Any]]) -> dict[str, Any]:
     return summary
 
 
-def filter_of(header: dict[str, Any]) -> float | None:
-    """Return the threshold of the run's completion filter, nats per token; None where it filters nothing."""
+def filter_threshold(header: dict[str, Any]) -> float | None:
+    """Return the threshold of the run's completion filter, nats per token; None if the filter is off."""
     return header["gtpo"]["entropy_threshold"] if header.get("filter_active") else None
 
 
 def step_element(step: list[dict[str, Any]], filter_scope: str = "all") -> str:
-    """Return the groups of a step: completions of one prompt, since those of one uid may have several.
+    """Return a step as an element of JSON: its completions, by uid *and* prompt, since a uid may cover several prompts.
 
-    With the `filter_scope` of the run each completion gets whether the filter may drop it, `can_be_filtered`.
+    `can_be_filtered` says of a completion whether the filter may drop it under the `filter_scope` of the run.
     """
     groups: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}
     for row in step:
         key = (row["uid"], tuple(row["prompt_ids"]))
         group = groups.setdefault(key, {"prompt": row["prompt"], "completions": []})
-        completion = {name: _packed(value) for name, value in row.items() if name not in _OF_GROUP}
+        completion = {name: _run_length_encoded(value) for name, value in row.items() if name not in _GROUP_FIELDS}
         completion["can_be_filtered"] = filter_scope == "all" or row["group_advantage"] < 0
         group["completions"].append(completion)
     return _data_element(f"step-{step[0]['step']}", list(groups.values()))
 
 
-def _packed(value: Any) -> Any:
-    """Return a list of what rarely changes along a completion as runs, `[count, value]` each; all else as it is."""
+def _run_length_encoded(value: Any) -> Any:
+    """Return a list as `{"runs": [[count, value], …]}` if that is shorter; return anything else unchanged."""
     if not isinstance(value, list):
         return value
     runs = []
     for entry, equal_entries in groupby(value):
         runs.append((len(list(equal_entries)), entry))
-    # A run takes about three times the place of an entry.
+    # A run takes about three times the space of an entry.
     is_shorter = 3 * len(runs) < len(value)
     return {"runs": runs} if is_shorter else value
 
 
 def _data_element(name: str, data: Any) -> str:
-    """Return data in a page; with every `<` escaped, no text in it can end the element."""
+    """Return a script element that holds data as JSON; with every `<` escaped, no text in it can end the element."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return f'<script type="application/json" id="{name}">{text}</script>'
 
