@@ -35,7 +35,7 @@ def is_tested() -> bool:
     return Version(SUPPORTED_VERL[0]) <= installed <= Version(SUPPORTED_VERL[-1])
 
 
-def raise_load_errors() -> None:
+def check_loaded() -> None:
     """Raise a RuntimeError that names each cause and its remedy, if GTPO cannot run in this process."""
     if load_errors:
         raise RuntimeError("GTPO cannot run: " + "; ".join(load_errors))

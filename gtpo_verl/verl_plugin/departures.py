@@ -119,10 +119,10 @@ def _of_this_config(config: DictConfig, run: RunConfig) -> dict[str, PaperValues
         whole = [size for size in range(1, prompts + 1) if prompts % size == 0]
         padded = "verl pads the batch to whole mini-batches, and a mean over sequences counts the padding"
         papers[_MINI_BATCH] = PaperValues(whole, f"{prompts}: {padded}")
-    if run.from_update and _several_updates(config):
+    if run.entropy_from_update and _several_updates(config):
         whose = "with several updates per rollout, ⟨H⟩ is that of the policy at a completion's update"
         papers[_ENTROPY_FROM] = PaperValues((), f"old_log_prob ({whose})")
-    if run.from_update and select(config, LOSS_MODE) in NAMES:
+    if run.entropy_from_update and select(config, LOSS_MODE) in NAMES:
         unbounded = "the gtpo loss does not bound π/π_rollout; loss_mode=vanilla does"
         papers[_BYPASS] = PaperValues((False,), f"False ({unbounded})")
     return papers
@@ -130,7 +130,7 @@ def _of_this_config(config: DictConfig, run: RunConfig) -> dict[str, PaperValues
 
 def _biased_initial_entropy(config: DictConfig, run: RunConfig) -> list[Departure]:
     """Whether ⟨H⟩_ini would be measured on rows that were chosen by their reward or their length."""
-    if not run.gtpo.measures_initial_entropy or run.from_update or run.resumed_from:
+    if not run.gtpo.measures_initial_entropy or run.entropy_from_update or run.resumed_from:
         return []
     if select(config, _FILTER_GROUPS) and select(config, "trainer.use_v1"):
         rows = "groups with signal only"

@@ -36,7 +36,7 @@ class PendingUpdate:
     result: GTPOAdvantage | None = None  # of the same outputs
     inputs: update_pass.UpdateInputs | None = None  # what the actor needs, if its update is to give the entropy
     metrics: dict[str, float] = field(default_factory=dict)  # to be logged with those of the update
-    dumped: Any = None  # rows for the token dump that wait for the entropies of the update, verl's DataProto
+    batch_to_dump: Any = None  # verl's DataProto, whose dump waits for the entropies of the update
 
 
 def compute_base_advantages(name: str, token_level_rewards: torch.Tensor, completions: Completions) -> torch.Tensor:
@@ -126,7 +126,7 @@ class GTPOEstimator:
             advantages[last] = result.advantages
         pending.rewards = rewards
         pending.result = result
-        if self.run.from_update:
+        if self.run.entropy_from_update:
             a = result.group_advantages[fields.sessions]
             scale = a
             if result.own_weights is not None:
@@ -138,7 +138,7 @@ class GTPOEstimator:
             pending.inputs = update_pass.UpdateInputs.make(a, self.config, initial_entropy, scale)
         if self._rejects:
             advantages = advantages * response_mask
-        if not self.run.from_update:
+        if not self.run.entropy_from_update:
             pending.metrics = self._metrics(pending)
         return advantages
 

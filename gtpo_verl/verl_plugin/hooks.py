@@ -15,8 +15,8 @@ from gtpo_verl.verl_plugin import batch_fields, compat, preflight, update_pass
 from gtpo_verl.verl_plugin.loss import compute_policy_loss_gtpo
 from gtpo_verl.verl_plugin.one_run_per_cluster import refuse_second_run
 from gtpo_verl.verl_plugin.run_config import ADV_ESTIMATOR, LOSS_MODE, registry, select
-from gtpo_verl.verl_plugin.state import TrainerState, current, enter, estimate_gtpo_advantage, set_current
-from gtpo_verl.verl_plugin.training_monitor import KEY, TrainerWatch
+from gtpo_verl.verl_plugin.state import TrainerState, activate, current, estimate_gtpo_advantage, set_current
+from gtpo_verl.verl_plugin.training_monitor import KEY, TrainingMonitor
 from gtpo_verl.verl_plugin.weight_transfer import use_own_socket
 
 
@@ -59,7 +59,7 @@ def v1_compute_advantage(proceed: Callable, trainer: Any, *, batch: Any) -> Any:
     Raises:
         RuntimeError: verl has computed the advantages without the function `compute_advantage` that is hooked.
     """
-    state = enter(trainer)
+    state = activate(trainer)
     if not state.begin_step():
         return proceed()
     from verl.trainer.ppo.v1 import trainer_base
@@ -83,7 +83,7 @@ def v1_compute_advantage(proceed: Callable, trainer: Any, *, batch: Any) -> Any:
 def legacy_compute_old_log_prob(proceed: Callable, trainer: Any, *, batch: Any) -> Any:
     """Keep the legacy trainer's entropies in its batch: it has them only here, and may move its rows afterwards."""
     result = proceed()
-    if enter(trainer).reads_entropy:
+    if activate(trainer).reads_entropy:
         batch_fields.keep_in_batch(result[0].batch, batch.batch)
     return result
 
@@ -93,7 +93,7 @@ def separate_compute_advantage(proceed: Callable, trainer: Any) -> Any:
 
     Under bypass mode they have no old-log-prob pass, where the legacy trainer is met otherwise.
     """
-    enter(trainer)
+    activate(trainer)
     return proceed()
 
 
@@ -146,7 +146,7 @@ def reduce_metrics(proceed: Callable, *, metrics: dict[str, Any]) -> dict[str, A
                 "algorithm.gtpo.entropy_from=update, but the actor's loss did not apply the entropy: its worker is not "
                 "verl's own (verl.workers.engine_workers), or has not loaded gtpo_verl; set entropy_from=old_log_prob"
             )
-        state.complete(state.pending, entropies)
+        state.finish_update(state.pending, entropies)
     pending = state.pending
     state.pending = None
     return reduced | pending.metrics
@@ -167,12 +167,12 @@ def compute_data_metrics(proceed: Callable, *, batch: Any) -> dict[str, Any]:
 def fit(proceed: Callable, trainer: Any) -> Any:
     """Watch the trainer for collapse, if its config asks for that, as long as its loop runs."""
     before = current()
-    state = enter(trainer)
-    state.watch = TrainerWatch.of(trainer)
+    state = activate(trainer)
+    state.monitor = TrainingMonitor.of(trainer)
     try:
         return proceed()
     finally:
-        state.watch = None
+        state.monitor = None
         set_current(before)
 
 
@@ -200,14 +200,14 @@ def log(proceed: Callable, tracking: Any, *, data: dict[str, Any], step: Any) ->
     state = current()
     if state is None:
         return result
-    if data.keys() & _UPDATED and not state.watch and select(state.config, KEY) not in (None, False, "none"):
+    if data.keys() & _UPDATED and not state.monitor and select(state.config, KEY) not in (None, False, "none"):
         raise RuntimeError(f"{KEY} does not watch a trainer with a fit of its own, as this one: remove it")
     if state.update_check:
         state.update_check.logged(step)
     if "estimator" in vars(state):
         state.estimator.keep_with_checkpoint()  # verl saves a step before it logs it
-    if state.watch:
-        state.watch.logged(data)
+    if state.monitor:
+        state.monitor.on_log(data)
     return result
 
 

@@ -42,7 +42,7 @@ def check_and_log(config: DictConfig) -> None:
     if not run.applies_gtpo:
         return
 
-    if run.from_update and not select(config, _CALCULATE_ENTROPY):
+    if run.entropy_from_update and not select(config, _CALCULATE_ENTROPY):
         OmegaConf.update(config, _CALCULATE_ENTROPY, True)
         logger.info("%s=True, since algorithm.gtpo.entropy_from=update", _CALCULATE_ENTROPY)
     if run.gtpo.allow_changed_advantages:
@@ -67,7 +67,7 @@ def validated(config: DictConfig) -> RunConfig:
             for one; naming key, value and remedy of each.
     """
     if uses_gtpo(config):
-        compat.raise_load_errors()
+        compat.check_loaded()
     run, messages = read(config)
     if run and run.applies_gtpo and select(config, "trainer.use_v1"):
         missing = missing_packages()

@@ -219,7 +219,7 @@ def _distillation(config: DictConfig) -> list[str]:
 
 def _bypass_without_entropy(config: DictConfig, run: RunConfig) -> list[str]:
     """Whether the old-log-prob pass, which is to give the entropy, takes place."""
-    if run.from_update or not select(config, _BYPASS):
+    if run.entropy_from_update or not select(config, _BYPASS):
         return []
     return [
         f"{_BYPASS}=True: it skips verl's old-log-prob pass, from which GTPO takes the entropy of the policy; "
@@ -235,7 +235,7 @@ def _asynchronous_weights(config: DictConfig, run: RunConfig) -> list[str]:
     lost.
     """
     is_fully = select(config, "async_training") is not None
-    if run.from_update or select(config, _BYPASS) or not (is_fully or v1_mode(config) == "separate_async"):
+    if run.entropy_from_update or select(config, _BYPASS) or not (is_fully or v1_mode(config) == "separate_async"):
         return []
     instead = f"set {_BYPASS}=True with ++{_ENTROPY_FROM}=update"
     strategy = select(config, f"{_ACTOR}.strategy")
@@ -260,7 +260,7 @@ def _asynchronous_weights(config: DictConfig, run: RunConfig) -> list[str]:
 
 def _entropy_of_the_update(config: DictConfig, run: RunConfig) -> list[str]:
     """Whether the update's own pass can give the entropy, of every token that ⟨H⟩ averages over."""
-    if not run.from_update:
+    if not run.entropy_from_update:
         return []
     messages = []
     otherwise = f"or set ++{_ENTROPY_FROM}=old_log_prob"

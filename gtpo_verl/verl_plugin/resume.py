@@ -8,46 +8,53 @@ from omegaconf import DictConfig
 from gtpo_verl.run.initial_entropy import InitialEntropy, changed_settings
 from gtpo_verl.verl_plugin.run_config import RunConfig, select
 
-_MODE, _PATH = "trainer.resume_mode", "trainer.resume_from_path"
+_MODE = "trainer.resume_mode"
+_PATH = "trainer.resume_from_path"
 _FOLDER = "trainer.default_local_dir"
 
 
 def path_problems(config: Any) -> list[str]:
-    """Return why verl cannot take the path of a checkpoint that a config names."""
+    """Return why verl cannot take the path of a checkpoint that a config names; without a look at the disk."""
     path = select(config, _PATH)
     if select(config, _MODE) != "resume_path":
         return []
     remedy = f"name a folder …/global_step_N, or set {_MODE}=auto"
     if not isinstance(path, str):
         return [f"{_PATH}={'null' if path is None else path} with {_MODE}=resume_path: {remedy}"]
-    # verl reads the step from what follows; it is no number if a slash is among it.
+    # verl takes everything after global_step_ as the step, so that a slash at the end breaks it.
     _, marker, step = path.rpartition("global_step_")
     if not marker or not step.isdigit():
-        return [f"{_PATH}={path}: verl reads the step from its end: {remedy}"]
+        return [f"{_PATH}={path}: verl reads the step from its end; {remedy}"]
     return []
 
 
 def missing_checkpoint(config: Any) -> list[str]:
-    """Return which checkpoint that a config names is not there."""
+    """Return a message if the folder of the checkpoint that a config names does not exist."""
     path = select(config, _PATH)
     if select(config, _MODE) != "resume_path" or not isinstance(path, str) or Path(path).is_dir():
         return []
-    return [f"{_PATH}={path}: no checkpoint is there: name a folder that is, or set {_MODE}=auto"]
+    return [f"{_PATH}={path}: no checkpoint is there: name one that exists, or set {_MODE}=auto"]
 
 
 def resume_warning(config: DictConfig, run: RunConfig) -> str:
-    """Return what is odd about a run's checkpoints: other settings before, or checkpoints that verl ignores; or ""."""
+    """Return what is odd about a run's checkpoints; empty if nothing is.
+
+    They may have been saved under other settings, or verl may overlook them.
+    """
     if run.resumed_from is None:
-        record = InitialEntropy.path(select(config, _FOLDER))
-        if select(config, _MODE) == "disable" or not record.exists():
+        # An earlier run in this folder has written the record, and verl finds nothing to resume.
+        record_path = InitialEntropy.path(select(config, _FOLDER))
+        if select(config, _MODE) == "disable" or not record_path.exists():
             return ""
         return (
-            f"{record} is of an earlier start, but verl finds no checkpoint there and begins at step 0. If there is "
-            "one, name it: trainer.resume_mode=resume_path trainer.resume_from_path=… (verl #7952: under FSDP "
+            f"{record_path} is of an earlier start, but verl finds no checkpoint there and begins at step 0. If there "
+            "is one, name it: trainer.resume_mode=resume_path trainer.resume_from_path=… (verl #7952: under FSDP "
             "actor.checkpoint.async_save=True hides it)"
         )
     try:
-        changed = "; ".join(changed_settings(run.resumed_from, run.gtpo))
+        changed = changed_settings(run.resumed_from, run.gtpo)
     except ValueError as error:
-        changed = f"unknown which, since {error}"
-    return changed and f"GTPO resumes from {run.resumed_from} with other settings: {changed}"
+        return f"GTPO resumes from {run.resumed_from}; whether its settings changed is unknown, since {error}"
+    if not changed:
+        return ""
+    return f"GTPO resumes from {run.resumed_from} with other settings: {'; '.join(changed)}"

@@ -116,13 +116,13 @@ class RunConfig(NamedTuple):
     resumed_from: str | None = None
 
     @property
-    def from_update(self) -> bool:
+    def entropy_from_update(self) -> bool:
         """Whether GTPO's entropy comes from the update's forward pass."""
         return self.applies_gtpo and self.gtpo.entropy_from == "update"
 
     @classmethod
-    def of_nothing(cls) -> "RunConfig":
-        """Return that of a run that asks for nothing."""
+    def inactive(cls) -> "RunConfig":
+        """Return the settings of a run that asks for nothing."""
         return cls(applies_gtpo=False, gtpo=VerlGTPOConfig())
 
     @classmethod
@@ -134,7 +134,7 @@ class RunConfig(NamedTuple):
         """
         applied = uses_gtpo(config)
         if not applied and select(config, "algorithm.gtpo.dump_dir") is None:
-            return cls.of_nothing()
+            return cls.inactive()
         try:
             gtpo = VerlGTPOConfig.from_config(config.algorithm)
         except OmegaConfBaseException as error:  # a value that is not given, or refers to none

@@ -1,4 +1,4 @@
-"""GTPO in one trainer of verl: its estimator, its dump, its watch, the batch at hand and the update that is pending."""
+"""The plugin's state for one trainer of verl: GTPO's estimator, the dump, the monitor, the batch and its update."""
 
 import logging
 import time
@@ -15,7 +15,7 @@ from gtpo_verl.verl_plugin.batch_fields import BatchFields
 from gtpo_verl.verl_plugin.estimator import GTPOEstimator, PendingUpdate
 from gtpo_verl.verl_plugin.run_config import RunConfig, select
 from gtpo_verl.verl_plugin.token_dump import BATCH_FIELDS, TokenDump, bounded_rows
-from gtpo_verl.verl_plugin.training_monitor import TrainerWatch
+from gtpo_verl.verl_plugin.training_monitor import TrainingMonitor
 from gtpo_verl.verl_plugin.update_check import UpdateCheck
 
 logger = logging.getLogger("gtpo_verl")
@@ -26,7 +26,7 @@ class TrainerState:
 
     Args:
         config: the trainer's.
-        trainer: None, if only its logger has been seen: a trainer may replace every method that the plugin hooks.
+        trainer: None if the plugin met only the trainer's logger, because it overrides every method that is hooked.
 
     Raises what `preflight.validated` raises, if there is a trainer.
     """
@@ -34,10 +34,10 @@ class TrainerState:
     def __init__(self, config: Any, trainer: Any = None):
         self.config = config
         self.trainer = trainer
-        self.run = RunConfig.of_nothing() if trainer is None else preflight.validated(config)
-        self.watch: TrainerWatch | None = None
-        self.batch: BatchFields | None = None  # at hand, while verl computes its advantages
-        self.pending: PendingUpdate | None = None
+        self.run = RunConfig.inactive() if trainer is None else preflight.validated(config)
+        self.monitor: TrainingMonitor | None = None  # set by hooks.fit
+        self.batch: BatchFields | None = None  # of the batch whose advantages verl computes next; see hooks.py
+        self.pending: PendingUpdate | None = None  # from the advantages of a batch to its update
         self.update_check = UpdateCheck.of(config)
 
     @cached_property
@@ -62,7 +62,7 @@ class TrainerState:
     @property
     def reads_entropy(self) -> bool:
         """Whether the entropy of verl's old-log-prob pass is read at this step."""
-        return self.has_work and not self.run.from_update
+        return self.has_work and not self.run.entropy_from_update
 
     @property
     def _dump_is_due(self) -> bool:
@@ -74,19 +74,32 @@ class TrainerState:
         Raises:
             RuntimeError: the last step's update did not pass through the hooks that it needs.
         """
-        left = self.pending
+        previous = self.pending
         self.pending = None
-        if left and self.run.applies_gtpo and (left.inputs or left.step < self.trainer.global_steps):
-            if left.step >= (select(self.config, "trainer.critic_warmup") or 0):
-                raise RuntimeError(
-                    f"step {left.step} computed GTPO advantages, but no actor update passed through verl's "
-                    "reduce_metrics: the entropy terms may be missing from the loss, and the metrics gtpo/* from the "
-                    "log. Use verl's trainers, through verl.trainer.main_ppo"
-                )
+        if previous and self.run.applies_gtpo:
+            self._check_update_passed(previous)
         return self.has_work
 
-    def compute_advantage(self, compute: Callable[[], Any], fields: BatchFields, data: Any) -> Any:
-        """Return what verl's `compute_advantage` makes of the batch with these fields, and record it.
+    def _check_update_passed(self, previous: PendingUpdate) -> None:
+        """Raise a RuntimeError if the actor was updated with a batch without passing through the plugin's hooks."""
+        # A trainer may compute advantages twice in a step, unless the actor has to complete the first ones.
+        is_due = previous.inputs is not None or previous.step < self.trainer.global_steps
+        # verl updates only the critic in the steps before.
+        first_update = select(self.config, "trainer.critic_warmup") or 0
+        if is_due and previous.step >= first_update:
+            raise RuntimeError(
+                f"step {previous.step} computed GTPO advantages, but no actor update passed through verl's "
+                "reduce_metrics: the entropy terms may be missing from the loss, and the metrics gtpo/* from the "
+                "log. Use verl's trainers, through verl.trainer.main_ppo"
+            )
+
+    def compute_advantage(self, proceed: Callable[[], Any], fields: BatchFields, data: Any) -> Any:
+        """Run verl's `compute_advantage` on a batch, and keep in `pending` what the estimator found.
+
+        Args:
+            proceed: calls verl's function, which returns the batch.
+            fields: what the estimator needs of the batch.
+            data: the batch.
 
         Raises:
             ValueError: a log-probability of a completion's own token is not finite, or above 0.
@@ -96,55 +109,63 @@ class TrainerState:
             fields = fields._replace(old_log_probs=data.batch.get("old_log_probs", None))
         pending = PendingUpdate(self.trainer.global_steps, fields)
         self.pending = pending
-        data = compute()
-        result = pending.result
+        data = proceed()
+        result = pending.result  # under gtpo verl has called `estimate_gtpo_advantage`, which has set it
 
         if result and self.update_check:
-            self.update_check.estimated(data.batch["advantages"], data.batch["response_mask"])
+            self.update_check.record(data.batch["advantages"], data.batch["response_mask"])
         if result and "old_log_probs" in data.batch.keys():
             old_log_probs = data.batch["old_log_probs"][fields.last_outputs]
             pending.metrics |= compute_log_prob_metrics(old_log_probs, result.group_advantages, result.completions)
 
         if result and pending.inputs:
-            # The actor completes these advantages: it gets what it needs, and the dump waits for its entropies.
-            if self._dump_is_due:
-                dumped_rows = [fields.last_outputs[row] for row in bounded_rows(result)]
-                pending.inputs.dumped[dumped_rows] = True
-                pending.dumped = data.select([*BATCH_FIELDS & set(data.batch.keys())])
-            for name, column in pending.inputs.to_batch().items():
-                data.batch[name] = column
+            self._hand_to_actor(pending, pending.inputs, data)
         elif self._dump_is_due:
             self._write_dump(pending, data, fields.entropy)
         return data
 
+    def _hand_to_actor(self, pending: PendingUpdate, inputs: update_pass.UpdateInputs, data: Any) -> None:
+        """Give the actor what it needs to complete the advantages: it alone will know the entropies."""
+        if self._dump_is_due:
+            assert pending.result
+            dumped_rows = [pending.fields.last_outputs[row] for row in bounded_rows(pending.result)]
+            inputs.wants_token_entropy[dumped_rows] = True
+            pending.batch_to_dump = data.select([*BATCH_FIELDS & set(data.batch.keys())])
+        for name, column in inputs.to_batch().items():
+            data.batch[name] = column
+
     def _check_log_probs(self, fields: BatchFields, data: Any) -> None:
+        """Raise a ValueError if a log-probability of an own token is not finite, or above 0."""
         uids = data.non_tensor_batch["uid"]
         for name in ("old_log_probs", "rollout_log_probs"):
             if name in data.batch.keys():
                 own = torch.where(fields.response_mask.bool(), data.batch[name], 0)
-                check_finite(name, own.sum(-1), uids)
+                check_finite(name, own.sum(-1), uids)  # one that is not finite makes the sum so
                 update_pass.check_range(name, own.amax(-1), (-torch.inf, 0.0), uids)
 
-    def complete(self, pending: PendingUpdate, entropies: list[update_pass.RowEntropy]) -> None:
-        """Give a batch the entropies of its update, and the dump the advantages that the update used."""
-        fields, inputs = pending.fields, pending.inputs
-        assert inputs
-        means, tokens = update_pass.gather(entropies, fields.responses.shape)
+    def finish_update(self, pending: PendingUpdate, entropies: list[update_pass.RowEntropy]) -> None:
+        """Complete a batch after its update with the entropies of it, and write the dump that waited for them."""
+        assert pending.inputs
+        means, tokens = update_pass.gather(entropies, pending.fields.responses.shape)
         self.estimator.complete(pending, means)
-        if pending.dumped is not None:
-            batch = pending.dumped.batch
-            mask = fields.response_mask
-            batch["advantages"], _ = update_pass.apply_entropy(batch["advantages"], mask, tokens, inputs)
-            self._write_dump(pending, pending.dumped, tokens)
+        if pending.batch_to_dump is not None:
+            batch = pending.batch_to_dump.batch
+            mask = pending.fields.response_mask
+            batch["advantages"], _ = update_pass.apply_entropy(batch["advantages"], mask, tokens, pending.inputs)
+            self._write_dump(pending, pending.batch_to_dump, tokens)
 
     def _write_dump(self, pending: PendingUpdate, data: Any, entropy: torch.Tensor | None) -> None:
-        """Write one output per session; a dump that fails ends, and the run goes on."""
+        """Write one output per session. If writing fails, stop dumping; the run goes on.
+
+        Without an entropy, as in a run of GRPO that verl computes none for, nothing is written.
+        """
         start = time.perf_counter()
         fields = pending.fields
         if entropy is None or self.dump is None:
             return
-        if len(data) > len(fields.last_outputs):  # verl's grpo comes with the last outputs alone
+        if len(data) > len(fields.last_outputs):  # under grpo verl has dropped the other outputs
             data = data.select_idxs(fields.last_outputs)
+        # The rows of `data` are the last outputs alone now, so that its log-probs are not selected once more.
         fields = fields._replace(entropy=entropy, old_log_probs=None).of_sessions()
         fields = fields._replace(old_log_probs=data.batch.get("old_log_probs", None))
         rewards = data.batch["token_level_rewards"]
@@ -154,7 +175,7 @@ class TrainerState:
             self.dump.write(pending.step, data.batch, fields, result, self.estimator.gtpo_run.initial_entropy_value)
         except (OSError, ValueError) as error:
             logger.warning("GTPO's token dump ends at step %d, and the run goes on without it: %s", pending.step, error)
-            self.dump = None
+            self.dump = None  # the cached property, from now on
         pending.metrics["timing_s/gtpo_dump"] = time.perf_counter() - start
 
 
@@ -162,18 +183,18 @@ _current: TrainerState | None = None
 
 
 def current() -> TrainerState | None:
-    """Return the state of the trainer that this process runs, in whichever thread or task: it runs one at a time."""
+    """Return the state of the trainer that this process runs, in whichever thread or task; a process runs one."""
     return _current
 
 
 def set_current(state: TrainerState | None) -> None:
-    """Make this state, or none, that of the process."""
+    """Set the state of this process, or clear it."""
     global _current
     _current = state
 
 
-def enter(trainer: Any) -> TrainerState:
-    """Return the state of a trainer, from now on that of this process."""
+def activate(trainer: Any) -> TrainerState:
+    """Make a trainer the one that this process runs, and return its state."""
     if _current is None or _current.trainer is not trainer:
         set_current(TrainerState(trainer.config, trainer))
     assert _current
@@ -183,7 +204,10 @@ def enter(trainer: Any) -> TrainerState:
 def estimate_gtpo_advantage(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, config: Any = None, index: Any = None, **kwargs: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """verl's advantage estimator `gtpo`: `compute_gtpo_outcome_advantage` on the trainer's batch.
+    """Compute GTPO's advantages of the batch at hand; verl calls this for `algorithm.adv_estimator=gtpo`.
+
+    Returns:
+        Advantages and returns, the same tensor, (bs, response_length).
 
     Raises:
         RuntimeError: it is called in a trainer that GTPO does not hook.
@@ -191,7 +215,8 @@ def estimate_gtpo_advantage(
     start = time.perf_counter()
     state = current()
     if state is None or state.trainer is None:
-        compat.raise_load_errors()
+        compat.check_loaded()
+    # A result is there already if it is called twice for one batch.
     if state is None or state.pending is None or state.pending.result or not state.run.applies_gtpo:
         raise RuntimeError(
             "algorithm.adv_estimator=gtpo was called without token ids and entropy, by a trainer that gtpo_verl does "

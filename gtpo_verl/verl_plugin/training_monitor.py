@@ -1,10 +1,10 @@
 """A monitor of a run in training, under any advantage estimator of verl: `+trainer.collapse_watch=warn` or `stop`.
 
-It is `gtpo-verl diagnose` step by step (`monitor.watch`): it reads what the trainer logs, and logs each verdict that
-says degraded or failed once, with its numbers and what to try. `stop` ends a run whose outcome is lost or whose numbers
-are not finite; `stop_format` also one that lost the share of EOS or its format, which no reward need see. What is not
-logged is not monitored: verl itself logs entropy, score and length, `gtpo_verl.reward.replay_buffer` adds `reward/*`
-and `completion/*`, GTPO adds `gtpo/*`.
+It is `gtpo-verl diagnose` step by step (`monitor.watch`): it reads what the trainer logs and logs, once each, the
+verdicts `degraded` and `failed`, with their numbers and what to try. `stop` ends a run whose outcome is lost or whose
+numbers are not finite. `stop_format` also ends a run whose completions stop ending with EOS or lose the format, which
+the reward need not show. What is not logged is not monitored: verl itself logs entropy, score and length,
+`gtpo_verl.reward.replay_buffer` adds `reward/*` and `completion/*`, GTPO adds `gtpo/*`.
 """
 
 import logging
@@ -24,62 +24,69 @@ CHOICES = ("none", "warn", "stop", "stop_format")
 
 
 class CollapseError(RuntimeError):
-    """A run that `trainer.collapse_watch` was to stop collapsed; its checkpoint is written."""
+    """Ends a run that collapsed, as `trainer.collapse_watch` asks; its last checkpoint is written already."""
 
 
-class TrainerWatch:
+class TrainingMonitor:
     """Monitors one trainer of verl by what it logs; it may end a run that collapsed, after a checkpoint.
 
     Args:
-        trainer: verl's.
-        chosen (str): one of `CHOICES`.
+        trainer: verl's trainer.
+        mode (str): one of `CHOICES`.
     """
 
-    def __init__(self, trainer: Any, chosen: str):
+    def __init__(self, trainer: Any, mode: str):
         self._trainer = trainer
-        self._chosen = chosen
+        self._mode = mode
         data = trainer.config.data
-        self._limit = data.max_response_length
+        self._max_response_length = data.max_response_length
         n = OmegaConf.select(trainer.config, "actor_rollout_ref.rollout.n", default=1)
-        self._watch = Watch("verl", data.train_batch_size * n, self._limit)
+        self._watch = Watch("verl", data.train_batch_size * n, self._max_response_length)
         agg_mode = OmegaConf.select(trainer.config, "actor_rollout_ref.actor.loss_agg_mode")
         self._sums_entropy = "sum" in str(agg_mode)
         if self._sums_entropy:
             logger.warning("%s: entropy is not watched, since verl sums it under loss_agg_mode=%s", KEY, agg_mode)
         self._step = 0
-        self._collapse = ""
+        self._end_reason = ""
 
     @classmethod
-    def of(cls, trainer: Any) -> "TrainerWatch | None":
+    def of(cls, trainer: Any) -> "TrainingMonitor | None":
         """Return the monitor that the trainer's config asks for; None if it asks for none."""
-        chosen = read_mode(trainer.config)
-        return None if chosen == "none" else cls(trainer, chosen)
+        mode = read_mode(trainer.config)
+        return None if mode == "none" else cls(trainer, mode)
 
-    def logged(self, metrics: Mapping[str, Any]) -> None:
-        """Take what the trainer logged; a validation alone is of the step before it. A CollapseError ends the run."""
-        trains = "training/global_step" in metrics
+    def on_log(self, metrics: Mapping[str, Any]) -> None:
+        """Judge the run with what the trainer has logged.
+
+        Metrics without `training/global_step` are of a validation that is logged on its own. It counts for the last
+        step before.
+
+        Raises:
+            CollapseError: in the step after the verdict, once its checkpoint is saved.
+        """
+        is_training_step = "training/global_step" in metrics
         self._step = metrics.get("training/global_step", self._step)
-        if self._collapse and trains:
-            raise CollapseError(f"{KEY}={self._chosen}, checkpoint of step {self._step} written: {self._collapse}")
-        numbers = translate(metrics, "verl", self._limit)
+        if self._end_reason and is_training_step:
+            raise CollapseError(f"{KEY}={self._mode}, checkpoint of step {self._step} written: {self._end_reason}")
+        numbers = translate(metrics, "verl", self._max_response_length)
         if self._sums_entropy:
             numbers.pop("entropy", None)
         for alarm in self._watch.observe(self._step, numbers):
             if not alarm.ends:
                 logger.warning("monitor of collapse, step %d: %s", self._step, alarm.sentence)
-            elif self._chosen == "stop_format" or (self._chosen == "stop" and not alarm.is_unseen):
-                self._save_and_end(alarm.sentence)
+            elif self._mode == "stop_format" or (self._mode == "stop" and not alarm.is_unseen):
+                self._schedule_end(alarm.sentence)
 
-    def _save_and_end(self, reason: str) -> None:
-        """Have verl save at the end of the next step, where it always does; the log of that step then ends the run.
+    def _schedule_end(self, reason: str) -> None:
+        """Have verl save a checkpoint in the next step. verl logs that step afterwards, and that call ends the run.
 
         No older checkpoint is removed any more: it may be the last good one.
         """
-        trainer = self._trainer.config.trainer
-        trainer.save_freq = 1
-        trainer.max_actor_ckpt_to_keep = None
-        trainer.max_critic_ckpt_to_keep = None
-        self._collapse = self._collapse or reason
+        trainer_config = self._trainer.config.trainer
+        trainer_config.save_freq = 1
+        trainer_config.max_actor_ckpt_to_keep = None
+        trainer_config.max_critic_ckpt_to_keep = None
+        self._end_reason = self._end_reason or reason
 
 
 def read_mode(config: DictConfig) -> str:
@@ -89,12 +96,13 @@ def read_mode(config: DictConfig) -> str:
         ValueError: it is none of `CHOICES`, or set for a trainer that it cannot monitor.
     """
     value = select(config, KEY)
-    chosen = "none" if value in (None, False) else str(value)
-    if chosen not in CHOICES:
+    mode = "none" if value in (None, False) else str(value)
+    if mode not in CHOICES:
         raise ValueError(f"{KEY}={value}: must be one of {', '.join(CHOICES)}")
-    if chosen != "none" and select(config, "rollout") is not None:
+    # Only the configs of these two trainers have a section `rollout` at the top level.
+    if mode != "none" and select(config, "rollout") is not None:
         raise ValueError(
             f"{KEY}={value}: verl's one_step_off and fully_async trainers have loops of their own, which it does not "
             "watch; remove it, or use verl.trainer.main_ppo with trainer.v1.trainer_mode=separate_async"
         )
-    return chosen
+    return mode

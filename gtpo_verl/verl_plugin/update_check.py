@@ -68,7 +68,7 @@ class UpdateCheck:
             return None
         return cls()
 
-    def estimated(self, advantages: torch.Tensor, response_mask: torch.Tensor) -> None:
+    def record(self, advantages: torch.Tensor, response_mask: torch.Tensor) -> None:
         """Keep the extremes of the (bs, response_length) advantages that GTPO has given the trainer for a batch."""
         extremes = Extremes.of(advantages, response_mask)
         if self._estimated is not None:

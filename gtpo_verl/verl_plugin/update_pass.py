@@ -64,7 +64,7 @@ class UpdateInputs(NamedTuple):
     weight_scale: torch.Tensor  # float64, by which λ was multiplied to be the advantage: A_i; 0 where all λ are 1
     entropy_coeff: torch.Tensor  # float64, γ
     highest_entropy: torch.Tensor  # float64, the highest ⟨H⟩_i that δ_i keeps
-    dumped: torch.Tensor  # bool, whether the token dump asks for the entropy of each token
+    wants_token_entropy: torch.Tensor  # bool, whether the token dump asks for the entropy of each token
 
     @classmethod
     def make(
@@ -85,7 +85,7 @@ class UpdateInputs(NamedTuple):
             weight_scale=advantages if weight_scale is None else weight_scale.double(),
             entropy_coeff=torch.full_like(advantages, config.entropy_coeff),
             highest_entropy=highest_kept_entropy(advantages, config, initial_entropy),
-            dumped=torch.zeros_like(advantages, dtype=torch.bool),
+            wants_token_entropy=torch.zeros_like(advantages, dtype=torch.bool),
         )
 
     def to_batch(self) -> dict[str, torch.Tensor]:
@@ -154,9 +154,9 @@ def apply_in_actor(
     bounds = entropy_range(getattr(config.model_config, "tokenizer", None))
     check_range("entropy", means, bounds, inputs.row.tolist(), "row of the batch")
     entropies = []
-    columns = zip(inputs.row.tolist(), means.tolist(), inputs.dumped.tolist(), entropy, strict=True)
-    for row, mean, is_dumped, of_tokens in columns:
-        tokens = of_tokens.tolist() if is_dumped else None
+    columns = zip(inputs.row.tolist(), means.tolist(), inputs.wants_token_entropy.tolist(), entropy, strict=True)
+    for row, mean, is_wanted, of_tokens in columns:
+        tokens = of_tokens.tolist() if is_wanted else None
         entropies.append(RowEntropy(row=row, mean=mean, tokens=tokens))
     return advantages, entropies
 

@@ -13,7 +13,7 @@ from verl.trainer.ppo.v1 import utils
 from gtpo_verl import GTPOConfig, compute_gtpo_outcome_advantage
 from gtpo_verl.run.initial_entropy import InitialEntropy
 from gtpo_verl.verl_plugin import batch_fields, hooks
-from gtpo_verl.verl_plugin.state import enter
+from gtpo_verl.verl_plugin.state import activate
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ def test_advantages_that_pass_by_the_hooked_function_are_an_error_and_leave_no_r
     batch = KVBatchMeta(partition_id="train", keys=stage.keys, tags=[{}] * len(stage.keys))
     with pytest.raises(RuntimeError, match="without the function compute_advantage"):
         hooks.v1_compute_advantage(lambda: None, stage.trainer, batch=batch)
-    assert enter(stage.trainer).batch is None
+    assert activate(stage.trainer).batch is None
 
 
 @pytest.fixture

@@ -448,7 +448,7 @@ def test_resuming_with_other_settings_is_told(compose_config, tmp_path):
     )
     InitialEntropy.path(checkpoints).write_text("{")
     warning = resume_warning(compose_config("algorithm.gtpo.initial_entropy=0.5"))
-    assert "unknown which, since" in warning and "gtpo_initial_entropy.json" in warning
+    assert "whether its settings changed is unknown" in warning and "gtpo_initial_entropy.json" in warning
 
 
 def test_a_record_without_the_checkpoint_that_verl_would_resume_from_is_told(compose_config, tmp_path, caplog):

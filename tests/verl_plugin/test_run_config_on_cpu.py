@@ -23,7 +23,7 @@ FROM_UPDATE = "algorithm.gtpo.entropy_from=update"
 )
 def test_a_config_asks_for_gtpo_and_for_a_dump(compose_config, overrides, applies_gtpo, from_update):
     run = RunConfig.read(compose_config(*overrides))
-    assert (run.applies_gtpo, run.from_update, run.resumed_from) == (applies_gtpo, from_update, None)
+    assert (run.applies_gtpo, run.entropy_from_update, run.resumed_from) == (applies_gtpo, from_update, None)
     assert (run.gtpo.dump_dir is not None) == (DUMP in overrides)
 
 

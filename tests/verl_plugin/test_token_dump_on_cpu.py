@@ -195,7 +195,7 @@ def test_with_the_entropy_from_the_update_the_same_is_dumped(dumping, rows, tmp_
     from_update = dumping(trainer, "gtpo", KNOWN, "algorithm.gtpo.entropy_from=update")
     from_update.advantages()
     assert not (tmp_path / "dump").exists()
-    assert UpdateInputs.from_batch(from_update.batch).dumped.tolist() == [i in GROUPED for i in range(6)]
+    assert UpdateInputs.from_batch(from_update.batch).wants_token_entropy.tolist() == [i in GROUPED for i in range(6)]
     assert from_update.update()["timing_s/gtpo_dump"] > 0
     for line, expected in zip(lines(tmp_path / "dump"), before, strict=True):
         assert line.keys() == expected.keys()

@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 from verl.utils.tracking import Tracking
 
 from gtpo_verl.verl_plugin import hooking, hooks, training_monitor
-from gtpo_verl.verl_plugin.training_monitor import CollapseError, TrainerWatch
+from gtpo_verl.verl_plugin.training_monitor import CollapseError, TrainingMonitor
 
 STEPS = 12
 HEALTHY = {
@@ -41,10 +41,10 @@ def trainer(choice, batch_size=8, loss_agg_mode="token-mean"):
 
 def watch(watched, records):
     """The records up to the one at which the trainer's run ends."""
-    watch = TrainerWatch.of(watched)
+    watch = TrainingMonitor.of(watched)
     for record in records:
         yield record
-        watch.logged(record)
+        watch.on_log(record)
 
 
 def test_an_entropy_that_verl_sums_is_not_watched(caplog):
@@ -161,7 +161,7 @@ def test_what_a_validation_or_a_reward_function_logs_ends_no_run():
 
 @pytest.mark.parametrize("choice", [None, "none", False])
 def test_nothing_is_watched_unless_it_is_asked_for(choice):
-    assert TrainerWatch.of(trainer(choice)) is None
+    assert TrainingMonitor.of(trainer(choice)) is None
 
 
 def test_a_choice_that_is_none_is_an_error():
@@ -177,10 +177,10 @@ def test_a_trainer_with_a_loop_of_its_own_is_not_watched_in_silence(compose_conf
 
 
 def test_a_validation_alone_does_not_end_a_run_that_verl_has_yet_to_save():
-    watch, step = TrainerWatch.of(stopped := trainer("stop")), 0
+    watch, step = TrainingMonitor.of(stopped := trainer("stop")), 0
     while stopped.config.trainer.save_freq != 1:
-        watch.logged({"training/global_step": step, "critic/score/mean": 15.0 if step < 2 * STEPS else 0.0})
+        watch.on_log({"training/global_step": step, "critic/score/mean": 15.0 if step < 2 * STEPS else 0.0})
         step += 1
-    watch.logged({"val-core/acc/mean@1": 0.1})
+    watch.on_log({"val-core/acc/mean@1": 0.1})
     with pytest.raises(CollapseError, match=f"checkpoint of step {step} written"):
-        watch.logged({"training/global_step": step, "critic/score/mean": 0.0})
+        watch.on_log({"training/global_step": step, "critic/score/mean": 0.0})

@@ -100,7 +100,10 @@ class Stage:
         if inputs := UpdateInputs.from_batch(self.batch):
             entropy, mask = (padded([self.rows[name][i] for i in self.order]) for name in ("entropy", "response_mask"))
             self.used, means = apply_entropy(self.batch["advantages"], mask, entropy, inputs)
-            tokens = [row.tolist() if dumped else None for row, dumped in zip(entropy, inputs.dumped, strict=True)]
+            tokens = [
+                row.tolist() if dumped else None
+                for row, dumped in zip(entropy, inputs.wants_token_entropy, strict=True)
+            ]
             found = [*map(RowEntropy, inputs.row.tolist(), means.tolist(), tokens)]
             metrics[f"actor/{ENTROPIES}"] = found[3:] + found[:3]  # workers return them in an order of their own
         logged = reduce_metrics(metrics)
