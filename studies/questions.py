@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from recipes.tasks.tiny import Ask, Question, two_digit
+from recipes.tasks.tiny import MakeQuestions, Question, two_digit
 
 
 def spell_backward() -> list[Question]:
@@ -95,7 +95,7 @@ def _reasoning_gym(name: str, **settings: Any) -> Any:
     return reasoning_gym.create_dataset(name, seed=0, **settings)
 
 
-TASKS: Mapping[str, Ask] = {
+TASKS: Mapping[str, MakeQuestions] = {
     "arithmetic": two_digit,
     "addition_or_guess": addition_or_guess,
     "subtraction": functools.partial(two_digit, "-"),

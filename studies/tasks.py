@@ -66,12 +66,12 @@ def open_task(start: Start, seed: int, outputs: Path) -> Task:
 def _tiny(start: Start, seed: int, folder: Path) -> Task:
     settings: dict[str, Any] = questions.WARM_STARTS.get(start.task, {})
     warm = tiny.WarmStartConfig(seed=seed, task=start.task, steps=start.warm_steps, **settings)
-    ask = questions.TASKS[start.task]
-    tiny.prepare(folder / "task", warm, ask, [questions.__file__])
+    make_questions = questions.TASKS[start.task]
+    tiny.prepare(folder / "task", warm, make_questions, [questions.__file__])
     tokenizer = tiny.build_tokenizer()
     train, held_out = (
         [Asked(torch.tensor(tiny.encode_prompt(tokenizer, question.text)), question.answer) for question in split]
-        for split in tiny.split_questions(warm, ask)
+        for split in tiny.split_questions(warm, make_questions)
     )
     least_reasoning = questions.FURTHER_CHARACTERS.get(start.task, 0)
     return Task(train, held_out, tokenizer, start.limit, *load(folder / "task/model"), 0.0, least_reasoning)

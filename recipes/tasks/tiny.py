@@ -1,7 +1,7 @@
-"""A task small enough for two CPU cores, a model of 0.4 M parameters and its warm start.
+"""A toy task, and a model of 0.4 M parameters with a warm start for it: small enough for two CPU cores.
 
-The task is two-digit addition; another caller may bring questions of its own. `prepare` writes, for `python3 -m recipes
-make-task arithmetic`,
+The task is two-digit addition; a caller may give other questions. `prepare` writes, for `python3 -m recipes make-task
+arithmetic`:
 
 - `DIR/model`: a Qwen2 in Hugging Face format with its tokenizer, trained for a few hundred supervised steps on
   `<reasoning>…</reasoning><answer>…</answer>`, the paper's format (arXiv:2508.03772, Sec. 6). Some of those examples
@@ -10,8 +10,8 @@ make-task arithmetic`,
 - `DIR/warm_start.json`: the settings of the warm start.
 
 What GTPO needs is kept: every tag is several tokens, the reward is the paper's, the mean entropy lies far below ln 2,
-and a completion has room for twice its natural length of 30 tokens. What is not the paper's: there is no system prompt,
-because this model knows nothing but this task.
+above which GTPO drops completions, and a completion has room for twice its natural length of 30 tokens. Unlike in the
+paper there is no system prompt, because this model knows nothing but this task.
 """
 
 import random
@@ -31,9 +31,10 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config,
 from gtpo_verl.reward.score import TAGS
 from recipes.tasks.make_once import make_once
 
-# Qwen's own names: the class that transformers picks for a Qwen2 model adds <|endoftext|> to a vocabulary without it.
+# Named as in Qwen, since transformers' tokenizer class for Qwen2 adds <|endoftext|> to a vocabulary without it.
 PAD = "<|endoftext|>"
 EOS = "<|im_end|>"
+# The chat template's roles, which are not Qwen's.
 USER = "<|user|>"
 ASSISTANT = "<|assistant|>"
 RECORD = "warm_start.json"
@@ -49,22 +50,23 @@ class Question(NamedTuple):
     wrong_answers: tuple[str, ...]
 
 
-Ask: TypeAlias = Callable[[], list[Question]]
+MakeQuestions: TypeAlias = Callable[[], list[Question]]
 
 
 @dataclass(frozen=True)
 class WarmStartConfig:
-    """What decides the output; two calls with equal settings share one result.
+    """The settings of `prepare`: a folder that was made with the same ones is left as it is.
 
     Args:
-        seed: reaches the split of the prompts, the training examples and the initial weights.
-        task: the name of its questions.
+        seed: of the split of the prompts, the training examples and the initial weights.
+        task: its name, verl's `data_source`.
         steps: supervised steps.
         batch_size: examples per step.
-        lr: peak learning rate of AdamW, after 50 steps of linear warm-up and before a linear decay to 0.
+        lr: learning rate of AdamW, multiplied by a linear warm-up over 50 steps and by a linear decay to 0 over all
+            steps; with the default number of steps it peaks at 0.8 of this.
         damaged_tag_share: share of the examples with a missing, unclosed or misspelt tag.
         wrong_answer_share: share of the examples whose answer is wrong.
-        test_size: prompts held out, of the 8,100 sums, say; the rest is the training set.
+        test_size: prompts held out for testing, of 8,100 by default; the others are for training.
     """
 
     seed: int = 0
@@ -80,7 +82,8 @@ class WarmStartConfig:
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Make a byte-level BPE like Qwen2's, of 71 tokens: single digits and letters, and the parts of the four tags.
 
-    Decoding gives the text back exactly. Capital letters and other symbols have no token and vanish in encoding.
+    Text of these characters, and of punctuation, is the same after encoding and decoding. Capital letters and other
+    symbols have no token and are dropped.
     """
     merges = ["r e", "a s", "re as", "o n", "reas on", "i n", "in g", "a n", "s w", "an sw", "e r", "answ er", "< /"]
     newline = "Ċ"
@@ -118,7 +121,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
         hidden_size=128,
         intermediate_size=352,
         num_hidden_layers=2,
-        num_attention_heads=4,  # vLLM on CPU takes heads of 32, not of 16
+        num_attention_heads=4,  # vLLM on CPU takes a head size of 32, not of 16
         num_key_value_heads=4,
         max_position_embeddings=1024,
         initializer_range=0.06,  # at this width the usual 0.02 takes twice as many steps
@@ -134,7 +137,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
 
 
 def two_digit(sign: str = "+") -> list[Question]:
-    """Make all sums of two numbers of two digits, or with `-` all differences that are not negative."""
+    """Make every sum of two two-digit numbers, or with `-` every difference that is not negative."""
     questions = []
     for a in range(10, 100):
         largest = 99 if sign == "+" else a
@@ -155,10 +158,11 @@ def _add(a: int, b: int) -> Question:
 def _subtract(a: int, b: int) -> Question:
     tens_a, units_a = divmod(a, 10)
     tens_b, units_b = divmod(b, 10)
+    # As on paper: 42-17 is 2-7=5, which borrows, and 4-1-1=2.
     units = (units_a - units_b) % 10
-    borrow = -1 if units_a < units_b else 0
-    tens = tens_a - tens_b + borrow
-    return _question(f"{a}-{b}", a - b, f"{units_a}-{units_b}={units}", f"{tens_a}-{tens_b}{_signed(borrow)}={tens}")
+    carry = -1 if units_a < units_b else 0
+    tens = tens_a - tens_b + carry
+    return _question(f"{a}-{b}", a - b, f"{units_a}-{units_b}={units}", f"{tens_a}-{tens_b}{_signed(carry)}={tens}")
 
 
 def _signed(carry: int) -> str:
@@ -166,20 +170,22 @@ def _signed(carry: int) -> str:
     return f"{carry:+}" if carry else ""
 
 
-def _question(term: str, answer: int, units: str, tens: str) -> Question:
+def _question(expression: str, answer: int, units: str, tens: str) -> Question:
     """Make a question whose reasoning is about the units first, and then about the tens with the carry."""
     errors = (-20, -11, -10, -9, -1, 1, 9, 10, 11, 20)
     return Question(
-        text=f"{term}=",
+        text=f"{expression}=",
         answer=str(answer),
         reasonings=(f"{units},{tens}", f"{units};{tens}"),
         wrong_answers=tuple(str(answer + error) for error in errors),
     )
 
 
-def split_questions(config: WarmStartConfig, ask: Ask = two_digit) -> tuple[list[Question], list[Question]]:
+def split_questions(
+    config: WarmStartConfig, make_questions: MakeQuestions = two_digit
+) -> tuple[list[Question], list[Question]]:
     """Return the task's questions in a random order, as (train, test)."""
-    questions = ask()
+    questions = make_questions()
     random.Random(config.seed).shuffle(questions)
     return questions[config.test_size :], questions[: config.test_size]
 
@@ -216,7 +222,7 @@ def completion_text(question: Question, rng: random.Random, config: WarmStartCon
     if rng.random() < config.damaged_tag_share:
         i = rng.randrange(len(tags))
         misspelt = re.sub("[a-z]+", rng.choice(["so", "is", "sum"]), tags[i])
-        missing = ""
+        missing = ""  # twice as likely as the others
         unclosed = tags[i].removesuffix(">")
         tags[i] = rng.choice([missing, missing, unclosed, misspelt])
     return f"{tags[0]}{reasoning}{tags[1]}{tags[2]}{answer}{tags[3]}{EOS}"
@@ -227,7 +233,7 @@ def supervised_batch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (input_ids, labels), each (bs, longest), for examples of prompt ids and completion text.
 
-    Prompt and padding carry no loss.
+    Prompt and padding carry no loss. Padding is on the right, so that causal attention needs no mask.
     """
     input_ids = []
     labels = []
@@ -269,21 +275,27 @@ def train(
         scheduler.step()
 
 
-def prepare(out: str | Path, config: WarmStartConfig, ask: Ask = two_digit, sources: Sequence[str] = ()) -> None:
-    """Write the data set, the model and the settings under `out`, unless they are there, made with these settings.
+def prepare(
+    out: str | Path,
+    config: WarmStartConfig,
+    make_questions: MakeQuestions = two_digit,
+    sources: Sequence[str] = (),
+) -> None:
+    """Write the data set, the model and the settings under `out`, unless it holds them, made with these settings.
 
     Args:
         out: the folder.
         config: the settings.
-        ask: makes the questions of `config.task`.
-        sources: `__file__` of the modules that `ask` is from, unless it is this one.
+        make_questions: makes the questions of `config.task`.
+        sources: further files on which the result depends, such as the module of `make_questions`: a change in one
+            makes everything anew.
 
     Raises:
-        ValueError: `out` holds something that is not made here.
+        ValueError: `out` holds files that `prepare` did not write.
     """
 
     def make(folder: Path) -> None:
-        train_questions, test_questions = split_questions(config, ask)
+        train_questions, test_questions = split_questions(config, make_questions)
         write_dataset(folder / "train.parquet", config.task, "train", train_questions)
         write_dataset(folder / "test.parquet", config.task, "test", test_questions)
         tokenizer = build_tokenizer()
