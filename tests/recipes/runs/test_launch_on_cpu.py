@@ -126,7 +126,7 @@ def test_a_launcher_that_is_killed_loses_no_step_and_its_trainer_holds_the_folde
         with monkeypatch.context() as patched:
             patched.setattr(run_folder, "_DYING_S", 0.1)
             assert run("step(3)") == 2
-        assert f"another run is active in {run.out} (process {trainer.pid} on " in capsys.readouterr().err
+        assert f" {run.out} (process {trainer.pid} on {socket.gethostname()})" in capsys.readouterr().err
         trainer.kill()
         assert run("step(3)") == 0
         assert [record["step"] for record in run.records()] == [1, 2, 3]
@@ -145,7 +145,7 @@ def test_a_terminal_that_is_gone_does_not_end_the_training(run):
 def test_a_line_that_a_full_disk_cut_off_is_left_out(run, capsys):
     assert run("""step(1); file.write('{"step": 2, "da'); step(2); step(3)""") == 0
     assert [record["step"] for record in run.records()] == [1, 3]
-    assert "left out a line of verl's log that was cut off" in capsys.readouterr().err
+    assert f"{run.out / 'metrics.jsonl'}: left out" in capsys.readouterr().err
     assert run("step(4)") == 0
 
 
@@ -155,7 +155,7 @@ def test_a_line_that_a_full_disk_cut_off_is_left_out(run, capsys):
 def test_a_line_that_is_no_step_does_not_end_the_run(run, capsys, line):
     assert run(f"step(1); file.write({line!r} + '\\n'); step(3)") == 0
     assert [record["step"] for record in run.records()] == [1, 3]
-    assert "left out a line of verl's log" in capsys.readouterr().err
+    assert f"{run.out / 'metrics.jsonl'}: left out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("seconds", [None, float("inf"), "slow", -1])
@@ -195,13 +195,13 @@ def test_a_second_signal_does_not_leave_the_trainer_alive(run):
     assert process.wait(900) == 128 + signal.SIGTERM and not trainer.is_running()
 
 
-@pytest.mark.parametrize("line", ["[1]", '{"step": "one"}', "\0", "[" * 100_000])
+@pytest.mark.parametrize("line", ["[1]", '{"step": "one"}', "\0", "[" * 100_000], ids=["list", "text", "nul", "deep"])
 def test_a_log_that_is_none_is_named_and_kept(run, capsys, line):
     run("step(1)")
     metrics = run.out / "metrics.jsonl"
     metrics.write_text(line + "\n")
     assert run("step(2)") == 2
-    assert f"{metrics} has a line that is not a step of a run" in capsys.readouterr().err
+    assert f"{metrics} has a line" in capsys.readouterr().err
     assert metrics.read_text() == line + "\n"
 
 
@@ -221,21 +221,21 @@ def test_a_run_for_which_ray_comes_up_too_late_is_started_again(
     monkeypatch.chdir(tmp_path)
     assert run(RAY_IS_SLOW.format(needed=needed)) == status
     assert int((tmp_path / "starts").read_text()) == starts
-    said = capsys.readouterr()
-    assert said.out.count("Ray was too slow to start") == starts - 1
-    assert ("timed out during startup" in said.err) is (status == 1)
+    printed = capsys.readouterr()
+    assert printed.out.count("trying again") == starts - 1
+    assert ("timed out during" in printed.err) is (status == 1)
 
 
 def test_a_run_that_fails_on_a_full_disk_says_so(run, capsys, monkeypatch):
     monkeypatch.setattr(launch.shutil, "disk_usage", lambda path: SimpleNamespace(free=5 << 20))
     assert run("step(1)\nraise RuntimeError('unexpected pos')") == 1
-    assert "train.log; only 5 MiB of disk are free there" in capsys.readouterr().err
+    assert "train.log; only 5 MiB" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("stall", ["-1", "nan"])
 def test_a_stall_of_no_time_is_an_error(run, capsys, stall):
     assert run("step(1)", "--stall", stall) == 2
-    assert f"--stall {float(stall)}: must be seconds, above 0" in capsys.readouterr().err
+    assert f"--stall {float(stall)}: " in capsys.readouterr().err
 
 
 def test_trainer_that_makes_no_step_is_ended(run, capsys, monkeypatch):
@@ -248,7 +248,7 @@ def test_trainer_that_makes_no_step_is_ended(run, capsys, monkeypatch):
     monkeypatch.setattr(launch.time, "monotonic", lambda: clock.now)
     monkeypatch.setattr(launch.StallDetector, "on_step", on_step_after_which_nothing_comes)
     assert run("step(1)\nwait_for('never')", "--stall", "600") == 1
-    assert "no step for 600 s" in capsys.readouterr().err
+    assert "no step for 600" in capsys.readouterr().err
 
 
 LOST = "step(1)\nprint('ERROR: Error in _run_prompt for uid=7\\nKeyError: gone', flush=True)\n"
@@ -258,12 +258,12 @@ def test_lost_completion_ends_a_run_that_would_go_on_without_it(run, capsys, mon
     monkeypatch.setattr(launch, "_GRACE_S", 0.5)
     assert run(LOST + "wait_for('never')", "--stall", "600") == 1
     err = capsys.readouterr().err
-    assert "the run failed: Error in _run_prompt" in err and "KeyError: gone" in err
+    assert "failed: Error in _run_prompt" in err and "KeyError: gone" in err
 
 
 def test_without_the_watch_the_run_goes_on_and_the_failure_is_told(run, capsys):
     assert run(LOST + "step(2)") == 0
-    assert "verl says 'Error in _run_prompt'" in capsys.readouterr().out
+    assert "'Error in _run_prompt'" in capsys.readouterr().out
 
 
 def test_what_workers_say_after_the_last_step_is_no_failure(run):
@@ -272,12 +272,12 @@ def test_what_workers_say_after_the_last_step_is_no_failure(run):
 
 
 def test_the_log_of_an_earlier_start_is_kept_and_its_failure_is_not_told_again(run, capsys):
-    assert run("step(1)\nraise ValueError('the disk is full')") == 1
-    assert run("raise ValueError('the disk is gone')") == 1
+    assert run("step(1)\nraise ValueError('full')") == 1
+    assert run("raise ValueError('gone')") == 1
     err = capsys.readouterr().err
-    assert "ValueError: the disk is gone" in err and "of disk are free" not in err
-    assert err.count("ValueError: the disk is full") == 2  # its last lines, and among the errors, of the first start
-    assert "the disk is full" in (run.out / "train.log").read_text()
+    assert "ValueError: gone" in err and "MiB" not in err
+    assert err.count("ValueError: full") == 2  # its last lines, and among the errors, of the first start
+    assert "full" in (run.out / "train.log").read_text()
 
 
 def test_loggers_write_into_the_folder_and_go_on_with_one_run(run, monkeypatch):
@@ -290,28 +290,49 @@ def test_loggers_write_into_the_folder_and_go_on_with_one_run(run, monkeypatch):
     assert first == second and str(run.out / "tensorboard") in first and "'allow'" in first
 
 
-def test_rays_workers_get_the_loggers_variables_but_those_of_their_ray_job(tmp_path, monkeypatch):
-    from ray.runtime_env.runtime_env import _merge_runtime_env
+ENV_VARS = "ray_kwargs.ray_init.runtime_env.env_vars."
 
+
+@pytest.fixture
+def started_command(tmp_path, monkeypatch):
+    """Return the command that a trainer of verl is started with, by its overrides and the variables of a Ray job."""
     started = {}
     monkeypatch.setattr(launch.subprocess, "Popen", lambda command, **kwargs: started.update(command=command))
-    start = ["python3", "-m", "verl.trainer.main_ppo"], tmp_path, tmp_path / "train.log"
-    prefix = "ray_kwargs.ray_init.runtime_env.env_vars."
-    launch.start_trainer(*start)
-    assert f"++{prefix}VERL_FILE_LOGGER_PATH='{tmp_path}/verl_metrics.jsonl'" in started["command"]
-    job = {"env_vars": {"WANDB_DIR": "/shared", "NCCL_SOCKET_IFNAME": "eth0"}}
-    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"runtime_env": job}))
-    launch.start_trainer(*start)
-    given = {key.removeprefix(prefix): value for key, value in run_folder.overrides(started["command"]).items()}
-    assert "WANDB_RUN_ID" in given and _merge_runtime_env(job, {"env_vars": given}) is not None
-    job["env_vars"]["VERL_FILE_LOGGER_PATH"] = "/shared/log"
-    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"runtime_env": job}))
+    monkeypatch.delenv("RAY_JOB_CONFIG_JSON_ENV_VAR", raising=False)
+
+    def start(*overrides, job_variables=None):
+        if job_variables is not None:
+            job = {"runtime_env": {"env_vars": job_variables}}
+            monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps(job))
+        command = ["python3", "-m", "verl.trainer.main_ppo", *overrides]
+        launch.start_trainer(command, tmp_path, tmp_path / "train.log")
+        return started["command"]
+
+    return start
+
+
+def test_rays_workers_get_the_loggers_variables(started_command, tmp_path):
+    assert f"++{ENV_VARS}VERL_FILE_LOGGER_PATH='{tmp_path}/verl_metrics.jsonl'" in started_command()
+
+
+def test_rays_workers_get_the_loggers_variables_but_those_of_their_ray_job(started_command):
+    from ray.runtime_env.runtime_env import _merge_runtime_env
+
+    of_job = {"WANDB_DIR": "/shared", "NCCL_SOCKET_IFNAME": "eth0"}
+    overrides = run_folder.overrides(started_command(job_variables=of_job))
+    given = {key.removeprefix(ENV_VARS): value for key, value in overrides.items()}
+    assert "WANDB_RUN_ID" in given
+    assert _merge_runtime_env({"env_vars": of_job}, {"env_vars": given}) is not None
+
+
+def test_a_ray_job_that_sets_the_file_of_verls_logger_is_refused(started_command):
     with pytest.raises(ValueError, match="sets VERL_FILE_LOGGER_PATH"):
-        launch.start_trainer(*start)
-    monkeypatch.delenv("RAY_JOB_CONFIG_JSON_ENV_VAR")
-    start[0].append(own := f"++{prefix}WANDB_DIR=/mine")
-    launch.start_trainer(*start)
-    assert [word for word in started["command"] if "WANDB_DIR" in word] == [own]
+        started_command(job_variables={"VERL_FILE_LOGGER_PATH": "/shared/log"})
+
+
+def test_a_loggers_variable_of_ones_own_is_kept(started_command):
+    own = f"++{ENV_VARS}WANDB_DIR=/mine"
+    assert [word for word in started_command(own) if "WANDB_DIR" in word] == [own]
 
 
 def test_a_checkpoint_that_torch_cannot_read_is_named_with_the_others(run, capsys):
@@ -319,27 +340,56 @@ def test_a_checkpoint_that_torch_cannot_read_is_named_with_the_others(run, capsy
         (run.out / f"checkpoints/global_step_{step}/actor").mkdir(parents=True)
     (run.out / "checkpoints/latest_checkpointed_iteration.txt").write_text("20")
     assert run("sys.exit('RuntimeError: PytorchStreamReader failed reading zip archive')") == 1
-    said = capsys.readouterr().err
-    assert f"a file of {run.out}/checkpoints/global_step_20 is damaged" in said and "besides: global_step_10)" in said
+    err = capsys.readouterr().err
+    assert f" {run.out}/checkpoints/global_step_20 is damaged" in err and "global_step_10)" in err
 
 
-def test_a_ray_that_is_gone_is_named_before_it_is_joined(tmp_path, monkeypatch):
-    """As a `ray start` that was killed leaves its address behind."""
+JOINS_RAY = ["python3", "-m", "verl.trainer.main_ppo", "--config-name", "gtpo"]
+
+
+@pytest.fixture
+def ray_address(tmp_path, monkeypatch):
+    """The file in which `ray start` leaves the address of its Ray; there is none yet."""
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    command = ["python3", "-m", "verl.trainer.main_ppo", "--config-name", "gtpo"]
-    launch.refuse_stale_ray(command)
-    address = tmp_path / "ray/ray_current_cluster"
-    address.parent.mkdir()
+    (tmp_path / "ray").mkdir()
+    return tmp_path / "ray/ray_current_cluster"
+
+
+@pytest.fixture
+def stale_address(ray_address):
+    """The file of a `ray start` that was killed, which leaves its address behind."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ray_address.write_text(f"127.0.0.1:{server.getsockname()[1]}")
+    return ray_address
+
+
+@pytest.mark.usefixtures("ray_address")
+def test_without_a_ray_to_join_a_run_starts_its_own():
+    launch.refuse_stale_ray(JOINS_RAY)
+
+
+def test_a_ray_that_answers_is_joined(ray_address):
     with socket.create_server(("127.0.0.1", 0)) as running:
-        address.write_text(f"127.0.0.1:{running.getsockname()[1]}")
-        launch.refuse_stale_ray(command)
-    with pytest.raises(ValueError, match=str(address)):
-        launch.refuse_stale_ray(command)
-    for own in ("++ray_kwargs.ray_init.address=local", "+machine=cpu", "gtpo_cpu"):
-        launch.refuse_stale_ray([*command, own])
+        ray_address.write_text(f"127.0.0.1:{running.getsockname()[1]}")
+        launch.refuse_stale_ray(JOINS_RAY)
+
+
+def test_a_ray_that_is_gone_is_named_before_it_is_joined(stale_address):
+    with pytest.raises(ValueError, match=str(stale_address)):
+        launch.refuse_stale_ray(JOINS_RAY)
+
+
+@pytest.mark.usefixtures("stale_address")
+@pytest.mark.parametrize("own", ["++ray_kwargs.ray_init.address=local", "+machine=cpu", "gtpo_cpu"])
+def test_a_run_with_a_ray_of_its_own_does_not_look_for_another(own):
+    launch.refuse_stale_ray([*JOINS_RAY, own])
+
+
+@pytest.mark.usefixtures("stale_address")
+def test_the_environments_address_of_a_ray_counts_before_that_of_the_file(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    launch.refuse_stale_ray(command)
+    launch.refuse_stale_ray(JOINS_RAY)
 
 
 @pytest.mark.parametrize(("steps", "rows"), [(5, ["| 1 to 5 |"]), (6, ["| 1 to 5 |", "| 2 to 6 |"])])
@@ -350,7 +400,8 @@ def test_a_short_run_has_one_row_of_the_closing_table_and_step_0_none(steps, row
 
 
 def test_a_run_that_only_validates_has_no_closing_table():
-    assert launch.closing_table([{"step": 0, "val-core/acc": 0.5}]) == "validation only: no training step"
+    table = launch.closing_table([{"step": 0, "val-core/acc": 0.5}])
+    assert table.startswith("validation only") and "|" not in table
 
 
 @pytest.fixture
@@ -368,7 +419,7 @@ def test_the_first_step_may_take_longer_and_one_after_a_traceback_may_not(stall)
     watch.on_step()
     watch.on_log_line("Traceback (most recent call last)")
     clock.now += 151
-    assert "no step for 150 s" in watch.failure(False)
+    assert "150 s" in watch.failure(False)
 
 
 def test_a_step_does_not_clear_the_error_of_a_lost_rollout(stall):
