@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def test_a_device_a_pipe_and_a_link_are_written_through(tmp_path):
 def test_a_record_without_end_is_named_and_not_read_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "_SIZE", 1 << 10)
     (tmp_path / "record.json").write_text(json.dumps({"key": "x" * 2000}))
-    with pytest.raises(ValueError, match="record.json is not valid JSON .*restore or remove it"):
+    with pytest.raises(ValueError, match=r"record\.json is not .*restore or remove"):
         read_record(tmp_path / "record.json")
 
 
@@ -62,8 +63,8 @@ def test_a_folder_belongs_to_the_settings_that_filled_it_first(tmp_path):
     record = tmp_path / "run/settings.json"
     for _ in range(2):
         claim(record, {"seed": 1, "lr": 0.1}, "give another folder")
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=f"^{tmp_path}/run .*: give another folder$") as error:
         claim(record, {"seed": 2, "model": "m"}, "give another folder")
-    said = f"{tmp_path}/run was filled with other settings (seed=2, was 1; model=m, was unset; lr=unset, was 0.1)"
-    assert str(error.value) == f"{said}: give another folder"
+    (changes,) = re.findall(r"\((.*)\)", str(error.value))
+    assert changes.split("; ") == ["seed=2, was 1", "model=m, was unset", "lr=unset, was 0.1"]
     assert read_record(record) == {"seed": 1, "lr": 0.1}

@@ -1,6 +1,7 @@
 """Batches without signal, counted as every trainer counts them."""
 
 import logging
+import re
 
 import pytest
 import torch
@@ -50,41 +51,42 @@ def test_a_batch_with_signal_is_not_told(caplog):
     assert run.warnings == []
 
 
-@pytest.mark.parametrize(
-    ("batch", "told"), [(ALONE, "alone in its group"), (EMPTIED, "completion filter dropped every")]
-)
-def test_groups_of_one_and_an_empty_filter_warn_once_in_a_row_and_end_the_run_at_the_20th(caplog, batch, told):
+@pytest.mark.parametrize(("batch", "cause"), [(ALONE, "alone in"), (EMPTIED, "filter dropped every")])
+def test_groups_of_one_and_an_empty_filter_warn_once_in_a_row_and_end_the_run_at_the_20th(caplog, batch, cause):
     run = Run(caplog)
     run.see(batch, times=19)
     run.see(SOUND)  # begins the count anew
     run.see(batch, times=19)
-    assert len(run.warnings) == 2 and all(told in warning for warning in run.warnings)
-    with pytest.raises(ValueError, match=told) as error:
+    assert len(run.warnings) == 2 and all(cause in warning for warning in run.warnings)
+    with pytest.raises(ValueError, match=cause) as error:
         run.see(batch)
-    assert "20 batches in a row" in str(error.value)
+    assert "20 batches" in str(error.value)
 
 
-def test_the_remedies_are_named(caplog):
+@pytest.mark.parametrize(
+    ("batch", "effect_and_remedy"),
+    [
+        (ALONE, ["γ = 0.1", "less likely", "uid"]),
+        (EMPTIED, ["algorithm.gtpo.entropy_threshold=0.6931", "algorithm.gtpo.completion_filter=never"]),
+        (EQUAL, ["γ = 0.1", "reward function", "algorithm.gtpo.entropy_coeff=0"]),
+    ],
+    ids=["alone", "emptied", "equal"],
+)
+def test_effect_and_remedy_are_named(caplog, batch, effect_and_remedy):
     run = Run(caplog)
-    for batch, words in {
-        "alone": (ALONE, ["uid", "γ = 0.1", "less likely"]),
-        "emptied": (EMPTIED, ["algorithm.gtpo.entropy_threshold=0.6931", "algorithm.gtpo.completion_filter=never"]),
-        "equal": (EQUAL, ["reward function", "γ = 0.1", "algorithm.gtpo.entropy_coeff=0"]),
-    }.values():
-        run.see(SOUND)
-        run.see(batch)
-        assert all(word in run.warnings[-1] for word in words)
+    run.see(batch)
+    (warning,) = run.warnings
+    assert [part for part in effect_and_remedy if part not in warning] == []
 
 
 def test_equal_rewards_are_told_at_the_1st_10th_and_100th_batch_in_a_row_and_never_end_a_run(caplog):
     """A solved task looks so too."""
     run = Run(caplog)
     run.see(EQUAL, times=500)
-    for batches, warning in zip((1, 10, 100), run.warnings, strict=True):
-        assert f"in {batches} batches in a row" in warning
-    run.see(SOUND)
+    run.see(SOUND)  # begins the count anew
     run.see(EQUAL)
-    assert len(run.warnings) == 4 and "in 1 batches in a row" in run.warnings[-1]
+    counts = [re.search(r"(\d+) batches", warning)[1] for warning in run.warnings]
+    assert counts == ["1", "10", "100", "1"]
 
 
 def test_one_prompt_with_signal_is_enough(caplog):
@@ -107,14 +109,14 @@ def test_a_batch_of_padding_alone_is_no_batch(caplog):
     assert run.warnings == []
     run.see(ALONE, times=19)
     run.see(PADDING)
-    with pytest.raises(ValueError, match="alone in its group"):
+    with pytest.raises(ValueError, match="alone in"):
         run.see(ALONE)
 
 
 def test_padding_beside_groups_of_one_is_no_group(caplog):
     run = Run(caplog)
     run.see({"rewards": [1.0, 0.0, 0.0, 0.0], "group_ids": ["a", "b", "p", "p"], "lengths": [2, 2, 0, 0]})
-    assert len(run.warnings) == 1 and "alone in its group" in run.warnings[0]
+    assert len(run.warnings) == 1 and "alone in" in run.warnings[0]
 
 
 def test_without_the_entropy_term_nothing_is_left(caplog):
