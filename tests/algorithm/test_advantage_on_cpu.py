@@ -60,6 +60,65 @@ def test_equation_11_by_hand(two_completions):
     torch.testing.assert_close(a[0].item(), 5 / (math.sqrt(50) + 1))
 
 
+def ones(rows):
+    """A batch of completions of one token each, without what decides A_i."""
+    tokens = torch.arange(rows).unsqueeze(-1)
+    return {"responses": tokens, "response_mask": torch.ones(rows, 1), "entropy": torch.zeros(rows, 1)}
+
+
+def test_without_epsilon_a_deviation_is_divided_by_the_standard_deviation_almost_alone():
+    result = compute_gtpo(**ones(2), rewards=torch.tensor([20.0, 10.0]), group_ids="pp", initial_entropy=0.0)
+    assert result.group_advantages[0].item() == pytest.approx(5 / (math.sqrt(50) + 1e-6), rel=1e-7)
+
+
+def test_the_a_i_of_another_estimator_have_the_zeros_and_the_limit_of_the_rewards():
+    """Group q has equal rewards, and its A_i are what rounding leaves; group r is one completion."""
+    rewards = torch.tensor([20.0, 10.0, 15.0, 15.0, 7.0])
+    base = torch.tensor([3.0, 1.0, 1e-7, -1e-7, 5.0], dtype=torch.float64)
+    batch = {**ones(5), "rewards": rewards, "advantages": base, "group_ids": "ppqqr", "initial_entropy": 0.0}
+    assert compute_gtpo(**batch).group_advantages.tolist() == [3, 1, 0, 0, 0]
+    limited = compute_gtpo(**batch, config=GTPOConfig(min_correct_reward=15))
+    assert limited.group_advantages.tolist() == [3, 0, 0, 0, 0]
+
+
+def test_a_response_mask_of_another_shape_than_the_completions_is_named():
+    batch = ones(2)
+    completions = Completions(batch["response_mask"], "pp")
+    batch["response_mask"] = torch.ones(2, 2)
+    with pytest.raises(ValueError, match=r"response_mask.*\(2, 2\).*\(2, 1\)"):
+        compute_gtpo(**batch, rewards=torch.tensor([20.0, 10.0]), group_ids=completions, initial_entropy=0.0)
+
+
+@pytest.mark.parametrize("temperature", [None, 0.5])
+def test_the_entropy_of_logits_is_that_of_their_distribution(temperature):
+    logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
+    if temperature is None:
+        found = entropy_from_logits(logits)
+    else:
+        found = entropy_from_logits(logits, temperature)
+    distribution = torch.distributions.Categorical(logits=logits / (temperature or 1.0))
+    torch.testing.assert_close(found, distribution.entropy())
+
+
+@pytest.mark.parametrize(
+    ("entropies", "row"),
+    [
+        pytest.param([5.0, -0.3], 1, id="one completion is far below 0"),
+        pytest.param([5.0, -0.25], None, id="one is as far below 0 as 16 bits explain"),
+        pytest.param([-0.03, -0.02], 0, id="the mean of the batch is below 0"),
+        pytest.param([0.0, -0.02], None, id="the mean is as far below 0 as 16 bits explain"),
+    ],
+)
+def test_what_is_no_entropy_is_named(entropies, row):
+    batch = ones(2) | {"entropy": torch.tensor(entropies).unsqueeze(-1)}
+    batch |= {"rewards": torch.tensor([20.0, 10.0]), "group_ids": "pp", "config": GTPOConfig(completion_filter="never")}
+    if row is None:
+        compute_gtpo(**batch)
+    else:
+        with pytest.raises(ValueError, match=rf"entropy of row {row} "):
+            compute_gtpo(**batch)
+
+
 @pytest.mark.parametrize(("initial_entropy", "kept"), [(0.3, False), (0.8, True)])
 def test_equation_10_filters_what_exceeds_the_threshold_by_the_initial_entropy(two_completions, initial_entropy, kept):
     two_completions["entropy"][1] = 0.7

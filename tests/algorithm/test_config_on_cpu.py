@@ -139,3 +139,7 @@ def test_auto_without_an_initial_entropy_says_what_to_do():
         "algorithm.gtpo.completion_filter='auto' needs the initial entropy, which is None: measure it and set "
         "algorithm.gtpo.initial_entropy (nats per token), or set completion_filter to always or never"
     )
+
+
+def test_an_initial_entropy_of_0_is_one():
+    assert GTPOConfig().filter_is_active(0.0)

@@ -8,6 +8,7 @@ from gtpo_verl import (
     GTPOConfig,
     compute_conflict_mask,
     compute_conflict_weights,
+    compute_token_weights,
 )
 from gtpo_verl.algorithm.completions import Completions
 from gtpo_verl.algorithm.conflict import find_conflicts
@@ -29,6 +30,24 @@ def test_shared_beginning_and_end_are_masked_by_hand():
     completions = [[7, 8, 1, 1, 9], [7, 8, 2, 9], [7, 5, 3, 3, 3, 9]]
     # Forward: 7 in all, 8 in the first two. Backward: 9 in all; then 1, 2, 3 differ.
     assert masks_of(completions, [1.0, -1.0, 0.0], "aaa") == ["11001", "1101", "100001"]
+
+
+def test_the_lengths_of_both_masks_of_a_completion_are_told_by_name():
+    responses = torch.tensor([[7, 8, 1, 9], [7, 8, 2, 9], [7, 5, 3, 9]])
+    completions = Completions(torch.ones(3, 4), "aaa")
+    conflicts = find_conflicts(responses, completions, torch.tensor([1.0, -1.0, -1.0]), GTPOConfig())
+    assert [conflicts.ends(row) for row in range(3)] == [
+        {"prefix_len": 2, "suffix_len": 1},
+        {"prefix_len": 2, "suffix_len": 1},
+        {"prefix_len": 1, "suffix_len": 1},
+    ]
+
+
+def test_lambda_has_the_weights_of_the_config():
+    batch = {"responses": torch.tensor([[7, 1], [7, 2]]), "response_mask": torch.ones(2, 2), "group_ids": "aa"}
+    config = GTPOConfig(conflict_weight_positive=3.0, conflict_weight_negative=0.5)
+    weights = compute_token_weights(**batch, advantages=torch.tensor([1.0, -1.0]), config=config)
+    assert weights.tolist() == [[3.0, 1.0], [0.5, 1.0]]
 
 
 def test_one_mask_may_be_left_out():

@@ -38,6 +38,60 @@ def batch():
     }
 
 
+def test_a_function_of_a_module_in_a_package_is_found(tmp_path, monkeypatch):
+    package = tmp_path / "credit"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "rules.py").write_text("def rule(advantages): ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    function = load_function("pkg://credit.rules.rule", "key")
+    assert function.__module__ == "credit.rules" and fields_of(function) == ["advantages"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "column", "said"),
+    [
+        pytest.param([[1.0, float("nan"), 1.0]], 1, "finite", id="on an own token"),
+        pytest.param([[1.0, 1.0, 2.0]], 2, "own", id="on padding"),
+    ],
+)
+@pytest.mark.parametrize("is_a_key", [True, False])
+def test_a_wrong_weight_is_named_with_its_token_and_where_it_comes_from(rule, weights, column, said, is_a_key):
+    def function(responses):
+        return torch.tensor(weights)
+
+    key = rule(function)
+    batch = {"responses": torch.tensor([[5, 1, 0]]), "response_mask": torch.tensor([[1, 1, 0]]), "entropy": None}
+    batch |= {"group_ids": "p", "advantages": torch.tensor([1.0])}
+    given_as = {"config": {"token_weights": key}} if is_a_key else {"token_weights": function}
+    setting = f"algorithm.gtpo.token_weights={key} " if is_a_key else "token_weights "
+    with pytest.raises(ValueError, match=rf"^{re.escape(setting)}.*token {column} of row 0.*{said}"):
+        compute_gtpo(**batch, initial_entropy=0.0, **given_as)
+
+
+def test_what_is_no_tensor_is_named_by_its_type():
+    completions = Completions(torch.ones(1, 1), "p")
+    with pytest.raises(ValueError, match=r"^token_weights .*\blist\b"):
+        compute_own_weights(lambda: [1.0], {}, completions)
+
+
+def test_lambda_of_a_single_token_is_its_mean():
+    one = torch.ones(1, 1)
+    result = compute_gtpo(
+        responses=one.long(),
+        response_mask=one,
+        group_ids="p",
+        advantages=torch.tensor([0.5]),
+        entropy=one,
+        token_weights=lambda: 3 * one,
+        config=GTPOConfig(completion_filter="never"),
+    )
+    metrics = compute_gtpo_metrics(result, GTPOConfig(completion_filter="never", initial_entropy=0.2))
+    assert metrics["gtpo/lambda/mean"] == 3
+    assert metrics["gtpo/group/positive_frac"] == 1
+    assert metrics["gtpo/entropy/initial"] == pytest.approx(0.2)
+
+
 def test_a_function_gets_copies_of_the_fields_that_it_names_and_gives_lambda(rule):
     seen = {}
 
