@@ -85,7 +85,7 @@ def test_each_data_source_becomes_a_dump_with_all_its_completions(config, tmp_pa
 def test_data_sources_do_not_share_a_dump(config):
     sampler = Sampler(config)
     sampler.val_dataset.dataframe = {"data_source": ["org/AIME", "org_AIME"]}
-    with pytest.raises(ValueError, match="org/AIME, org_AIME would share a file"):
+    with pytest.raises(ValueError, match="org/AIME, org_AIME "):
         sampler._validate()
 
 
@@ -108,7 +108,7 @@ def test_a_killed_evaluation_goes_on_with_the_batches_that_it_lacks(config, tmp_
 def test_a_lost_completion_is_an_error_and_its_batch_is_not_written(config, tmp_path):
     sampler = Sampler(config)
     sampler.lost = "question 2_1_0"
-    with pytest.raises(RuntimeError, match="GSM8K: 1 of 6 completions of a batch are lost"):
+    with pytest.raises(RuntimeError, match="GSM8K: 1 of 6 completions .*lost"):
         sampler._validate()
     assert not list((tmp_path / "out").rglob("*.jsonl"))
 
@@ -133,7 +133,7 @@ def test_completions_of_other_settings_or_files_are_not_gone_on_with(config, tmp
         (tmp_path / changed).write_text(value)
     else:
         OmegaConf.update(config, changed, value)
-    with pytest.raises(ValueError, match=rf"was filled with other settings \(.*{changed}"):
+    with pytest.raises(ValueError, match=rf"{tmp_path / 'out'} .*other settings \(.*{changed}"):
         Sampler(config)._validate()
     assert (tmp_path / "out/settings.json").read_text() == before
 

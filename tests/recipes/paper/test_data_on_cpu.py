@@ -125,9 +125,12 @@ def hub_folder(folder: Path, configs: tuple[str, ...], rows: list[dict]) -> Path
 def test_math_is_the_union_of_its_subjects(tmp_path):
     rows, subjects = raw_rows("math"), ("algebra", "geometry", "prealgebra")
     files = prepare("math", hub_folder(tmp_path / "hub", subjects, rows), tmp_path / "out")
-    for file in ("train.parquet", "test.parquet"):
-        assert [row["extra_info"]["subject"] for row in files[file]] == [s for s in subjects for _ in rows]
-        assert [row["extra_info"]["index"] for row in files[file]] == list(range(len(subjects) * len(rows)))
+    assert list(files) == ["train.parquet", "test.parquet"]
+    assert all(
+        [row["extra_info"]["subject"] for row in file] == [s for s in subjects for _ in rows] for file in files.values()
+    )
+    numbers = list(range(len(subjects) * len(rows)))
+    assert all([row["extra_info"]["index"] for row in file] == numbers for file in files.values())
 
 
 def test_gsm8k_leaves_the_socratic_configuration_out(tmp_path):
@@ -138,13 +141,13 @@ def test_gsm8k_leaves_the_socratic_configuration_out(tmp_path):
 
 @pytest.mark.parametrize(("name", "split"), [("gsm8k", "validation"), ("amc2023", None)])
 def test_a_split_that_the_source_lacks_or_that_is_one_of_several_must_be_chosen(name, split, tmp_path):
-    with pytest.raises(ValueError, match="has the splits train, test: choose one with --split"):
+    with pytest.raises(ValueError, match="splits train, test: .*--split"):
         prepare(name, FIXTURES / "gsm8k", tmp_path / "out", split)
 
 
 def test_a_single_file_of_training_questions_is_one_of_two_splits(tmp_path):
     (tmp_path / "mine.jsonl").write_text('{"question": "1+1?", "answer": "#### 2"}\n')
-    with pytest.raises(ValueError, match="--split Train: must be train or test"):
+    with pytest.raises(ValueError, match="--split Train: .*train or test"):
         prepare("gsm8k", tmp_path / "mine.jsonl", tmp_path / "out", "Train")
 
 
@@ -154,7 +157,7 @@ def test_a_single_file_of_training_questions_is_one_of_two_splits(tmp_path):
         ("gsm8k", {"question": "q", "answer": "no marker 5"}, "no number after '####'"),
         ("gsm8k", {"question": "q", "answer": "#### five"}, "no number after '####'"),
         ("gsm8k", {"question": " ", "answer": "#### 5"}, "the question is ' '"),
-        ("gsm8k", {"problem": "q", "answer": "#### 5"}, "no column question, only problem, answer"),
+        ("gsm8k", {"problem": "q", "answer": "#### 5"}, r"column question, only problem, answer\."),
         ("math", {"problem": "q", "type": "t", "level": "l", "solution": "so $5$"}, r"no \\boxed"),
         ("math", {"problem": "q", "type": "t", "level": "l", "solution": r"so $\boxed{5$"}, "never closed"),
         ("math", {"problem": "q", "type": "t", "level": "l", "solution": r"so $\boxed{ }$"}, "is empty"),
@@ -178,15 +181,15 @@ def test_nothing_is_written_when_a_row_is_bad(tmp_path):
     splits = {"train": [{"question": "q", "answer": "#### 1"}], "test": [{"question": "q", "answer": "1"}]}
     with pytest.raises(ValueError, match="split test, row 0"):
         write_parquet(DATASETS["gsm8k"], splits, tmp_path / "out")
-    with pytest.raises(ValueError, match="split train: no rows"):
+    with pytest.raises(ValueError, match="train: no rows"):
         write_parquet(DATASETS["gsm8k"], {"train": []}, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_the_two_math_problems_without_a_box_have_their_answer():
-    for start in data._MATH_UNBOXED:
-        row = {"problem": start + " ...", "solution": "It is the first.", "type": "Number Theory", "level": "Level 5"}
-        assert ground_truths(make_rows(DATASETS["math"], "train", [row])) == ["0"]
+@pytest.mark.parametrize("start", data._MATH_UNBOXED, ids=["first", "second"])
+def test_the_two_math_problems_without_a_box_have_their_answer(start):
+    row = {"problem": start + " ...", "solution": "It is the first.", "type": "Number Theory", "level": "Level 5"}
+    assert ground_truths(make_rows(DATASETS["math"], "train", [row])) == ["0"]
 
 
 @pytest.mark.parametrize(
@@ -240,13 +243,11 @@ def test_parse_contest_answer(answer, expected):
 
 
 def test_the_command_writes_and_says_what_it_wrote(tmp_path, capsys):
-    assert (
-        main(["data", "--dataset", "gsm8k", "--source", str(FIXTURES / "gsm8k"), "--out", str(tmp_path / "out")]) == 0
-    )
-    said = capsys.readouterr().out
-    assert f"wrote 3 rows to {tmp_path / 'out' / 'train.parquet'}" in said
-    assert f"wrote 2 rows to {tmp_path / 'out' / 'test.parquet'}" in said
-    assert SYSTEM_PROMPT in said and "A baker fills 6 trays" in said
+    source, out = FIXTURES / "gsm8k", tmp_path / "out"
+    assert main(["data", "--dataset", "gsm8k", "--source", str(source), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert f"3 rows to {out / 'train.parquet'}" in printed and f"2 rows to {out / 'test.parquet'}" in printed
+    assert SYSTEM_PROMPT in printed and raw_rows("gsm8k")[0]["question"] in printed
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["test.parquet", "train.parquet"]
 
 
@@ -277,7 +278,7 @@ def test_sft_texts_are_solutions_in_the_papers_format(name, tmp_path):
 
 
 def test_a_set_of_answers_has_no_sft_texts():
-    with pytest.raises(ValueError, match="AIME2024 has answers but no solutions"):
+    with pytest.raises(ValueError, match="AIME2024 .*no solutions"):
         data.make_sft_rows(DATASETS["aime2024"], "test", [])
 
 
@@ -290,6 +291,7 @@ def test_data_of_another_name_are_not_trained_on(tmp_path, capsys):
     holds = ["data", "--dataset", "gsm8k", "--holds"]
     assert main([*holds, str(tmp_path / "mine"), str(tmp_path / "sft")]) == 0
     assert main([*holds, str(tmp_path / "math")]) == 2
-    assert f"{tmp_path / 'math'} holds math, not gsm8k: set DATASET" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert f"{tmp_path / 'math'} holds math, not gsm8k: " in err and "DATASET" in err
     assert main([*holds, str(tmp_path / "half")]) == 2
     assert f"{tmp_path / 'half'} cannot be read" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 from collections import Counter
 
 import numpy as np
@@ -144,33 +145,35 @@ def test_a_dump_of_two_data_sources_is_two_data_sets(tmp_path):
 def test_comparisons_that_timed_out_are_counted(tmp_path, capsys):
     rows = [dump_row(f"a_{s}_0", 0.0, "7", timeout=float(s < 2)) for s in range(3)]
     read_dump(write_dump(tmp_path / "1.jsonl", rows))
-    assert "2 completions count as wrong: comparing their answer took too long" in capsys.readouterr().err
+    assert "2 completions count as wrong" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "rows, message",
     [
-        (
-            [{"input": "p", "output": "", "score": 11.0}],
-            "score is 11.0, which does not say whether the answer is right",
-        ),
+        ([{"input": "p", "output": "", "score": 11.0}], r":1 is not .*score is 11\.0"),
         ([dump_row("a_0_0", 1.0, "1"), dump_row("a_1_0", 0.5, "1")], r":2 is not .* \(acc is 0.5"),
         ([dump_row("a_0_0", 1.0, "1"), dump_row("a_1_0", 0, "1") | {"acc": None}], r":2 is not .* \(acc is None"),
-        ([{"step": 1, "data": {}}], ":1 is not a line of a validation dump of verl"),
-        ([], "holds no line"),
+        ([{"step": 1, "data": {}}], ":1 is not .*score is None"),
+        ([], " holds no line"),
     ],
+    ids=["score", "acc", "no acc", "another file", "empty"],
 )
 def test_a_dump_that_does_not_say_what_is_right_is_refused(tmp_path, rows, message):
-    with pytest.raises(ValueError, match=message):
-        read_dump(write_dump(tmp_path / "1.jsonl", rows))
+    dump = write_dump(tmp_path / "1.jsonl", rows)
+    with pytest.raises(ValueError, match=f"{dump}{message}"):
+        read_dump(dump)
 
 
 def test_a_folder_of_dumps_is_refused_by_naming_what_is_in_it(tmp_path):
     write_dump(tmp_path / "20.jsonl", [])
-    with pytest.raises(ValueError, match="No such file: .*nope.jsonl. Name a <step>.jsonl"):
-        read_dump(tmp_path / "nope.jsonl")
-    with pytest.raises(ValueError, match="is a folder .20.jsonl.: name one dump"):
+    with pytest.raises(ValueError, match=rf"{tmp_path} is a folder \(20\.jsonl\)"):
         read_dump(tmp_path)
+
+
+def test_a_dump_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ValueError, match=rf"No such file: .*{tmp_path}/nope\.jsonl"):
+        read_dump(tmp_path / "nope.jsonl")
 
 
 def test_a_dump_of_this_packages_reward_written_by_verl_itself_is_read(tmp_path):
@@ -217,30 +220,39 @@ def test_the_interval_has_the_width_of_a_mean_over_questions_whatever_the_other_
     assert alone.low < alone.estimate < alone.high
 
 
-def test_a_question_that_lacks_completions_is_an_error(tmp_path, capsys):
+def test_a_question_that_lacks_completions_is_an_error():
     questions = [question("1011"), question("100", name="short one"), question("1000")]
-    lost = r"1 of 3 questions do not have 4 completions \(3 for 'short one'\): completions are lost"
-    with pytest.raises(ValueError, match=lost):
+    with pytest.raises(ValueError, match=r"^.*1 of 3 questions .* 4 completions \(3 for 'short one'\): .*lost"):
         evaluate(GTPO, "AMC2023", questions)
+
+
+@pytest.mark.parametrize(
+    ("samples", "status", "message"),
+    [
+        ("3", 0, "^$"),
+        ("4", 2, r"2 of 2 questions .* 4 completions \(3 for "),
+        ("2", 2, r"2 of 2 questions .* 2 completions \(3 for .*--samples 3"),
+    ],
+)
+def test_the_number_of_completions_that_is_given_is_that_of_each_question(tmp_path, capsys, samples, status, message):
     rows = [dump_row(f"{q}_{s}_0", 1.0, "42", prompt=q) for q in "ab" for s in range(3)]
     dump = write_dump(tmp_path / "1.jsonl", rows)
-    assert main(["evaluate", str(dump), "--k", "1", "--samples", "3"]) == 0
-    assert main(["evaluate", str(dump), "--k", "1", "--samples", "4"]) == 2
-    assert "2 of 2 questions do not have 4 completions (3 for " in capsys.readouterr().err
-    assert main(["evaluate", str(dump), "--k", "1", "--samples", "2"]) == 2
-    assert "): give --samples 3, or leave it out" in capsys.readouterr().err
+    assert main(["evaluate", str(dump), "--k", "1", "--samples", samples]) == status
+    assert re.search(message, capsys.readouterr().err)
 
 
 def test_a_k_beyond_the_completions_is_left_out_with_a_message(capsys):
     records = evaluate(GTPO, "AMC2023", [question("101"), question("100")], ks=[1, 4])
     assert [(r.k, r.completions) for r in records] == [(1, 3)]
-    assert "left out k = [4], a question has 3 completions" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "k = [4]," in err and "3 completions" in err
 
 
 def test_without_pred_there_is_no_vote_and_a_message_says_why(capsys):
     records = evaluate(GTPO, "", [question("10")], ks=[1, 2])
     assert {r.metric for r in records} == {"pass"}
-    assert "no maj@k, the dump has no `pred`" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "no maj@k" in err and "no `pred`" in err
 
 
 def test_the_papers_table_is_whole():
@@ -290,8 +302,8 @@ def test_a_dump_is_named_by_what_stands_before_the_equals_sign(argument, expecte
     "labels, message",
     [
         (["Qwen/GTPO"], "label 'Qwen/GTPO': write METHOD, MODEL/TRAINING SET/METHOD"),
-        (["gtpo", "gtpo"], "repeats 1 questions .* give each run and step its own label"),
-        (["Qwen/MATH/GTPO/AIME2024"], "has rows of 'openai/gsm8k': drop the data set 'AIME2024'"),
+        (["gtpo", "gtpo"], "repeats 1 questions .* own label"),
+        (["Qwen/MATH/GTPO/AIME2024"], "rows of 'openai/gsm8k': .*'AIME2024'"),
     ],
 )
 def test_a_label_that_says_too_little_or_contradicts_is_refused(tmp_path, labels, message):
@@ -305,7 +317,7 @@ def test_a_label_that_says_too_little_or_contradicts_is_refused(tmp_path, labels
 
 @pytest.mark.parametrize(
     "arguments, reason",
-    [(["missing.jsonl"], "No such file"), (["--k", "0"], "--k must"), (["--k", "64"], "no k is left")],
+    [(["missing.jsonl"], "No such file"), (["--k", "0"], "--k must"), (["--k", "64"], "no k is")],
 )
 def test_the_command_ends_with_status_two_and_a_reason(arguments, reason, tmp_path, capsys):
     dump = write_dump(tmp_path / "1.jsonl", [dump_row("a_0_0", 1.0)])

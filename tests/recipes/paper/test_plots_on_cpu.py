@@ -75,7 +75,7 @@ def test_a_last_line_in_the_making_is_left_out(tmp_path):
 def test_a_file_that_is_no_run_is_refused(tmp_path, text):
     path = tmp_path / "run.jsonl"
     path.write_text(text)
-    with pytest.raises(ValueError, match="run.jsonl contains no training metrics"):
+    with pytest.raises(ValueError, match=r"run\.jsonl contains no "):
         read_run(path)
 
 
@@ -85,14 +85,18 @@ def test_a_label_gathers_seeds_by_glob_and_by_repetition_and_says_if_they_differ
     files = (f"GTPO={tmp_path}/gtpo_[01].jsonl", f"GTPO={tmp_path}/gtpo_[12].jsonl", f"{tmp_path}/gtpo_0.jsonl")
     runs = read_runs(files)  # gtpo_1 counts once
     assert {label: len(group) for label, group in runs.items()} == {"GTPO": 3, "gtpo_0": 1}
-    assert "GTPO: its seeds end at steps [20, 25, 30]" in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "GTPO: " in line and "[20, 25, 30]" in line
 
 
-def test_a_pattern_without_runs_and_a_name_used_twice_are_refused(tmp_path):
+def test_a_pattern_without_runs_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no run matches"):
         read_runs([f"GTPO={tmp_path}/*.jsonl"])
+
+
+def test_a_name_used_twice_is_refused(tmp_path):
     (tmp_path / "b").mkdir()
-    with pytest.raises(ValueError, match="two runs are named 'run': write LABEL=PATH"):
+    with pytest.raises(ValueError, match="two runs .*'run': .*LABEL=PATH"):
         read_runs([write_run(tmp_path / "run.jsonl"), write_run(tmp_path / "b" / "run.jsonl")])
 
 
@@ -114,10 +118,10 @@ def test_seeds_are_averaged_over_the_steps_that_all_of_them_reached():
 def test_the_figure_names_its_metrics_units_and_seeds():
     grpo, gtpo = a_run(drop=["gtpo/conflict/token_frac"]), [a_run(seed=seed) for seed in range(3)]
     figure = training_figure({"GRPO": [grpo], "GTPO": gtpo}, window=9)
-    said = texts(figure)
-    for words in ("GRPO (n = 1)", "GTPO (n = 3)", "nats per token", "ln 2", "average over 9 steps"):
-        assert words in said
-    assert "not logged" not in said
+    shown = texts(figure)
+    names = ("GRPO (n = 1)", "GTPO (n = 3)", "nats per token", "ln 2", "over 9 steps")
+    assert [name for name in names if name not in shown] == []
+    assert "not logged" not in shown
     accuracy, form, entropy, conflicts, *_ = figure.axes
     assert (len(means(accuracy)), len(means(form)), len(means(conflicts))) == (2, 4, 1)
     assert any(np.allclose(line.get_ydata(), LN2) for line in entropy.get_lines())
@@ -147,15 +151,19 @@ def test_where_no_completion_was_filtered_the_figure_says_so_and_draws_no_flat_l
     assert filtered.axison and len(means(filtered)) == 1
     *_, filtered = training_figure({"GTPO": [a_run(filtered=0.0)], "GRPO": [a_run(filtered=0.0)]}).axes[: len(PANELS)]
     assert not filtered.axison and means(filtered) == []
-    assert [text.get_text() for text in filtered.texts] == ["no completion was filtered"]
+    (text,) = filtered.texts
+    assert "filtered" in text.get_text()
 
 
-def test_the_entropy_is_what_grpo_logs_too_and_a_run_of_one_step_is_a_visible_point():
+@pytest.mark.parametrize(
+    ("lacks", "drawn"),
+    [([], 0.5), (["actor/entropy"], 0.4), (["actor/entropy", "actor/entropy_loss"], 0.25)],
+    ids=["all", "bypass mode", "GTPO's alone"],
+)
+def test_the_entropy_is_what_grpo_logs_too_and_a_run_of_one_step_is_a_visible_point(lacks, drawn):
     run = pd.DataFrame({"gtpo/entropy/mean": 0.25, "actor/entropy_loss": 0.4, "actor/entropy": 0.5}, index=[1])
-    in_bypass_mode = run.drop(columns="actor/entropy")
-    for logged, drawn in ((run, 0.5), (in_bypass_mode, 0.4), (run[["gtpo/entropy/mean"]], 0.25)):
-        (line,) = means(training_figure({"GTPO": [logged]}).axes[2])
-        assert (list(line.get_ydata()), line.get_marker()) == ([drawn], "o")
+    (line,) = means(training_figure({"GTPO": [run.drop(columns=lacks)]}).axes[2])
+    assert (list(line.get_ydata()), line.get_marker()) == ([drawn], "o")
 
 
 def test_more_labels_than_colours_are_refused():
