@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -51,10 +52,17 @@ def test_everything_is_tried_and_the_whole_run_is_reckoned(started, capsys):
     assert status == 0 and out.count("| ok |") == 6
     assert [command[1] for command in commands[2:]] == ["recipes/evaluate.sh", "-m"]
     # 500 batches of 2 rows, three times, at 7 s a step; the first step of each start takes 99
-    assert "the whole run of 1500 steps takes 2.9 hours" in out
+    assert re.search(r"run of 1500 steps .*2\.9 hours", out)
 
 
-def test_the_recipes_own_number_of_steps_is_that_of_the_whole_run(capsys, started, monkeypatch):
+@pytest.mark.parametrize(
+    ("overrides", "steps", "hours"),
+    [([], 20, 0.2), (["trainer.total_training_steps=500"], 500, 5.0)],
+    ids=["data", "override"],
+)
+def test_the_recipes_own_number_of_steps_is_that_of_the_whole_run(
+    capsys, started, monkeypatch, overrides, steps, hours
+):
     monkeypatch.setattr(smoke, "checks", lambda *_: {})
     folder = Path(os.environ["OUT"] + "_smoke")
     monkeypatch.setattr(smoke.shutil, "rmtree", lambda *_, **__: None)
@@ -63,10 +71,8 @@ def test_the_recipes_own_number_of_steps_is_that_of_the_whole_run(capsys, starte
     settings = {"data.train_files": f"{folder.parent}/train.parquet", "data.train_batch_size": "10"}
     settings |= {"trainer.total_epochs": "1", "data.train_max_samples": "200"}
     (folder / "settings.json").write_text(json.dumps(settings))
-    started()
-    assert "the whole run of 20 steps takes 0.2 hours" in capsys.readouterr().out
-    started("trainer.total_training_steps=500")
-    assert "the whole run of 500 steps takes 5.0 hours" in capsys.readouterr().out
+    started(*overrides)
+    assert re.search(f"run of {steps} steps .*{hours} hours", capsys.readouterr().out)
 
 
 def test_what_fails_is_named_and_the_rest_is_not_tried(started, capsys, monkeypatch):
@@ -74,8 +80,8 @@ def test_what_fails_is_named_and_the_rest_is_not_tried(started, capsys, monkeypa
     status, commands = started()
     out = capsys.readouterr().out
     assert status == 1 and len(commands) == 1
-    assert "| three steps of training | ok |" in out
-    assert "| the rollout has the trained weights: training/rollout_probs_diff_mean below 0.02 | **failed** |" in out
+    assert out.count("| ok |") == 1
+    assert re.search(r"training/rollout_probs_diff_mean below 0\.02 \| \*\*failed\*\* \|", out)
     assert out.count("not tried") == 4
 
 
@@ -83,19 +89,19 @@ def test_what_verl_did_not_measure_is_said_and_nothing_stops_for_it(started, cap
     monkeypatch.setenv("LOGGED", "other")  # as in bypass mode
     status, _ = started()
     out = capsys.readouterr().out
-    assert status == 0 and out.count("| ok |") == 5 and "| not measured, as under bypass_mode |" in out
+    assert status == 0 and out.count("| ok |") == 5 and out.count("| not measured") == 1
 
 
 def test_a_recipe_that_dies_fails_the_smoke_run(started, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("STATUS", "3")
     assert started()[0] == 1
-    assert f"all that verl printed is in {tmp_path / 'out_smoke/train.log'}" in capsys.readouterr().out
+    assert f" {tmp_path / 'out_smoke/train.log'}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("recipe", ["recipes/evaluate.sh", "recipes/run_gtpo_cpu.sh"])
 def test_what_is_no_recipe_for_gpus_is_refused(recipe, capsys):
     assert main(["smoke", recipe]) == 2
-    assert f"{recipe} has no smoke test: name" in capsys.readouterr().err
+    assert f"{recipe} has no smoke test: " in capsys.readouterr().err
 
 
 def test_only_its_own_folder_is_begun_anew(started, tmp_path):

@@ -96,12 +96,12 @@ def test_a_row_is_drawn_alike_whatever_stands_beside_it(model):
         assert [token_ids for token_ids, _ in others] == [token_ids for token_ids, _ in together]
 
 
-def test_logits_that_are_not_numbers_are_an_error():
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_numbers_are_an_error(temperature):
     model = tiny_model()
     model.lm_head.weight.data[3] = torch.nan
-    for temperature in (0.0, 1.0):
-        with pytest.raises(ArithmeticError, match="logits are not numbers"):
-            generate(model, PROMPTS, sampling(2, temperature=temperature), SEEDS)
+    with pytest.raises(ArithmeticError, match="logits .*not numbers"):
+        generate(model, PROMPTS, sampling(2, temperature=temperature), SEEDS)
 
 
 @pytest.mark.parametrize("absent", ["lm_head.weight", "model.embed_tokens.weight"])
@@ -269,7 +269,7 @@ def test_what_cannot_be_generated_is_an_error_that_names_it(server, prompt, para
 
 
 def test_generating_before_the_first_weight_sync_is_an_error(model_path):
-    with pytest.raises(RuntimeError, match="before the trainer sent its weights"):
+    with pytest.raises(RuntimeError, match="before the trainer .*weights"):
         complete(make_server(model_path, model=None), [[5]])
 
 
