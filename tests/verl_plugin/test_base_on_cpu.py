@@ -109,11 +109,11 @@ def test_a_reward_has_the_sign_of_its_decimal_deviation_from_the_baseline(rows, 
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_a_group_of_one_has_no_baseline_and_equal_rewards_no_signal(make_stage, base):
+@pytest.mark.parametrize("trainer", STAGES)
+def test_a_group_of_one_has_no_baseline_and_equal_rewards_no_signal(make_stage, trainer, base):
     rows = make_rows(["p", "q", "q", "q"], [2, 3, 4, 5], [20.0, 0.7, 0.7, 0.7])
-    for trainer in STAGES:
-        metrics, _ = make_stage(trainer, FIXED, f"++algorithm.gtpo.base={base}", rows=rows).step()
-        assert metrics["gtpo/group/zero_std_frac"] == 1 and metrics["gtpo/conflict/token_frac"] == 0
+    metrics, _ = make_stage(trainer, FIXED, f"++algorithm.gtpo.base={base}", rows=rows).step()
+    assert metrics["gtpo/group/zero_std_frac"] == 1 and metrics["gtpo/conflict/token_frac"] == 0
 
 
 def falling(token_level_rewards, response_mask, index, **kwargs):
@@ -124,12 +124,12 @@ def falling(token_level_rewards, response_mask, index, **kwargs):
 
 def test_an_advantage_that_differs_between_tokens_is_refused(stage, monkeypatch):
     monkeypatch.setitem(ADV_ESTIMATOR_REGISTRY, "rloo", falling)
-    with pytest.raises(ValueError, match=rf"algorithm.gtpo.base=rloo: {__name__}.falling .*set it to gtpo"):
+    with pytest.raises(ValueError, match=rf"algorithm\.gtpo\.base=rloo: {__name__}\.falling .* to gtpo"):
         stage(FIXED, "++algorithm.gtpo.base=rloo").step()
 
 
 @pytest.mark.parametrize("base", BASES)
 def test_a_reward_that_is_not_finite_is_named(stage, rows, base):
     rows["rm_scores"][2][1] = torch.nan
-    with pytest.raises(ValueError, match=r"the reward of row 2 \(uid q\) is nan"):
+    with pytest.raises(ValueError, match=r"reward .*row 2 \(uid q\) .*nan"):
         stage(FIXED, f"++algorithm.gtpo.base={base}").step()

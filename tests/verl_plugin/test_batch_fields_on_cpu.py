@@ -24,13 +24,13 @@ def v1(make_stage):
 @pytest.mark.parametrize("field", ["entropy", "responses", "prompts"])
 def test_a_missing_field_is_an_error_and_not_a_zero(v1, rows, field):
     del rows[field]
-    with pytest.raises(RuntimeError, match=f"TransferQueue lacks {field}, which GTPO needs"):
+    with pytest.raises(RuntimeError, match=f"TransferQueue lacks {field},"):
         v1().step()
 
 
 def test_entropy_that_is_not_as_long_as_the_responses_is_an_error(v1, rows):
     rows["entropy"][2] = rows["entropy"][2][:-1]
-    with pytest.raises(RuntimeError, match="not as long as the responses"):
+    with pytest.raises(RuntimeError, match="entropy .*not as long"):
         v1().step()
 
 
@@ -132,20 +132,21 @@ def test_metrics_and_dump_of_sessions_are_those_of_their_last_outputs_alone(
 
 
 @pytest.mark.parametrize("at_once", [2, 64])
-def test_outputs_whose_prompts_differ_in_a_picture_share_no_positions(sessions, session_rows, monkeypatch, at_once):
+@pytest.mark.parametrize(("change", "differs"), [(0, False), (1, True)], ids=["equal pixels", "other pixels"])
+def test_outputs_whose_prompts_differ_in_a_picture_share_no_positions(
+    sessions, session_rows, monkeypatch, at_once, change, differs
+):
     """Equal ids and other pixels are another context; equal pixels are the same, in whichever tensor."""
     monkeypatch.setattr(batch_fields, "_AT_ONCE", at_once)
     session_rows["prompts"] = [torch.full((3,), ord(key[0])) for key in SESSION_KEYS]
     _, alike = sessions(KNOWN).step()
     pixels = torch.arange(12.0).reshape(3, 4).bfloat16()
-    for changed, differs in ((pixels.clone(), False), (pixels + 1, True)):
-        pictures = [{"pixel_values": pixels.clone(), "image_grid_thw": torch.tensor([[1, 2, 2]])} for _ in SESSION_KEYS]
-        pictures[LAST[0]]["pixel_values"] = changed
-        pictures[-1] = dict(reversed(pictures[-1].items()))
-        session_rows["multi_modal_inputs"] = pictures
-        _, advantages = sessions(KNOWN).step()
-        assert bool((advantages != alike).any()) is differs
-    del session_rows["multi_modal_inputs"]
+    pictures = [{"pixel_values": pixels.clone(), "image_grid_thw": torch.tensor([[1, 2, 2]])} for _ in SESSION_KEYS]
+    pictures[LAST[0]]["pixel_values"] = pixels + change
+    pictures[-1] = dict(reversed(pictures[-1].items()))
+    session_rows["multi_modal_inputs"] = pictures
+    _, advantages = sessions(KNOWN).step()
+    assert bool((advantages != alike).any()) is differs
 
 
 def test_pictures_are_fetched_of_last_outputs_alone(sessions, session_rows, monkeypatch):
@@ -174,7 +175,7 @@ def test_initial_entropy_is_that_of_last_outputs(sessions, session_rows, caplog)
 
 def test_a_verl_that_computes_advantages_elsewhere_is_an_error_at_the_first_step(v1, monkeypatch):
     monkeypatch.setattr(utils, "compute_advantage", utils.compute_advantage.__wrapped__)
-    with pytest.raises(RuntimeError, match="without token ids|without the function compute_advantage"):
+    with pytest.raises(RuntimeError, match="without (token ids|.*compute_advantage)"):
         v1().step()
 
 
@@ -195,7 +196,7 @@ def legacy(make_stage):
 def test_rows_without_entropy_are_an_error(legacy):
     stage = legacy(KNOWN)
     data = stage.compute_advantage(stage.old_log_prob_pass())
-    with pytest.raises(RuntimeError, match="without token ids and entropy"):  # it served once
+    with pytest.raises(RuntimeError, match="without token ids"):  # it served once
         stage.compute_advantage(data)
 
 

@@ -211,7 +211,7 @@ def test_an_entropy_that_no_distribution_has_is_an_error_before_the_loss(entropy
     if sound:
         ppo_loss(config, output, data)
     else:
-        with pytest.raises(ValueError, match=rf"row 0 \(row of the batch 4\) is {entropy:.4g} nats.*from 0 to 2\.773"):
+        with pytest.raises(ValueError, match=rf"row 0 \(.* batch 4\) .*{entropy:.4g} nats.* 0 to 2\.773"):
             ppo_loss(config, output, data)
 
 

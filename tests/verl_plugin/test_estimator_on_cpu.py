@@ -90,8 +90,8 @@ def test_initial_entropy_is_measured_once_and_written(stage, rows, caplog):
     assert second["gtpo/entropy/initial"] == first["gtpo/entropy/initial"] < second["gtpo/entropy/mean"]
     record = InitialEntropy.load(gtpo.config.trainer.default_local_dir)
     assert record.value == first["gtpo/entropy/initial"] and (record.completions, record.prompts) == (5, 2)
-    (told,) = [record for record in caplog.records if "completion filter" in record.getMessage()]
-    assert told.levelname == "WARNING" and "Other prompts might decide otherwise" in told.getMessage()
+    (decision,) = [record for record in caplog.records if "completion filter" in record.getMessage()]
+    assert decision.levelname == "WARNING" and "`gtpo-verl initial-entropy`" in decision.getMessage()
 
 
 @pytest.mark.parametrize("global_steps", [2, 9])
@@ -115,7 +115,7 @@ def test_resumed_run_without_record_needs_none_where_the_filter_does_not_rest_on
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_a_value_that_is_not_finite_is_an_error_that_names_uid_and_row(stage, rows, field, name, value):
     rows[field][2][1] = value
-    with pytest.raises(ValueError, match=rf"the {name} of row 2 \(uid q\) is {value}"):
+    with pytest.raises(ValueError, match=rf"{name} .*row 2 \(uid q\) .*{value}"):
         stage(KNOWN).step()
 
 
@@ -130,7 +130,7 @@ def test_an_entropy_that_no_distribution_has_is_an_error(stage, rows, entropy, s
     if sound or estimator == "grpo":
         gtpo.step()
     else:
-        with pytest.raises(ValueError, match=rf"entropy of row 2 \(uid q\) is {entropy:.4g} nats.*from 0 to 2\.773"):
+        with pytest.raises(ValueError, match=rf"entropy .*row 2 \(uid q\) .*{entropy:.4g} nats.* 0 to 2\.773"):
             gtpo.step()
 
 
@@ -145,7 +145,7 @@ def test_a_log_probability_above_0_is_an_error(stage, rows, field):
     rows[field][3][2] = 0.2  # bfloat16 rounds
     stage(KNOWN).step()
     rows[field][3][2] = 59.0
-    with pytest.raises(ValueError, match=rf"the {field} of row 3 \(uid p\) is 59 nats.*use_fused_kernels=False"):
+    with pytest.raises(ValueError, match=rf"{field} .*row 3 \(uid p\) .*59 nats.*use_fused_kernels=False"):
         stage(KNOWN).step()
 
 
@@ -153,7 +153,7 @@ def test_a_log_probability_above_0_is_an_error(stage, rows, field):
 def test_a_log_probability_that_is_not_finite_is_an_error_whoever_computed_it(stage, rows, field):
     rows["rollout_log_probs"] = [x.clone() for x in rows["old_log_probs"]]
     rows[field][3][2] = torch.nan
-    with pytest.raises(ValueError, match=rf"the {field} of row 3 \(uid p\) is nan"):
+    with pytest.raises(ValueError, match=rf"{field} .*row 3 \(uid p\) .*nan"):
         stage(KNOWN).step()
 
 
@@ -165,9 +165,9 @@ def test_a_filter_that_empties_batch_after_batch_warns_once_and_then_ends_the_ru
     for batch in [high] * 19 + [entropies] + [high] * 19:  # one batch that teaches something starts the count anew
         rows["entropy"] = batch
         gtpo.step()
-    told = [r.levelname for r in caplog.records if "completion filter dropped every" in r.getMessage()]
-    assert told == ["WARNING"] * 2
-    with pytest.raises(ValueError, match=r"dropped every completion of 20 batches in a row.*completion_filter=never"):
+    levels = [record.levelname for record in caplog.records if "completion filter dropped" in record.getMessage()]
+    assert levels == ["WARNING"] * 2
+    with pytest.raises(ValueError, match=r"filter dropped .*20 batches.*algorithm\.gtpo\.completion_filter=never"):
         gtpo.step()
 
 
@@ -178,9 +178,9 @@ def test_groups_of_one_warn_at_the_first_batch_and_end_the_run_at_the_20th(stage
     gtpo = stage(KNOWN, f"algorithm.gtpo.entropy_from={entropy_from}", rows=alone)
     for _ in range(19):
         gtpo.step()
-    told = [r.levelname for r in caplog.records if "alone in its group" in r.getMessage()]
-    assert told == ["WARNING"]
-    with pytest.raises(ValueError, match=r"of 20 batches in a row is alone in its group.*uid"):
+    levels = [record.levelname for record in caplog.records if "alone in" in record.getMessage()]
+    assert levels == ["WARNING"]
+    with pytest.raises(ValueError, match=r"20 batches.*alone in .*uid"):
         gtpo.step()
 
 
@@ -189,8 +189,8 @@ def test_equal_rewards_are_told_at_the_1st_and_the_10th_batch(stage, caplog, ent
     gtpo = stage(KNOWN, f"algorithm.gtpo.entropy_from={entropy_from}", rows=make_rows(scores=[20.0] * 6))
     for _ in range(12):
         metrics, _ = gtpo.step()
-    told = [r.getMessage() for r in caplog.records if "equal rewards" in r.getMessage()]
-    assert ["in 1 batches" in told[0], "in 10 batches" in told[1], len(told)] == [True, True, 2]
+    first, tenth = [record.getMessage() for record in caplog.records if "equal rewards" in record.getMessage()]
+    assert "in 1 batches" in first and "in 10 batches" in tenth
     assert metrics["gtpo/group/zero_std_frac"] == 1
 
 
@@ -200,7 +200,7 @@ def test_another_estimators_batches_are_not_counted(stage, caplog, tmp_path):
     gtpo = stage(grpo, dump, "+algorithm.gtpo.dump_freq=1", rows=make_rows(uids=["a", "b", "c", "d", "pad0f", "e"]))
     for _ in range(25):
         gtpo.step()
-    assert "alone in its group" not in caplog.text
+    assert "alone in" not in caplog.text
 
 
 def test_a_log_prob_off_the_mask_may_be_anything(stage, rows):

@@ -49,8 +49,8 @@ def test_a_hook_that_does_not_fit_is_a_load_error_and_the_module_is_imported(no_
     module = hook_into("compute", hooks.v1_compute_advantage, compute=compute)
     hook_into("explode", hooks.log, explode=explode)
     missing, method, arguments, broken = compat.load_errors
-    assert "this plugin does not fit verl.a_module_of_verl" in missing and "missing" in missing and "missing" in method
-    assert "compute takes no batch: (data)" in arguments and "TypeError" in broken
+    assert "verl.a_module_of_verl" in missing and "missing" in missing and "missing" in method
+    assert "no batch: (data)" in arguments and "TypeError" in broken
     assert module.compute is compute
 
 
@@ -83,22 +83,26 @@ def test_a_function_is_hooked_where_verl_defines_it_and_where_it_is_found(no_loa
     assert reduce_metrics is utils.reduce_metrics and reduce_metrics.hooked_by_gtpo
 
 
+HOOKED = [hook[1:3] for hook in hooks.HOOKS if find_spec(hook.module)] + [("transfer_queue", "init")]
+
+
+@pytest.mark.parametrize(("module", "path"), HOOKED)
 @pytest.mark.parametrize(
-    ("module", "path"),
-    [hook[1:3] for hook in hooks.HOOKS if find_spec(hook.module)] + [("transfer_queue", "init")],
+    "copied",
+    [
+        copy.deepcopy,
+        lambda hooked: pickle.loads(pickle.dumps(hooked)),
+        lambda hooked: ray.cloudpickle.loads(ray.cloudpickle.dumps(hooked)),
+        lambda hooked: copy.deepcopy(partial(hooked, 1)).func,
+        lambda hooked: ray.cloudpickle.loads(ray.cloudpickle.dumps(partial(hooked, 1))).func,
+    ],
+    ids=["deepcopy", "pickle", "cloudpickle", "deepcopy of a partial", "cloudpickle of a partial"],
 )
-def test_a_hooked_function_is_copied_and_pickled_as_a_function_is(module, path):
+def test_a_hooked_function_is_copied_and_pickled_as_a_function_is(module, path, copied):
     """By its name, which gives the hooked function in every process of Ray."""
     hooked = attrgetter(path)(import_module(module))
     assert hooked.hooked_by_gtpo and hooked is not hooked.__wrapped__
-    for copied in (
-        copy.deepcopy(hooked),
-        pickle.loads(pickle.dumps(hooked)),
-        ray.cloudpickle.loads(ray.cloudpickle.dumps(hooked)),
-        copy.deepcopy(partial(hooked, 1)).func,
-        ray.cloudpickle.loads(ray.cloudpickle.dumps(partial(hooked, 1))).func,
-    ):
-        assert copied is hooked
+    assert copied(hooked) is hooked
 
 
 def test_metrics_that_are_no_dictionary_are_reduced_as_by_verl():
@@ -159,9 +163,7 @@ def test_the_step_that_ends_a_run_is_logged_first(make_stage, capsys):
 def test_a_trainer_that_the_watch_does_not_reach_ends_at_its_first_update(stage, words):
     log = log_with(stage(*words, "+trainer.collapse_watch=warn"))
     log.log({"val-core/acc/mean@1": 1.0}, step=0)
-    with pytest.raises(
-        RuntimeError, match="trainer.collapse_watch does not watch a trainer with a fit of its own, .*: remove it"
-    ):
+    with pytest.raises(RuntimeError, match=r"trainer\.collapse_watch .* of its own"):
         log.log({"actor/pg_loss": 1.0}, step=1)
 
 

@@ -44,7 +44,7 @@ def test_a_step_that_no_update_followed_is_an_error_at_the_next(stage, entropy_f
     gtpo = stage(KNOWN, f"algorithm.gtpo.entropy_from={entropy_from}")
     gtpo.advantages()
     gtpo.trainer.global_steps = 2
-    with pytest.raises(RuntimeError, match="step 1 computed GTPO advantages, but no actor update"):
+    with pytest.raises(RuntimeError, match="step 1 .*no actor update"):
         gtpo.advantages()
 
 
@@ -60,7 +60,7 @@ def test_the_update_of_the_step_that_ends_the_warm_up_is_missed(stage):
     for gtpo.trainer.global_steps in (2, 3):
         gtpo.advantages()
     gtpo.trainer.global_steps = 4
-    with pytest.raises(RuntimeError, match="step 3 computed GTPO advantages, but no actor update"):
+    with pytest.raises(RuntimeError, match="step 3 .*no actor update"):
         gtpo.advantages()
 
 
@@ -85,7 +85,7 @@ def test_an_actor_whose_loss_did_not_apply_the_entropy_is_an_error(stage):
     gtpo = stage(KNOWN, "algorithm.gtpo.entropy_from=update")
     gtpo.advantages()
     assert UpdateInputs.from_batch(gtpo.batch) is not None
-    with pytest.raises(RuntimeError, match="the actor's loss did not apply the entropy"):
+    with pytest.raises(RuntimeError, match="loss did not apply"):
         reduce_metrics({"actor/my_loss": [1.0]})
 
 
@@ -124,7 +124,7 @@ def test_a_row_of_which_the_update_said_nothing_is_named(stage):
     gtpo = stage(KNOWN, "algorithm.gtpo.entropy_from=update")
     gtpo.advantages()
     said = [RowEntropy(row, 0.2, None) for row in range(6) if row != 2]
-    with pytest.raises(ValueError, match=r"the entropy of row 2 \(uid q\) is nan"):
+    with pytest.raises(ValueError, match=r"entropy .*row 2 \(uid q\) .*nan"):
         reduce_metrics({"actor/pg_loss": [1.0], f"actor/{ENTROPIES}": said})
 
 
@@ -138,11 +138,11 @@ def test_a_second_batch_before_the_update_of_the_first_is_an_error(stage):
 def test_advantages_of_a_batch_that_were_asked_for_already_are_an_error(stage):
     gtpo = stage(KNOWN)
     gtpo.advantages()
-    with pytest.raises(RuntimeError, match="without token ids and entropy"):
+    with pytest.raises(RuntimeError, match=r"algorithm\.adv_estimator=gtpo .*without token ids"):
         estimate_gtpo_advantage(torch.zeros(6, 6), torch.ones(6, 6), index=np.array(UIDS))
 
 
 def test_why_gtpo_cannot_run_is_said_where_no_trainer_was_hooked(monkeypatch):
-    monkeypatch.setattr(compat, "load_errors", {"the sky has fallen": None})
-    with pytest.raises(RuntimeError, match="the sky has fallen"):
+    monkeypatch.setattr(compat, "load_errors", {"verl is broken": None})
+    with pytest.raises(RuntimeError, match="verl is broken"):
         Context().run(estimate_gtpo_advantage, torch.zeros(1, 1), torch.ones(1, 1))

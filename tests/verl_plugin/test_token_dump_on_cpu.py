@@ -231,45 +231,95 @@ def test_initial_entropy_without_gtpo_is_that_of_the_first_dump(dumping, rows, t
         rows["entropy"] = [entropy + 0.5 for entropy in rows["entropy"]]
 
 
-def test_a_dump_that_cannot_be_written_is_refused_before_the_run(compose_config, tmp_path):
-    def problems_of(*overrides):
-        return " ".join(problems.problems(compose_config(*overrides)))
+@pytest.fixture
+def dump_problems(compose_config, tmp_path):
+    """The problems of a run that is to dump into a folder, or into this test's."""
 
-    dump = f"+algorithm.gtpo.dump_dir={tmp_path}"
-    assert not problems_of("algorithm.adv_estimator=grpo", "+algorithm.gtpo.dump_freq=0")
-    assert "dump_freq=0" in problems_of("algorithm.adv_estimator=grpo", dump, "+algorithm.gtpo.dump_freq=0")
-    assert not problems_of(dump)
-    (tmp_path / "file").touch()
-    assert "is not a folder that can be written to" in problems_of(f"{dump}/file/dump")
-    (tmp_path / "step_000001.jsonl").touch()
-    assert "holds the dump of another run" in problems_of(dump)
-    (tmp_path / "gtpo_dump.json").write_text(json.dumps({"checkpoints": "/of/another/run"}))
-    assert "holds the dump of another run" in problems_of(dump, KNOWN)
+    def found(*overrides, folder=tmp_path):
+        return problems.problems(compose_config(f"+algorithm.gtpo.dump_dir={folder}", *overrides))
+
+    return found
+
+
+@pytest.fixture
+def earlier_dump(compose_config, tmp_path):
+    """Leave a dump in this test's folder, with a header and with a checkpoint of its run where they are asked for."""
     checkpoints = Path(compose_config().trainer.default_local_dir)
-    (tmp_path / "gtpo_dump.json").write_text(json.dumps({"checkpoints": str(checkpoints)}))
-    assert not problems_of(dump, KNOWN)  # its own, of a start that ended before its first checkpoint
-    (checkpoints / "global_step_1").mkdir(parents=True)
-    (checkpoints / "latest_checkpointed_iteration.txt").write_text("1")
-    assert not problems_of(dump, KNOWN)
-    for owner in ({}, {"checkpoints": "/before/the/folder/was/moved"}):
-        (tmp_path / "gtpo_dump.json").write_text(json.dumps(owner))
-        assert not problems_of(dump, KNOWN)
-    (tmp_path / "gtpo_dump.json").write_text(json.dumps({"checkpoints": str(checkpoints)}))
-    branch = ("trainer.default_local_dir=/of/a/branch", "trainer.resume_mode=resume_path")
-    assert "holds the dump of another run" in problems_of(
-        dump, KNOWN, *branch, f"trainer.resume_from_path={checkpoints}/global_step_1"
-    )
-    twin = {"checkpoints": str(checkpoints), "adv_estimator": "grpo"}
-    (tmp_path / "gtpo_dump.json").write_text(json.dumps(twin))
-    assert "holds the dump of another run" in problems_of(dump, KNOWN)
-    (tmp_path / "gtpo_dump.json").write_text(json.dumps(twin | {"adv_estimator": "gtpo_trajectory"}))
-    assert not problems_of(dump, KNOWN)
+
+    def leave(header=None, has_checkpoint=True):
+        (tmp_path / "step_000001.jsonl").touch()
+        if header is not None:
+            (tmp_path / "gtpo_dump.json").write_text(json.dumps(header))
+        if has_checkpoint:
+            (checkpoints / "global_step_1").mkdir(parents=True)
+            (checkpoints / "latest_checkpointed_iteration.txt").write_text("1")
+
+    leave.checkpoints = str(checkpoints)
+    return leave
 
 
-def test_a_folder_in_which_nobody_may_write_is_refused_before_the_run(compose_config, tmp_path, monkeypatch):
+def is_of_another_run(messages, folder):
+    """Whether the folder's dump is all that is wrong, since it is another run's."""
+    (message,) = messages
+    return message.startswith(f"algorithm.gtpo.dump_dir={folder} ") and "another run" in message
+
+
+def test_an_empty_folder_can_be_dumped_into(dump_problems):
+    assert dump_problems() == []
+
+
+def test_steps_between_dumps_are_a_number_above_0_where_there_is_a_dump(compose_config, dump_problems):
+    never = "algorithm.adv_estimator=grpo", "+algorithm.gtpo.dump_freq=0"
+    assert problems.problems(compose_config(*never)) == []
+    (problem,) = dump_problems(*never)
+    assert problem.startswith("algorithm.gtpo.dump_freq=0: ")
+
+
+def test_a_dump_below_a_file_is_refused_before_the_run(dump_problems, tmp_path):
+    (tmp_path / "file").touch()
+    (problem,) = dump_problems(folder=f"{tmp_path}/file/dump")
+    assert problem.startswith(f"algorithm.gtpo.dump_dir={tmp_path}/file/dump: {tmp_path}/file ")
+
+
+def test_a_folder_in_which_nobody_may_write_is_refused_before_the_run(dump_problems, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
-    (problem,) = problems.problems(compose_config(KNOWN, f"+algorithm.gtpo.dump_dir={tmp_path}/dump"))
-    assert f"{tmp_path} is not a folder that can be written to" in problem
+    (problem,) = dump_problems(KNOWN, folder=f"{tmp_path}/dump")
+    assert problem.startswith(f"algorithm.gtpo.dump_dir={tmp_path}/dump: {tmp_path} ")
+
+
+@pytest.mark.parametrize("header", [None, {"checkpoints": "/of/another/run"}], ids=["no header", "other checkpoints"])
+def test_a_dump_of_another_run_is_refused_before_the_run(dump_problems, earlier_dump, tmp_path, header):
+    earlier_dump(header, has_checkpoint=False)
+    assert is_of_another_run(dump_problems(KNOWN), tmp_path)
+
+
+@pytest.mark.parametrize("has_checkpoint", [True, False], ids=["resumed", "ended before its first checkpoint"])
+def test_a_run_dumps_beside_its_own_earlier_start(dump_problems, earlier_dump, has_checkpoint):
+    earlier_dump({"checkpoints": earlier_dump.checkpoints}, has_checkpoint)
+    assert dump_problems(KNOWN) == []
+
+
+@pytest.mark.parametrize("header", [{}, {"checkpoints": "/before/the/folder/was/moved"}], ids=["unknown", "moved"])
+def test_a_resumed_run_may_have_been_moved_with_its_dump(dump_problems, earlier_dump, header):
+    earlier_dump(header)
+    assert dump_problems(KNOWN) == []
+
+
+def test_a_branch_of_a_run_does_not_dump_into_its_folder(dump_problems, earlier_dump, tmp_path):
+    earlier_dump({"checkpoints": earlier_dump.checkpoints})
+    branch = ("trainer.default_local_dir=/of/a/branch", "trainer.resume_mode=resume_path")
+    checkpoint = f"trainer.resume_from_path={earlier_dump.checkpoints}/global_step_1"
+    assert is_of_another_run(dump_problems(KNOWN, *branch, checkpoint), tmp_path)
+
+
+def test_a_dump_of_grpo_is_not_continued_by_gtpo(dump_problems, earlier_dump, tmp_path):
+    earlier_dump({"checkpoints": earlier_dump.checkpoints, "adv_estimator": "grpo"})
+    assert is_of_another_run(dump_problems(KNOWN), tmp_path)
+
+
+def test_a_dump_of_gtpo_is_continued_under_its_other_name(dump_problems, earlier_dump):
+    earlier_dump({"checkpoints": earlier_dump.checkpoints, "adv_estimator": "gtpo_trajectory"})
+    assert dump_problems(KNOWN) == []
 
 
 def test_a_dump_that_fails_in_training_ends_and_the_run_goes_on(make_stage, tmp_path, caplog):
@@ -280,19 +330,21 @@ def test_a_dump_that_fails_in_training_ends_and_the_run_goes_on(make_stage, tmp_
     for stage.trainer.global_steps in (2, 3):
         logged, _ = stage.step()
         assert "gtpo/conflict/token_frac" in logged
-    assert caplog.text.count("token dump ends at step 2, and the run goes on without it") == 1
-    assert caplog.text.count("token dump ends") == 1
+    (warning,) = [record.getMessage() for record in caplog.records if "token dump ends" in record.getMessage()]
+    assert "step 2," in warning and str(tmp_path / "dump") in warning
 
 
 def test_a_dump_that_cannot_be_cleared_is_left_out_and_the_run_goes_on(make_stage, tmp_path, monkeypatch, caplog):
     def unlink(path, missing_ok=False):
         raise PermissionError(f"{path} is another user's, in a folder of all")
 
-    words = "legacy", KNOWN, f"+algorithm.gtpo.dump_dir={tmp_path / 'dump'}"
-    make_stage(*words).step()
+    overrides = KNOWN, f"+algorithm.gtpo.dump_dir={tmp_path / 'dump'}"
+    make_stage("legacy", *overrides).step()
     monkeypatch.setattr(Path, "unlink", unlink)
-    logged, _ = make_stage(*words).step()
-    assert "gtpo/conflict/token_frac" in logged and "goes on without its token dump" in caplog.text
+    logged, _ = make_stage("legacy", *overrides).step()
+    assert "gtpo/conflict/token_frac" in logged
+    (warning,) = [record.getMessage() for record in caplog.records if "token dump" in record.getMessage()]
+    assert f"{tmp_path / 'dump'}" in warning
 
 
 @pytest.mark.parametrize("trainer", ["v1", "legacy"])
@@ -300,7 +352,8 @@ def test_a_run_that_is_only_observed_goes_on_where_gtpo_could_not(make_stage, ro
     rows["entropy"][0][0] = float("nan")
     stage = make_stage(trainer, "algorithm.adv_estimator=grpo", f"+algorithm.gtpo.dump_dir={tmp_path / 'dump'}")
     stage.step()
-    assert caplog.text.count("token dump ends at step 1, and the run goes on without it: the entropy of row 0") == 1
+    (warning,) = [record.getMessage() for record in caplog.records if "token dump ends" in record.getMessage()]
+    assert "step 1," in warning and "entropy of row 0" in warning
 
 
 def test_a_run_that_starts_again_drops_the_steps_that_it_will_make_again(compose_config, tmp_path):
@@ -314,10 +367,10 @@ def test_a_run_that_starts_again_drops_the_steps_that_it_will_make_again(compose
 
 
 @pytest.mark.parametrize("estimator", ["gtpo", "grpo"])
-@pytest.mark.parametrize("folder", ["''", "' '", "5"])
-def test_a_folder_without_a_name_is_an_error(compose_config, folder, estimator):
-    with pytest.raises(ValueError, match=r"algorithm\.gtpo\.dump_dir=.*: must be the name of a folder, or null"):
-        RunConfig.read(compose_config(f"algorithm.adv_estimator={estimator}", f"+algorithm.gtpo.dump_dir={folder}"))
+@pytest.mark.parametrize(("override", "value"), [("''", ""), ("' '", " "), ("5", 5)])
+def test_a_folder_without_a_name_is_an_error(compose_config, override, value, estimator):
+    with pytest.raises(ValueError, match=rf"algorithm\.gtpo\.dump_dir={value!r}: .*null"):
+        RunConfig.read(compose_config(f"algorithm.adv_estimator={estimator}", f"+algorithm.gtpo.dump_dir={override}"))
 
 
 def test_a_tokenizer_of_its_own_is_named(make_stage, tmp_path):

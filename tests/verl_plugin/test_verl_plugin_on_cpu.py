@@ -6,7 +6,8 @@ from own_process import NOT_LOADED, run_python
 pytestmark = pytest.mark.process
 
 
-def test_the_log_is_shown_once_also_where_the_root_logger_shows_errors_only():
+@pytest.mark.parametrize("level", [logging.DEBUG, logging.ERROR], ids=logging.getLevelName)
+def test_the_log_is_shown_once_also_where_the_root_logger_shows_errors_only(level):
     """vLLM imports model_hosting_container_standards, which sets the root logger and its handlers so."""
     code = """
 import logging, sys, verl
@@ -15,8 +16,7 @@ for root in (logging.getLogger(), *logging.getLogger().handlers):
 logging.getLogger("gtpo_verl").info("seen")
 logging.getLogger("gtpo_verl.reward.score").warning("seen")
 """
-    for level in (logging.DEBUG, logging.ERROR):
-        assert run_python(code, level).stderr.count("seen") == 2
+    assert run_python(code, level).stderr.count("seen") == 2
 
 
 def test_what_keeps_the_plugin_from_loading_is_said_aloud():
