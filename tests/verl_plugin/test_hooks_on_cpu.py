@@ -151,7 +151,7 @@ def test_the_step_that_ends_a_run_is_logged_first(make_stage, capsys):
     log = log_with(stage)
 
     def loop():
-        current().watch = SimpleNamespace(logged=end)
+        current().monitor = SimpleNamespace(on_log=end)
         log.log({"training/global_step": 1.0}, step=7)
 
     with pytest.raises(CollapseError):

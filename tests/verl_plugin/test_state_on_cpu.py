@@ -66,9 +66,9 @@ def test_the_update_of_the_step_that_ends_the_warm_up_is_missed(stage):
 
 def test_after_its_loop_a_trainer_leaves_the_process_as_it_was(make_stage):
     trainer, before = make_stage("v1", KNOWN, "+trainer.collapse_watch=warn").trainer, current()
-    inside, watch = hooks.fit(lambda: (current(), current().watch), trainer)
-    assert inside.trainer is trainer and watch is not None
-    assert current() is before and inside.watch is None
+    inside, monitor = hooks.fit(lambda: (current(), current().monitor), trainer)
+    assert inside.trainer is trainer and monitor is not None
+    assert current() is before and inside.monitor is None
 
 
 def test_a_critic_may_be_warmed_up_first(stage):
