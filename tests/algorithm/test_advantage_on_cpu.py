@@ -185,7 +185,8 @@ def test_equal_rewards_give_exactly_zero_and_no_conflict(two_completions):
     torch.testing.assert_close(advantages, -0.1 * torch.tensor([[0.25] * 4, [0.5] * 4]))
 
 
-def test_three_equal_rewards_whose_mean_is_rounded_give_no_sign():
+@pytest.mark.parametrize("norm", [True, False])
+def test_three_equal_rewards_whose_mean_is_rounded_give_no_sign(norm):
     """The mean of three float64 0.1 is not 0.1: the residue over a std of 0 must not become an advantage."""
     batch = {
         "response_mask": torch.ones(7, 2, dtype=torch.int64),
@@ -195,11 +196,8 @@ def test_three_equal_rewards_whose_mean_is_rounded_give_no_sign():
     }
     rewards = torch.tensor([[0.0, 0.1]] * 3 + [[0.0, 0.05]] + [[0.0, 0.3]] * 3, dtype=torch.float64)
     assert rewards[:3].sum() / 3 != 0.1
-    for norm in (True, False):
-        advantages, _ = compute_gtpo_outcome_advantage(
-            rewards, **batch, initial_entropy=0.3, norm_adv_by_std_in_grpo=norm
-        )
-        assert (advantages[:3] == 0).all() and (advantages[4:] != 0).all()
+    advantages, _ = compute_gtpo_outcome_advantage(rewards, **batch, initial_entropy=0.3, norm_adv_by_std_in_grpo=norm)
+    assert (advantages[:3] == 0).all() and (advantages[4:] != 0).all()
 
 
 @given(
@@ -433,7 +431,7 @@ def test_a_wrong_completion_above_the_mean_of_its_group_gets_no_positive_advanta
 
 def test_advantages_without_rewards_cannot_be_limited_by_a_reward(two_completions):
     del two_completions["token_level_rewards"]
-    with pytest.raises(ValueError, match=r"^algorithm\.gtpo\.min_correct_reward=20: leave it out, and limit the A_i"):
+    with pytest.raises(ValueError, match=r"^algorithm\.gtpo\.min_correct_reward=20: leave it out"):
         compute_gtpo_token_advantages(torch.ones(2), **two_completions, config={"min_correct_reward": 20})
 
 
@@ -451,32 +449,47 @@ def test_settings_may_come_as_verls_algorithm_config(two_completions):
     assert torch.equal(advantages, compute_gtpo_outcome_advantage(**two_completions, config=ALL_OFF)[0])
 
 
-def test_values_that_are_not_finite_are_an_error(two_completions):
-    two_completions["entropy"][1, 2] = torch.nan
-    with pytest.raises(ValueError, match=r"entropy of row 1 \(uid p\) is nan"):
+@pytest.mark.parametrize(
+    ("name", "row", "column", "value", "message"),
+    [
+        ("entropy", 1, 2, torch.nan, r"entropy .*row 1 \(uid p\) .*nan"),
+        ("token_level_rewards", 0, 3, torch.inf, r"reward .*row 0 \(uid p\) .*inf"),
+    ],
+)
+def test_values_that_are_not_finite_are_an_error(two_completions, name, row, column, value, message):
+    two_completions[name][row, column] = value
+    with pytest.raises(ValueError, match=message):
         compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3)
-    two_completions["entropy"][1, 2] = 0.1
-    two_completions["token_level_rewards"][0, 3] = torch.inf
-    with pytest.raises(ValueError, match=r"reward of row 0 \(uid p\) is inf"):
-        compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3)
+
+
+def test_an_advantage_that_is_not_finite_is_an_error(two_completions):
     del two_completions["token_level_rewards"]
-    with pytest.raises(ValueError, match=r"advantage of row 1 \(uid p\) is nan"):
+    with pytest.raises(ValueError, match=r"advantage .*row 1 \(uid p\) .*nan"):
         compute_gtpo_token_advantages(torch.tensor([1.0, torch.nan]), **two_completions, initial_entropy=0.3)
 
 
-def test_shapes_that_do_not_fit_are_an_error(two_completions):
-    two_completions["entropy"] = two_completions["entropy"][:, :3]
-    with pytest.raises(ValueError, match=r"^entropy has shape \(2, 3\), not \(bs, response_length\) = \(2, 4\)$"):
+NOT_THE_SHAPE = r"^{name} has shape \(2, {width}\), .*= \(2, {expected}\)$"
+
+
+@pytest.mark.parametrize(
+    ("short", "message"),
+    [
+        ("entropy", NOT_THE_SHAPE.format(name="entropy", width=3, expected=4)),
+        # The mask is compared with the rewards, which give the shape.
+        ("token_level_rewards", NOT_THE_SHAPE.format(name="response_mask", width=4, expected=3)),
+    ],
+)
+def test_a_shape_that_does_not_fit_the_rewards_is_an_error(two_completions, short, message):
+    two_completions[short] = two_completions[short][:, :3]
+    with pytest.raises(ValueError, match=message):
         compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3)
-    with pytest.raises(ValueError, match=r"^response_mask has shape \(2, 4\), not .* = \(2, 3\)$"):
-        short = two_completions["token_level_rewards"][:, :3]
-        compute_gtpo_outcome_advantage(**two_completions | {"token_level_rewards": short}, initial_entropy=0.3)
+
+
+@pytest.mark.parametrize("short", ["entropy", "responses"])
+def test_a_shape_that_does_not_fit_the_mask_is_an_error(two_completions, short):
     del two_completions["token_level_rewards"]
-    with pytest.raises(ValueError, match=r"^entropy has shape \(2, 3\), not .* = \(2, 4\)$"):
-        compute_gtpo_token_advantages(torch.tensor([1.0, -1.0]), **two_completions, initial_entropy=0.3)
-    two_completions["entropy"] = torch.zeros(2, 4)
-    two_completions["responses"] = two_completions["responses"][:, :3]
-    with pytest.raises(ValueError, match=r"^responses has shape \(2, 3\), not .* = \(2, 4\)$"):
+    two_completions[short] = two_completions[short][:, :3]
+    with pytest.raises(ValueError, match=NOT_THE_SHAPE.format(name=short, width=3, expected=4)):
         compute_gtpo_token_advantages(torch.tensor([1.0, -1.0]), **two_completions, initial_entropy=0.3)
 
 
@@ -507,18 +520,20 @@ def test_without_entropies_the_advantages_are_lambda_a(two_completions):
 @pytest.mark.parametrize("entropy", [-0.1, -0.02, -3.0])
 def test_log_probabilities_in_place_of_entropies_are_an_error(two_completions, entropy):
     two_completions["entropy"][:] = entropy
-    with pytest.raises(ValueError, match=rf"entropy of row 0 \(uid p\) is {entropy:g} .*at least 0"):
+    with pytest.raises(ValueError, match=rf"entropy .*row 0 \(uid p\) .*{entropy:g} .*at least 0"):
         compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3)
     two_completions["entropy"][:] = torch.tensor([[-0.2], [0.4]])  # as 16 bits may round
     compute_gtpo_outcome_advantage(**two_completions, initial_entropy=0.3)
 
 
 @pytest.mark.parametrize("initial_entropy", [math.nan, -1.0, math.inf])
-def test_an_initial_entropy_that_is_none_is_an_error_under_any_filter(two_completions, initial_entropy):
-    for completion_filter in ("auto", "always", "never"):
-        config = {"completion_filter": completion_filter}
-        with pytest.raises(ValueError, match=f"^initial_entropy={initial_entropy}: must be a number of nats"):
-            compute_gtpo_outcome_advantage(**two_completions, config=config, initial_entropy=initial_entropy)
+@pytest.mark.parametrize("completion_filter", ["auto", "always", "never"])
+def test_an_initial_entropy_that_is_none_is_an_error_under_any_filter(
+    two_completions, initial_entropy, completion_filter
+):
+    config = {"completion_filter": completion_filter}
+    with pytest.raises(ValueError, match=f"^initial_entropy={initial_entropy}: .*nats"):
+        compute_gtpo_outcome_advantage(**two_completions, config=config, initial_entropy=initial_entropy)
 
 
 def test_an_argument_of_another_name_is_an_error(two_completions):
@@ -528,22 +543,34 @@ def test_an_argument_of_another_name_is_an_error(two_completions):
 
 def test_swapped_responses_and_mask_are_an_error(two_completions):
     mask, responses = two_completions["response_mask"], two_completions["responses"]
-    with pytest.raises(ValueError, match="were responses and response_mask swapped"):
+    with pytest.raises(ValueError, match="response_mask.*swapped"):
         compute_gtpo_outcome_advantage(
             **two_completions | {"response_mask": responses, "responses": mask}, initial_entropy=0.3
         )
 
 
-def test_neither_rewards_nor_advantages_or_those_of_tokens_are_an_error(two_completions):
-    rewards = two_completions.pop("token_level_rewards")
+@pytest.fixture
+def without_rewards(two_completions):
+    """The arguments of `compute_gtpo` but the rewards."""
+    del two_completions["token_level_rewards"]
     two_completions["group_ids"] = two_completions.pop("index")
-    with pytest.raises(ValueError, match="^give rewards, or advantages"):
-        compute_gtpo(**two_completions, initial_entropy=0.3)
-    for name in ("rewards", "advantages"):
-        with pytest.raises(ValueError, match=rf"^{name} has shape \(2, 4\): give one per completion, \(2,\)$"):
-            compute_gtpo(**two_completions, initial_entropy=0.3, **{name: rewards})
-    with pytest.raises(ValueError, match=r"^rewards has shape \(2, 4\): give one per completion"):
-        compute_group_advantages(rewards, "pp")
+    return two_completions
+
+
+def test_neither_rewards_nor_advantages_are_an_error(without_rewards):
+    with pytest.raises(ValueError, match="rewards, or advantages"):
+        compute_gtpo(**without_rewards, initial_entropy=0.3)
+
+
+@pytest.mark.parametrize("name", ["rewards", "advantages"])
+def test_rewards_or_advantages_of_tokens_are_an_error(without_rewards, name):
+    with pytest.raises(ValueError, match=rf"^{name} has shape \(2, 4\): .* \(2,\)$"):
+        compute_gtpo(**without_rewards, initial_entropy=0.3, **{name: torch.zeros(2, 4)})
+
+
+def test_rewards_of_tokens_are_no_rewards_of_a_group():
+    with pytest.raises(ValueError, match=r"^rewards has shape \(2, 4\): "):
+        compute_group_advantages(torch.zeros(2, 4), "pp")
 
 
 def test_group_advantages_of_ids_are_those_of_completions():
@@ -566,7 +593,7 @@ def test_entropy_from_logits_is_that_of_the_distribution(dtype, temperature):
     assert entropy.dtype == torch.float32 and not entropy.requires_grad
 
 
-def test_equation_10_with_the_initial_entropy_filters_only_from_below_the_threshold():
+@pytest.mark.parametrize(("initial_entropy", "kept"), [(0.9, [True, False]), (1.0, [True, True]), (1.1, [True, True])])
+def test_equation_10_with_the_initial_entropy_filters_only_from_below_the_threshold(initial_entropy, kept):
     entropy = torch.tensor([0.5, 1.5])
-    for initial_entropy, kept in ((0.9, [True, False]), (1.0, [True, True]), (1.1, [True, True])):
-        assert compute_completion_filter(entropy, 1.0, initial_entropy=initial_entropy).tolist() == kept
+    assert compute_completion_filter(entropy, 1.0, initial_entropy=initial_entropy).tolist() == kept

@@ -37,7 +37,10 @@ def test_groups_are_numbered_by_their_first_rows_and_a_row_without_tokens_is_alo
     assert completions.groups.tolist() == [0, 0, 1, 0, 2, 3, 4]
     assert completions.prompts.tolist() == [0, 1, 2, 0, 0, 0, 3]
     assert Completions(mask, "aabacbb").prompts.tolist() == completions.groups.tolist()
-    with pytest.raises(ValueError, match="^index has 3 uids for 2 rows: give one uid per row$"):
+
+
+def test_another_number_of_uids_than_of_rows_is_an_error():
+    with pytest.raises(ValueError, match="^index .*3 uids .*2 rows"):
         Completions(torch.ones(2, 1), "aaa")
 
 
@@ -99,11 +102,11 @@ def test_a_mask_that_is_not_0_or_1_is_an_error_that_names_the_place(dtype, value
     if value == 0.5 and not dtype.is_floating_point:
         return
     mask[1, 2] = value
-    with pytest.raises(ValueError, match=rf"^response_mask\[1, 2\] is {value:g}.*must be 1 on"):
+    with pytest.raises(ValueError, match=rf"^response_mask\[1, 2\] is {value:g}\b"):
         Completions(mask, "ab")
 
 
-def test_a_mask_of_bfloat16_is_read():
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.uint8, torch.bool])
+def test_a_mask_of_few_bits_is_read(dtype):
     mask = torch.tensor([[1, 0, 1], [1, 1, 0]])
-    for dtype in (torch.bfloat16, torch.float16, torch.uint8, torch.bool):
-        assert Completions(mask.to(dtype), "ab").lengths.tolist() == [2, 2]
+    assert Completions(mask.to(dtype), "ab").lengths.tolist() == [2, 2]

@@ -29,33 +29,30 @@ def test_the_document_of_keys_has_every_key_with_its_default():
     assert {key: yaml.safe_load(default) for key, default in table.items()} == asdict(VerlGTPOConfig())
 
 
-OR_NULL = "or null to measure it on the first rollouts"
-
-
 @pytest.mark.parametrize(
-    ("key", "value", "remedy"),
+    ("key", "value", "takes"),
     [
-        ("entropy_coeff", -0.1, ": must be a number of at least 0"),
-        ("entropy_coeff", "much", ": must be a number of at least 0"),
-        ("entropy_threshold", 0, ": must be a number of nats per token above 0 (ln 2 in the paper)"),
-        ("entropy_threshold", math.nan, ": must be a number of nats per token above 0 (ln 2 in the paper)"),
-        ("completion_filter", "maybe", " is not one of auto, always, never"),
-        ("completion_filter", 1, " is not one of auto, always, never"),
-        ("filter_scope", True, " is not one of all, negative"),
-        ("initial_entropy", -1.0, f": must be a number of nats per token of at least 0, {OR_NULL}"),
-        ("conflict_span", "trailing", " is not one of leading, first, all, none"),
-        ("conflict_masks", "upward", " is not one of both, forward, backward"),
-        ("conflict_weight_positive", None, ": must be a number of at least 0"),
-        ("conflict_weight_negative", math.inf, ": must be a number of at least 0"),
-        ("min_correct_reward", "all", ": must be the least reward of a right answer, or null"),
-        ("base", "rlo", " is not one of gtpo, rloo, opo"),
-        ("entropy_from", "rollout", " is not one of old_log_prob, update"),
-        ("dump_freq", 0, ": must be a whole number of steps of at least 1"),
-        ("dump_freq", 1.5, ": must be a whole number of steps of at least 1"),
+        ("entropy_coeff", -0.1, "at least 0$"),
+        ("entropy_coeff", "much", "at least 0$"),
+        ("entropy_threshold", 0, "nats per token above 0"),
+        ("entropy_threshold", math.nan, "nats per token above 0"),
+        ("completion_filter", "maybe", " auto, always, never$"),
+        ("completion_filter", 1, " auto, always, never$"),
+        ("filter_scope", True, " all, negative$"),
+        ("initial_entropy", -1.0, "nats per token .*at least 0, or null"),
+        ("conflict_span", "trailing", " leading, first, all, none$"),
+        ("conflict_masks", "upward", " both, forward, backward$"),
+        ("conflict_weight_positive", None, "at least 0$"),
+        ("conflict_weight_negative", math.inf, "at least 0$"),
+        ("min_correct_reward", "all", "right answer, or null$"),
+        ("base", "rlo", " gtpo, rloo, opo$"),
+        ("entropy_from", "rollout", " old_log_prob, update$"),
+        ("dump_freq", 0, "whole number .*at least 1$"),
+        ("dump_freq", 1.5, "whole number .*at least 1$"),
     ],
 )
-def test_a_value_out_of_range_is_named_with_its_key_and_the_remedy(key, value, remedy):
-    with pytest.raises(ValueError, match=f"^{re.escape(f'algorithm.gtpo.{key}={value!r}{remedy}')}$"):
+def test_a_value_out_of_range_is_named_with_its_key_and_what_it_takes(key, value, takes):
+    with pytest.raises(ValueError, match=rf"^algorithm\.gtpo\.{key}={value!r}(:| is) .*{takes}"):
         VerlGTPOConfig.from_config({"adv_estimator": "gtpo", "gtpo": {key: value}})
 
 
@@ -70,15 +67,18 @@ OF_VERL = sorted(asdict(VerlGTPOConfig()).keys() - asdict(GTPOConfig()).keys())
 @pytest.mark.parametrize(
     ("key", "hint"),
     [
-        ("entropy_coef", "did you mean entropy_coeff"),
-        ("x", "the keys are entropy_coeff, entropy_"),
-        *((key, "only the plugin for verl has it: remove") for key in OF_VERL),
+        ("entropy_coef", r"entropy_coeff\b"),
+        ("x", ", ".join(asdict(GTPOConfig()))),
+        *((key, "plugin for verl .*remove") for key in OF_VERL),
     ],
 )
 def test_an_unknown_key_gives_the_nearest_one_or_all_and_one_of_verls_the_remedy(key, hint):
-    assert OF_VERL == ["allow_changed_advantages", "base", "dump_dir", "dump_freq", "entropy_from"]
-    with pytest.raises(ValueError, match=rf"^algorithm\.gtpo\.{key}=1: unknown key; {hint}"):
+    with pytest.raises(ValueError, match=rf"^algorithm\.gtpo\.{key}=1: unknown key; .*{hint}"):
         GTPOConfig.from_config(OmegaConf.create({"adv_estimator": "gtpo", "gtpo": {key: 1}}))
+
+
+def test_these_keys_are_the_plugins_alone():
+    assert OF_VERL == ["allow_changed_advantages", "base", "dump_dir", "dump_freq", "entropy_from"]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_an_unknown_key_gives_the_nearest_one_or_all_and_one_of_verls_the_remedy
 )
 def test_a_symbol_of_the_paper_gives_the_keys_that_set_it(symbol, keys):
     assert set(keys) <= asdict(GTPOConfig()).keys()
-    with pytest.raises(ValueError, match=rf"{symbol}=1: unknown key; did you mean .*{'.*'.join(keys)}"):
+    with pytest.raises(ValueError, match=rf"^algorithm\.gtpo\.{symbol}=1: unknown key; .*{'.*'.join(keys)}"):
         GTPOConfig.from_config({"gtpo": {symbol: 1}})
 
 
@@ -105,7 +105,7 @@ def test_every_unknown_key_is_named():
 
 @pytest.mark.parametrize("value", [0.1, "gtpo", [1], True, False])
 def test_a_value_in_place_of_the_section_is_refused(value):
-    with pytest.raises(ValueError, match=rf"^algorithm\.gtpo={re.escape(repr(value))} is no mapping: set one of"):
+    with pytest.raises(ValueError, match=rf"^algorithm\.gtpo={re.escape(repr(value))} is no mapping: .*entropy_coeff"):
         GTPOConfig.from_config({"gtpo": value})
 
 
@@ -133,12 +133,11 @@ def test_filter_is_active_iff_the_initial_entropy_is_low(completion_filter, init
 
 
 def test_auto_without_an_initial_entropy_says_what_to_do():
-    with pytest.raises(ValueError) as raised:
+    with pytest.raises(ValueError, match=r"^algorithm\.gtpo\.completion_filter='auto' .*None") as raised:
         GTPOConfig().filter_is_active(None)
-    assert str(raised.value) == (
-        "algorithm.gtpo.completion_filter='auto' needs the initial entropy, which is None: measure it and set "
-        "algorithm.gtpo.initial_entropy (nats per token), or set completion_filter to always or never"
-    )
+    _, _, remedy = str(raised.value).partition(": ")
+    assert "algorithm.gtpo.initial_entropy (nats per token)" in remedy
+    assert remedy.endswith("always or never")
 
 
 def test_an_initial_entropy_of_0_is_one():

@@ -101,11 +101,11 @@ def test_a_run_begins_and_ends_at_any_place_of_a_block(at):
     assert (found.prefix_len.tolist(), found.suffix_len.tolist()) == ([1, 1], [1, 1])
 
 
-def test_a_token_of_any_id_is_a_token_and_no_padding():
+@pytest.mark.parametrize("token", [-1, PAD, 2**40])
+def test_a_token_of_any_id_is_a_token_and_no_padding(token):
     """The second completion has ended where the first has its last token."""
-    for token in (-1, PAD, 2**40):
-        assert masks_of([[7, token], [7]], [1.0, -1.0], "aa") == ["10", "1"]
-        assert masks_of([[7, token], [7, token]], [1.0, -1.0], "aa") == ["11", "11"]
+    assert masks_of([[7, token], [7]], [1.0, -1.0], "aa") == ["10", "1"]
+    assert masks_of([[7, token], [7, token]], [1.0, -1.0], "aa") == ["11", "11"]
 
 
 def test_tool_output_inside_a_response_shifts_nothing():
@@ -213,13 +213,17 @@ def test_long_responses_of_large_groups_fit_in_memory():
     assert torch.equal(mask, expected)
 
 
-def test_unknown_span_and_wrong_sizes_are_errors():
+@pytest.mark.parametrize(
+    ("advantages", "index", "options", "message"),
+    [
+        (torch.tensor([1.0, -1.0]), "aa", ["trailing"], "conflict_span='trailing' .* leading, first, all, none$"),
+        (torch.tensor([1.0, -1.0]), "aa", ["leading", "upward"], "conflict_masks='upward' .* both, forward, backward$"),
+        (torch.tensor([1.0, -1.0]), "a", [], "^index .*1 uids .*2 rows"),
+        (torch.ones(2, 3), "aa", [], r"^advantages has shape \(2, 3\): .* \(2,\)$"),
+    ],
+    ids=["span", "masks", "uids", "advantages"],
+)
+def test_unknown_span_and_wrong_sizes_are_errors(advantages, index, options, message):
     tokens, mask = torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3)
-    with pytest.raises(ValueError, match=r"conflict_span='trailing' is not one of leading, first, all, none$"):
-        compute_conflict_mask(tokens, mask, torch.tensor([1.0, -1.0]), "aa", "trailing")
-    with pytest.raises(ValueError, match=r"conflict_masks='upward' is not one of both, forward, backward$"):
-        compute_conflict_mask(tokens, mask, torch.tensor([1.0, -1.0]), "aa", "leading", "upward")
-    with pytest.raises(ValueError, match="one uid per row"):
-        compute_conflict_mask(tokens, mask, torch.tensor([1.0, -1.0]), "a")
-    with pytest.raises(ValueError, match=r"give one per completion, \(2,\)$"):
-        compute_conflict_mask(tokens, mask, torch.ones(2, 3), "aa")
+    with pytest.raises(ValueError, match=message):
+        compute_conflict_mask(tokens, mask, advantages, index, *options)

@@ -156,19 +156,20 @@ def test_metrics_of_lambda_are_those_of_the_weights():
 
 
 @pytest.mark.parametrize(
-    ("weights", "said"),
+    ("weights", "message"),
     [
-        (None, r"returned NoneType: it must return a tensor of floats, \(2, 3\)"),
-        (torch.ones(2, 3, dtype=torch.bool), r"returned torch.bool \(2, 3\): it must return floats"),
-        (torch.ones(2, 3, dtype=torch.int64), r"returned torch.int64 \(2, 3\): it must return floats"),
-        (torch.ones(2), r"returned torch.float32 \(2,\): it must return floats, \(2, 3\)"),
-        (torch.tensor([[1, torch.nan, 1], [1, 1, 0]]), r"gives token 1 of row 0 \(uid p\) the weight nan"),
-        (torch.tensor([[1, 1, 1], [1, 1, 0.5]]), r"gives token 2 of row 1 \(uid q\) the weight 0\.5.*is not the"),
+        (None, r"NoneType: .*floats, \(2, 3\)"),
+        (torch.ones(2, 3, dtype=torch.bool), r"torch\.bool \(2, 3\): .*floats"),
+        (torch.ones(2, 3, dtype=torch.int64), r"torch\.int64 \(2, 3\): .*floats"),
+        (torch.ones(2), r"torch\.float32 \(2,\): .*floats, \(2, 3\)"),
+        (torch.tensor([[1, torch.nan, 1], [1, 1, 0]]), r"token 1 .*row 0 \(uid p\) .*weight nan"),
+        (torch.tensor([[1, 1, 1], [1, 1, 0.5]]), r"token 2 .*row 1 \(uid q\) .*weight 0\.5.*is not"),
     ],
+    ids=["none", "bool", "int64", "one a row", "nan", "off the mask"],
 )
-def test_weights_of_another_kind_shape_or_owner_are_refused(weights, said):
+def test_weights_of_another_kind_shape_or_owner_are_refused(weights, message):
     completions = Completions(torch.tensor([[1, 1, 1], [1, 1, 0]]), "pq")
-    with pytest.raises(ValueError, match=rf"^the key {said}"):
+    with pytest.raises(ValueError, match=rf"^the key .*{message}"):
         compute_own_weights(lambda: weights, {}, completions, "the key")
 
 
@@ -180,7 +181,7 @@ def test_off_the_mask_0_and_1_become_0(off_the_mask):
 
 
 def test_a_field_that_the_caller_has_not_is_named():
-    with pytest.raises(ValueError, match="^token_weights asks for old_log_probs, which is not given here"):
+    with pytest.raises(ValueError, match="^token_weights asks for old_log_probs,"):
         compute_gtpo(
             **batch(),
             group_ids="pppq",
@@ -195,9 +196,9 @@ def test_a_field_that_the_caller_has_not_is_named():
     [
         ("pkg://no_such_module.rule", "No module named 'no_such_module'"),
         ("pkg://math.no_such_function", "no attribute 'no_such_function'"),
-        ("pkg://math.pi", "is not a callable"),
-        ("pkg://json.dumps", "its argument obj is no field of a batch"),
-        ("pkg://fails_to_load.rule", "name 'missing' is not defined"),
+        ("pkg://math.pi", "not a callable"),
+        ("pkg://json.dumps", "argument obj "),
+        ("pkg://fails_to_load.rule", "'missing' is not defined"),
         ("pkg://rule", "."),
         ("pkg://", "."),
         ("my_rules.rule", "no pkg://"),
@@ -206,9 +207,7 @@ def test_a_field_that_the_caller_has_not_is_named():
 def test_a_function_that_is_not_there_is_named_at_the_start(name, why, tmp_path, monkeypatch):
     (tmp_path / "fails_to_load.py").write_text("missing")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(
-        ValueError, match=rf"^algorithm\.gtpo\.token_weights={name}: .*{why}.*; give pkg://module\.func"
-    ):
+    with pytest.raises(ValueError, match=rf"^algorithm\.gtpo\.token_weights={name}: .*{why}.*; .*pkg://module\.func"):
         GTPOConfig(token_weights=name)
 
 
@@ -326,7 +325,7 @@ def test_every_example_is_named_on_the_page():
     assert len(names) == 3 and all(f"`{name}`" in page for name in names)
     sys.path.insert(0, str(EXAMPLES))
     try:
-        for name in names:
-            assert set(fields_of(load_function(f"pkg://token_weights.{name}", "example"))) <= set(FIELDS)
+        rules = [load_function(f"pkg://token_weights.{name}", "example") for name in names]
+        assert all(set(fields_of(rule)) <= set(FIELDS) for rule in rules)
     finally:
         sys.path.remove(str(EXAMPLES))
