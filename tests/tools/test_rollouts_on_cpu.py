@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import tracemalloc
 
@@ -29,20 +30,44 @@ def refusal(capsys, folder, *options):
     return line
 
 
-def test_what_is_no_dump_is_an_error_with_a_remedy(dump, tmp_path, capsys):
+def test_an_empty_folder_leads_to_the_key_that_writes_a_dump(tmp_path, capsys):
     assert "+algorithm.gtpo.dump_dir=DIR" in refusal(capsys, tmp_path)
+
+
+def test_dumps_of_several_runs_are_not_mixed(dump, tmp_path, capsys):
     shutil.copytree(dump, tmp_path / "a")
     shutil.copytree(dump, tmp_path / "b")
-    assert "several runs" in refusal(capsys, tmp_path)
-    assert "--tokenizer" in refusal(capsys, tmp_path / "a", "--tokenizer", tmp_path / "none")
+    line = refusal(capsys, tmp_path)
+    assert "several runs" in line and str(tmp_path / "a") in line and str(tmp_path / "b") in line
+
+
+def test_a_tokenizer_that_is_not_there_is_named(dump, tmp_path, capsys):
+    shutil.copytree(dump, tmp_path / "a")
+    line = refusal(capsys, tmp_path / "a", "--tokenizer", tmp_path / "none")
+    assert f"no tokenizer {tmp_path / 'none'} " in line and "--tokenizer" in line
+
+
+def test_rollouts_which_are_text_need_a_tokenizer(tmp_path, capsys):
     write_rollouts(tmp_path / "rollouts", {1: STEPS[1][:2]})
-    assert "name the run's tokenizer with --tokenizer" in refusal(capsys, tmp_path / "rollouts")
-    header = json.loads((tmp_path / "b/gtpo_dump.json").read_text())
-    (tmp_path / "b/gtpo_dump.json").write_text(json.dumps(header | {"schema_version": 99}))
-    assert "schema_version 99" in refusal(capsys, tmp_path / "b")
-    for damaged in ({"gtpo": 1}, {"tokenizer": 7}, {"initial_entropy": float("nan")}):
-        (tmp_path / "b/gtpo_dump.json").write_text(json.dumps(header | damaged))
-        assert "gtpo_dump.json is corrupt" in refusal(capsys, tmp_path / "b")
+    line = refusal(capsys, tmp_path / "rollouts")
+    assert f"{tmp_path / 'rollouts'} has verl's" in line and line.endswith("--tokenizer")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"schema_version": 99}, "gtpo_dump.json has schema_version 99"),
+        ({"gtpo": 1}, "gtpo_dump.json is corrupt"),
+        ({"tokenizer": 7}, "gtpo_dump.json is corrupt"),
+        ({"initial_entropy": float("nan")}, "gtpo_dump.json is corrupt"),
+    ],
+    ids=["schema_version", "gtpo", "tokenizer", "initial_entropy"],
+)
+def test_a_header_of_another_version_or_of_wrong_fields_is_named(dump, tmp_path, capsys, changed, message):
+    shutil.copytree(dump, tmp_path / "a")
+    header = json.loads((tmp_path / "a/gtpo_dump.json").read_text())
+    (tmp_path / "a/gtpo_dump.json").write_text(json.dumps(header | changed))
+    assert message in refusal(capsys, tmp_path / "a")
 
 
 def test_a_folder_is_no_file_for_the_page(dump, tmp_path, capsys):
@@ -59,7 +84,7 @@ def test_a_dump_is_read_without_torch_and_what_a_text_needs_is_named(tmp_path, t
     assert "steps 11" in run_python(view, *own, "-o", tmp_path / "view.html").stdout
     write_rollouts(tmp_path / "rollouts", {1: STEPS[1][:2]})
     failed = run_python(view, tmp_path / "rollouts", "--tokenizer", tokenizer, "-o", "-", status=2)
-    assert "no package torch here: pip install '.[rollouts]'" in failed.stderr
+    assert "no package torch" in failed.stderr and "pip install '.[rollouts]'" in failed.stderr
     code = SLIM + (
         "from pathlib import Path; from gtpo_verl.tools.diagnose.rollout_stats import read_rollouts\n"
         "print(len(read_rollouts(Path(sys.argv[1]), sys.argv[1], None).steps))"
@@ -109,7 +134,7 @@ def test_a_completion_of_wrong_fields_is_named_by_its_line(dump, tmp_path, capsy
         del completion[field]
     (tmp_path / "step_000001.jsonl").write_text(f"{first}\n{json.dumps(completion)}\n")
     line = refusal(capsys, tmp_path)
-    assert "step_000001.jsonl:2 is not a line of a token dump" in line and len(line) < 500
+    assert "step_000001.jsonl:2 is not" in line and "token dump" in line and len(line) < 500
 
 
 @pytest.mark.parametrize("text", [b"", b"[1]\n", b"7\n", b"\n", b"\xff\xfe\0\n", b"[" * 100_000, b'{"step": 1, "ui'])
@@ -151,9 +176,8 @@ def test_rollouts_of_both_trainers_are_grouped(tmp_path, tokenizer):
     (tmp_path / "9.jsonl").write_text("".join(json.dumps(row) + "\n" for row in legacy))
     completions = read_rollouts(tmp_path, tokenizer)
     assert [x["step"] for x in completions] == [9] * 4 + [10] * 4
-    for found in (completions[:4], completions[4:]):
-        assert [x["uid"] for x in found] == ["a", "a", "b", "b"]
-        assert [round(x["group_advantage"], 3) for x in found] == [0.707, -0.707, -0.707, 0.707]
+    assert [x["uid"] for x in completions] == ["a", "a", "b", "b"] * 2
+    assert [round(x["group_advantage"], 3) for x in completions] == [0.707, -0.707, -0.707, 0.707] * 2
 
 
 def write_trl(folder, step, rows):
@@ -200,8 +224,8 @@ def test_a_of_weighted_rewards_is_left_as_it_is(tmp_path, tokenizer):
 def test_rollouts_of_several_runs_are_not_mixed(tmp_path, tokenizer, capsys):
     for run in ("a", "b"):
         write_trl(tmp_path / run, 1, [(GOOD, 1.0, 0.5, 0.25), (BAD, 0.0, 0.5, -0.25)])
-    said = refusal(capsys, tmp_path, "--tokenizer", tokenizer)
-    assert f"has rollouts of several runs: give one of {tmp_path / 'a'}, {tmp_path / 'b'}" in said
+    line = refusal(capsys, tmp_path, "--tokenizer", tokenizer)
+    assert f"{tmp_path} has rollouts" in line and line.endswith(f" {tmp_path / 'a'}, {tmp_path / 'b'}")
 
 
 @pytest.mark.parametrize("damage", ["no parquet", "no text"])
@@ -252,7 +276,7 @@ def test_of_a_large_step_of_a_dump_its_first_whole_groups_are_read(dump, tmp_pat
     path.write_text("".join(lines))
     monkeypatch.setattr(rollouts, "_DUMP_BYTES", sum(map(len, lines[:2])))
     assert [row["uid"] for row in read_step(path, tokenizer)] == [first["uid"]] * 2
-    assert f"{path}: the first 2 completions, for size" in capsys.readouterr().err
+    assert f"{path}: the first 2 completions" in capsys.readouterr().err
     monkeypatch.setattr(rollouts, "_DUMP_BYTES", 10)
     assert len(read_step(path, tokenizer)) == 1  # of a first group that is as large, its beginning
 
@@ -267,7 +291,7 @@ def test_a_line_that_does_not_end_is_named(tmp_path, tokenizer, monkeypatch, cap
     monkeypatch.setattr(dumps, "_LINE", 1 << 10)
     row = {"input": "q", "output": "o" * (1 << 11), "score": 1}
     (tmp_path / "1.jsonl").write_text(json.dumps(row) + "\n")
-    assert "1.jsonl:1 is not a line of a rollout file" in refusal(capsys, tmp_path, "--tokenizer", tokenizer)
+    assert f"{tmp_path / '1.jsonl'}:1 is not" in refusal(capsys, tmp_path, "--tokenizer", tokenizer)
 
 
 def test_a_large_step_shows_its_first_groups_and_says_so(tmp_path, tokenizer, monkeypatch, capsys):
@@ -275,7 +299,7 @@ def test_a_large_step_shows_its_first_groups_and_says_so(tmp_path, tokenizer, mo
     (tmp_path / "1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr(rollouts, "_TEXT_BYTES", 5 * len(GOOD))
     assert [x["uid"] for x in read_rollouts(tmp_path, tokenizer)] == ["0", "0", "1", "1", "2", "2"]
-    assert "1.jsonl: the first 3 of 9 groups, for size" in capsys.readouterr().err
+    assert "1.jsonl: the first 3 of 9" in capsys.readouterr().err
 
 
 def test_steps_are_thinned_out_evenly_to_a_size(tmp_path):
@@ -297,13 +321,14 @@ def test_a_file_that_verl_is_still_writing_is_left_out(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("[1]", "1.jsonl:2 is not a line of a rollout file of verl"),
-        ('{"input": "q", "output": "o"}', "1.jsonl:2 is not a line of a rollout file of verl (KeyError('score'))"),
-        ('{"input": "q", "output": 1, "score": 0}', "input, output or uid is not text"),
-        ('{"input": "q", "output": "o", "score": NaN}', "score is nan"),
-        ('{"input": "other", "output": "o", "score": 0}', "one completion per prompt"),
+        ("[1]", r"1\.jsonl:2 is not "),
+        ('{"input": "q", "output": "o"}', r"1\.jsonl:2 is not .*KeyError\('score'\)"),
+        ('{"input": "q", "output": 1, "score": 0}', r"1\.jsonl:2 is not .*output .*not text"),
+        ('{"input": "q", "output": "o", "score": NaN}', r"1\.jsonl:2 is not .*score is nan"),
+        ('{"input": "other", "output": "o", "score": 0}', r"1\.jsonl has one completion"),
     ],
+    ids=["no object", "no score", "a number", "nan", "no groups"],
 )
 def test_a_file_that_is_no_rollout_is_named(tmp_path, tokenizer, capsys, line, message):
     (tmp_path / "1.jsonl").write_text('{"input": "q", "output": "o", "score": 1}\n' + line + "\n")
-    assert message in refusal(capsys, tmp_path, "--tokenizer", tokenizer)
+    assert re.search(message, refusal(capsys, tmp_path, "--tokenizer", tokenizer))

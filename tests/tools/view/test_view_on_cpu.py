@@ -12,7 +12,7 @@ from gtpo_verl.tools import view
 def test_the_demo_needs_numpy_and_nothing_else(tmp_path):
     code = "import sys; sys.modules.update(dict.fromkeys(('verl', 'torch', 'transformers', 'tokenizers')))\n"
     code += "from gtpo_verl.cli import main; sys.exit(main())"
-    assert "open it in a browser" in run_python(code, "view", "--demo", "-o", tmp_path / "view.html").stdout
+    assert str(tmp_path / "view.html") in run_python(code, "view", "--demo", "-o", tmp_path / "view.html").stdout
     assert (tmp_path / "view.html").stat().st_size < 1_000_000
 
 
