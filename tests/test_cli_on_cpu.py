@@ -74,8 +74,8 @@ def test_nothing_that_a_command_prints_steers_the_terminal(capsys, monkeypatch):
     assert cli.main(["print"], commands={"print": (command.__name__, "prints")}) == 0
     captured = capsys.readouterr()
     assert "λ\tend" in captured.out and r"\x1b]52;c;cm0=\x07" in captured.out
-    for text in (captured.out, captured.err.replace("\r", "")):
-        assert all(character.isprintable() or character in "\n\t" for character in text)
+    printed = captured.out + captured.err.replace("\r", "")
+    assert all(character.isprintable() or character in "\n\t" for character in printed)
 
 
 def test_a_logs_name_is_spelt_out(tmp_path, capsys):
@@ -96,11 +96,15 @@ def test_a_path_that_does_not_do_is_one_line_with_what_to_give(arguments, capsys
 def test_an_unknown_option_leads_to_its_commands_help(capsys):
     with pytest.raises(SystemExit):
         cli.main(["diagnose", "train.log", "--rollout", "x"])
-    said = "gtpo-verl diagnose: unrecognized arguments: --rollout x; see gtpo-verl diagnose --help\n"
-    assert capsys.readouterr().err == said
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("gtpo-verl diagnose: ") and "--rollout x; " in line
+    assert line.endswith(" gtpo-verl diagnose --help")
+
+
+def test_an_option_before_the_command_leads_to_the_help_of_all(capsys):
     with pytest.raises(SystemExit):
         cli.main(["--rollout", "diagnose", "train.log"])
-    assert capsys.readouterr().err.endswith("; see gtpo-verl --help\n")
+    assert capsys.readouterr().err.endswith(" gtpo-verl --help\n")
 
 
 def test_the_versions_are_those_that_a_bug_report_wants(capsys):
@@ -256,9 +260,8 @@ def test_a_record_that_is_none_is_named_and_kept(broken, command, record, text, 
     prog, main = COMMANDS[command.split()[0]]
     assert main(command.split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert (
-        line.startswith(f"{prog} {command.split()[0]}: ") and record in line and line.endswith(": restore or remove it")
-    )
+    assert line.startswith(f"{prog} {command.split()[0]}: ") and record in line
+    assert line.endswith(": restore or remove it")
     assert (broken / "held" / record).read_text() == text
     assert not (broken / "out").exists() and [path.name for path in (broken / "figures").iterdir()] == ["kept"]
 
@@ -272,9 +275,8 @@ def test_what_a_file_is_called_does_not_steer_the_terminal(broken, capsys):
 def test_a_data_source_that_would_break_the_table_is_an_error(broken, capsys):
     (broken / "dump.jsonl").write_text('{"input": "q", "output": "a", "acc": 1, "data_source": "a\\n| b |"}\n')
     assert clones.main(["evaluate", "dump.jsonl"]) == 2
-    assert (
-        r"dump.jsonl:1 is not a line of a validation dump of verl (data_source is 'a\n| b |'" in capsys.readouterr().err
-    )
+    err = capsys.readouterr().err
+    assert "dump.jsonl:1 is not" in err and r"(data_source is 'a\n| b |'" in err
 
 
 def test_a_wrong_model_is_named(broken, capsys):

@@ -74,23 +74,39 @@ def test_every_test_that_is_named_exists(document):
 PROGRAMS = {"gtpo-verl": cli, "python3 -m recipes": clones}
 
 
-@each_document
-def test_every_command_exists_and_has_the_options_that_are_given(document, capsys):
+def commands(document):
+    """The commands of ours that a document gives, as program and words."""
     lines = "\n".join(blocks(document)).replace("\\\n", " ").splitlines()
-    inline = re.findall(r"`((?:gtpo-verl|python3 -m recipes) [^`\n]+)`", document.read_text())
-    for line in [*lines, *inline]:
+    lines += re.findall(r"`((?:gtpo-verl|python3 -m recipes) [^`\n]+)`", document.read_text())
+    for line in lines:
         line = re.sub(r"^(?:[A-Z_]+=\S+ )*", "", line)
-        prog = next((name for name in PROGRAMS if line.startswith(f"{name} ")), None)
-        if prog is None:
-            continue
-        words = shlex.split(line.removeprefix(prog), comments=True)
-        if words[0].startswith("-"):
-            continue
-        with pytest.raises(SystemExit):
-            PROGRAMS[prog].main([words[0], "--help"])
-        usage, own = capsys.readouterr().out, words[: words.index("--") if "--" in words else None]
-        openrlhfs = words[0] == "openrlhf"
-        assert usage and (openrlhfs or [x for x in own if x.startswith("--") and x not in usage] == []), line
+        for program in PROGRAMS:
+            if line.startswith(f"{program} "):
+                words = shlex.split(line.removeprefix(program), comments=True)
+                if not words[0].startswith("-"):
+                    yield program, words
+
+
+COMMANDS = [
+    pytest.param(program, words, id=f"{document.relative_to(ROOT)}: {' '.join([program, *words])[:80]}")
+    for document in DOCUMENTS
+    for program, words in commands(document)
+]
+
+
+def test_the_documents_have_commands():
+    assert len(COMMANDS) > 30
+
+
+@pytest.mark.parametrize(("program", "words"), COMMANDS)
+def test_every_command_exists_and_has_the_options_that_are_given(program, words, capsys):
+    with pytest.raises(SystemExit):
+        PROGRAMS[program].main([words[0], "--help"])
+    usage = capsys.readouterr().out
+    own = words[: words.index("--") if "--" in words else None]
+    assert usage
+    if words[0] != "openrlhf":  # whose options are OpenRLHF's
+        assert [word for word in own if word.startswith("--") and word not in usage] == []
 
 
 def test_what_this_is_is_said_once_in_one_sentence():

@@ -51,7 +51,7 @@ def test_the_wheel_names_no_file_that_it_has_not(wheel):
 
 
 def test_the_wheel_checks_a_command_and_computes_gtpo(wheel):
-    assert "GTPO is installed and hooked into verl" in in_the_wheel(wheel, COMMAND, "check")
+    assert "GTPO is installed" in in_the_wheel(wheel, COMMAND, "check")
     code = """
 import verl
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
@@ -60,12 +60,13 @@ print(get_adv_estimator_fn("gtpo").__module__, gtpo_verl.__file__)
 one = dict(token_level_rewards=torch.eye(2), response_mask=torch.ones(2, 2), index=[0, 0], entropy=torch.zeros(2, 2))
 print(gtpo_verl.compute_gtpo_outcome_advantage(responses=torch.ones(2, 2, dtype=int), initial_entropy=0.1, **one)[0])
 """
-    said = in_the_wheel(wheel, code)
-    assert f"gtpo_verl.verl_plugin.state {wheel}" in said and "tensor" in said
+    printed = in_the_wheel(wheel, code)
+    assert f"gtpo_verl.verl_plugin.state {wheel}" in printed and "tensor" in printed
 
 
 def test_the_wheel_shows_a_run_and_diagnoses_one(wheel, tmp_path):
-    assert "open it in a browser" in in_the_wheel(wheel, COMMAND, "view", "--demo", "-o", tmp_path / "view.html")
+    page = tmp_path / "view.html"
+    assert str(page) in in_the_wheel(wheel, COMMAND, "view", "--demo", "-o", page) and page.stat().st_size > 0
     log = ROOT / "studies/results/verl/letter_counting/gtpo-lr0.0001-seed1.jsonl.gz"
     assert "HEALTHY" in in_the_wheel(wheel, COMMAND, "diagnose", log)
 
