@@ -288,13 +288,15 @@ def _rows_of_parts(history: History) -> list[Row]:
 def _move(row: Row, history: History) -> Move | None:
     """Return how far a number went the way that is worse; None if that is not far."""
     series = history[row.number]
-    if len(series) < 4 or not _is_far(row, history, min(series.values), max(series.values)):
+    if len(series) < 4 or not _is_far(row, history, series.sums().lowest, series.sums().highest):
         return None  # most numbers, at little cost
-    levels = series.levels()
+    window = series.window()
+    first, last = series.ends(window)
     is_up = row.worse == "up"
-    change = levels.last - levels.first if is_up else levels.first - levels.last
-    if change <= levels.chance or not _is_far(row, history, levels.first, levels.last):
+    change = last - first if is_up else first - last
+    if change <= series.chance(window) or not _is_far(row, history, first, last):
         return None
+    levels = series.levels(window)
     return Move(
         row=row,
         first=levels.first,

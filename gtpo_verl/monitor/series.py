@@ -5,7 +5,7 @@ A level is a mean over several steps. Everything is computed from the values whe
 
 import math
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from itertools import accumulate, islice
 from operator import mul, sub
@@ -45,16 +45,34 @@ class Levels(NamedTuple):
     chance: float
 
 
-class Sums(NamedTuple):
+class Sums:
     """Running sums over a series: of its values, of the squares of their differences, and the largest difference.
 
-    `totals[n]` is over the first n values, `squares[n]` and `largest[n]`, the one furthest from 0, over the n + 1
-    differences between the first n + 2.
+    `totals[n]` is over its first n values, `squares[n]` and `largest[n]`, the one furthest from 0, over the first n
+    differences; `lowest` and `highest` are the extremes of all values.
     """
 
-    totals: list[float]
-    squares: list[float]
-    largest: list[float]
+    def __init__(self) -> None:
+        self.totals = array("d", [0.0])
+        self.squares = array("d", [0.0])
+        self.largest = array("d", [0.0])
+        self.lowest = math.inf
+        self.highest = -math.inf
+
+    def extend(self, values: array) -> None:
+        """Take those of the values that are new."""
+        first = len(self.totals) - 1
+        if first == len(values):
+            return
+        new = values[first:]
+        later = values[max(first, 1) :]
+        earlier = values[max(first, 1) - 1 :]
+        differences = list(map(sub, later, earlier))
+        self.totals.extend(accumulate(new, initial=self.totals.pop()))
+        self.squares.extend(accumulate(map(mul, differences, differences), initial=self.squares.pop()))
+        self.largest.extend(accumulate(differences, _larger, initial=self.largest.pop()))
+        self.lowest = min(self.lowest, min(new))
+        self.highest = max(self.highest, max(new))
 
 
 class Series:
@@ -73,7 +91,7 @@ class Series:
         self.steps = array("q")
         self.values = array("d")
         self.bad_steps = array("q")
-        self._sums: Sums | None = None
+        self._sums = Sums()
 
     def __len__(self) -> int:
         return len(self.values)
@@ -83,7 +101,6 @@ class Series:
         if abs(value) < BEYOND_REASON:
             self.steps.append(step)
             self.values.append(value)
-            self._sums = None
         else:
             self.bad_steps.append(step)
 
@@ -95,6 +112,14 @@ class Series:
         part.values = self.values[place:]
         return part
 
+    def until(self, step: int) -> "Series":
+        """Return the part of it up to a step."""
+        part = Series(self.is_share, self.completions, self.smallest)
+        part.steps = self.steps[: bisect_right(self.steps, step)]
+        part.values = self.values[: len(part.steps)]
+        part.bad_steps = self.bad_steps[: bisect_right(self.bad_steps, step)]
+        return part
+
     def not_finite_since(self) -> int | None:
         """Return the step from which on no value is finite; None if the last one is."""
         last_good = self.steps[-1] if self.steps else -1
@@ -104,14 +129,8 @@ class Series:
         return None
 
     def sums(self) -> Sums:
-        """Return its running sums, which are kept until the next value."""
-        if self._sums is None:
-            differences = list(map(sub, islice(self.values, 1, None), self.values))
-            self._sums = Sums(
-                totals=list(accumulate(self.values, initial=0.0)),
-                squares=list(accumulate(map(mul, differences, differences))),
-                largest=list(accumulate(differences, _larger)),
-            )
+        """Return its running sums, which are kept, and go on with the values since."""
+        self._sums.extend(self.values)
         return self._sums
 
     def noise(self, count: int | None = None) -> float:
@@ -125,9 +144,9 @@ class Series:
         if count < 4:
             return math.inf
         sums = self.sums()
-        jump = sums.largest[count - 2]
+        jump = sums.largest[count - 1]
         trend = (self.values[count - 1] - self.values[0] - jump) / (count - 2)
-        squares = sums.squares[count - 2] - jump**2 - (count - 2) * trend**2
+        squares = sums.squares[count - 1] - jump**2 - (count - 2) * trend**2
         noise = math.sqrt(max(squares, 0.0) / (2 * (count - 3)))
         if self.is_share and self.completions:
             share = min(max(sums.totals[count] / count, 0.0), 1.0)
@@ -161,13 +180,18 @@ class Series:
     def window(self, change: float = TENTH) -> int:
         """Return the smallest of its windows, from the second on, whose levels show a change of such a share of what
         lies between its floor and its highest value; the largest one if none does."""
-        span = 1.0 if self.is_share else max(self.values) - min(0.0, min(self.values))
+        span = 1.0 if self.is_share else self.sums().highest - min(0.0, self.sums().lowest)
         noise = self.noise()
         windows = self.windows()
         for window in windows[1:]:
             if BEYOND_NOISE * noise / math.sqrt(window) <= change * span:
                 return window
         return windows[-1]
+
+    def ends(self, window: int) -> tuple[float, float]:
+        """Return its first and its last level over a window."""
+        totals = self.sums().totals
+        return totals[window] / window, (totals[-1] - totals[-1 - window]) / window
 
     def levels(self, window: int | None = None) -> Levels:
         """Return its levels, of at least one value, over a window, that of `window` if none is given."""
@@ -263,14 +287,24 @@ class History:
                 self.series[name] = Series(name in SHARES, self.completions, smallest)
             self.series[name].add(step, value)
 
+    def until(self, step: int) -> "History":
+        """Return the part of it up to a step."""
+        part = History(self.completions)
+        part.steps = self.steps[: bisect_right(self.steps, step)]
+        for name, series in self.series.items():
+            until = series.until(step)
+            if until.values or until.bad_steps:
+                part.series[name] = until
+        return part
+
     def most(self, name: str) -> float:
         """Return the largest value of a number, 0 if it has none."""
-        return max(self[name].values, default=0.0)
+        return self[name].sums().highest if len(self[name]) else 0.0
 
     def floor(self, name: str) -> float:
         """Return the least that a number can be: 0, or what it was if that is less; the reward also what the lowest
         completion of a usual step has."""
-        floor = min(self[name].values, default=0.0)
+        floor = self[name].sums().lowest
         if name == "reward" and len(self["lowest"]):
             floor = min(floor, median(self["lowest"].values))
         return min(floor, 0.0)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from gtpo_verl.monitor import explain
 from gtpo_verl.monitor.explain import Advice, Move, label
-from gtpo_verl.monitor.series import TENTH, History, Series
+from gtpo_verl.monitor.series import TENTH, WINDOW, History, Series
 
 HEALTHY = "healthy"
 DEGRADED = "degraded"
@@ -51,6 +51,10 @@ MOVED = 48
 """Values from which on a move is a fault beside an outcome that does not rise."""
 AT_FLOOR = 0.1
 """The share of its first level below which a number is at its floor."""
+LOOKED_BACK = 10
+"""Steps between two earlier verdicts, of which the last counts where the steps so far show nothing."""
+LONG = 2500
+"""Steps from which on there are more between two, so that a long run takes no longer."""
 
 
 class Verdict(NamedTuple):
@@ -76,18 +80,57 @@ class Verdict(NamedTuple):
 
 
 def judge(history: History) -> Verdict:
-    """Return the answer of the first question that has one."""
-    questions: list[Callable[[History], Verdict | None]] = [
-        not_finite,
-        nothing_to_learn_from,
-        outcome_fell,
-        unseen_loss,
-    ]
+    """Return the answer of the first question that has one; if it is "cannot tell", that of earlier steps.
+
+    What was decided stays decided until other numbers decide otherwise: noise alone takes no verdict back.
+    """
+    verdict = answer(history)
+    if verdict.word != CANNOT_TELL:
+        return verdict
+    return _answer_before(history) or verdict
+
+
+def answer(history: History) -> Verdict:
+    """Return the answer of the first question that has one, by all steps so far."""
+    return not_finite(history) or _answer_by_finite_numbers(history)
+
+
+def _answer_by_finite_numbers(history: History) -> Verdict:
+    questions: list[Callable[[History], Verdict | None]] = [nothing_to_learn_from, outcome_fell, unseen_loss]
     for question in questions:
         verdict = question(history)
         if verdict is not None:
             return verdict
     return outcome_rose(history)
+
+
+def _answer_before(history: History) -> Verdict | None:
+    """Return the answer at the last tenth step that had one; None if none had.
+
+    A number that was not finite then is finite now, which is no noise. A failure that is no longer seen is none: the
+    run is degraded, by what it lost then; or healthy, if that is back.
+    """
+    between = LOOKED_BACK * (1 + len(history.steps) // LONG)
+    last = (len(history.steps) - 1) // between * between
+    for count in range(last, 0, -between):
+        step = history.steps[count - 1]
+        before = _answer_by_finite_numbers(history.until(step))
+        if before.word != CANNOT_TELL:
+            return _still(history, before, step)
+    return None
+
+
+def _still(history: History, before: Verdict, step: int) -> Verdict:
+    """Return what is left of the verdict at an earlier step, after which nothing was decided."""
+    series = history[before.number]
+    now = series.levels().last
+    if not before.lost:
+        return before._replace(why=f"as of step {step}, {before.why}; {label(before.number)} is {now:.3g} now")
+    best = series.levels(before.window).best
+    if best - now <= TENTH * (best - history.floor(before.number)):
+        why = f"{before.why} by step {step}, and is back at {now:.3g}"
+        return Verdict(HEALTHY, why, before.number, window=series.window())
+    return before._replace(word=DEGRADED, why=f"{before.why} by step {step}; it is {now:.3g} now")
 
 
 def not_finite(history: History) -> Verdict | None:
@@ -129,7 +172,7 @@ def nothing_to_learn_from(history: History) -> Verdict | None:
         return _always(history, "zero_std_groups", equal, explain.EQUAL_REWARDS)
     if can_be_equal and not len(history["zero_std_groups"]) and _is_always_0(history["reward_std"]):
         return _always(history, "reward_std", f"nearly {equal}", explain.EQUAL_REWARDS)
-    if _is_always_0(history["grad_norm"]):
+    if _is_always_0(history["grad_norm"]) and not _equal_rewards_explain_it(history):
         advice = explain.FROZEN if differ else explain.NO_GRADIENT
         why = "the gradient is 0 although rewards differ" if differ else "the gradient is 0"
         return _always(history, "grad_norm", why, advice)
@@ -185,7 +228,7 @@ def outcome_rose(history: History) -> Verdict:
         verdict = _rose(history, name)
         if verdict is not None:
             return verdict
-        if _shows_a_tenth(history, name):
+        if _shows_a_tenth(history, name) and not _may_be_at_ceiling(history, name):
             flat = name
             break
     if not names:
@@ -253,6 +296,16 @@ def _rewards_differ(history: History) -> bool:
     """Return whether rewards are known to differ within groups."""
     equal = history["zero_std_groups"].values
     return min(equal, default=1.0) < 1 or history.most("reward_std") > 0
+
+
+def _equal_rewards_explain_it(history: History) -> bool:
+    """Return whether the gradient is 0 in hardly more steps than groups have equal rewards, as in steps of one group.
+
+    Where all groups have, that is a fault of its own.
+    """
+    equal = history["zero_std_groups"].values
+    gradients = history["grad_norm"].values
+    return bool(equal) and gradients.count(0.0) / len(gradients) < fmean(equal) + TENTH
 
 
 def _is_at_ceiling(history: History) -> bool:
@@ -381,10 +434,24 @@ def _shows_a_tenth(history: History, name: str) -> bool:
     return SEEN * series.error_of_thirds() < TENTH * (first - history.floor(name))
 
 
+def _may_be_at_ceiling(history: History, name: str) -> bool:
+    """Return whether an outcome is near a value that many of its steps share, and none exceeds.
+
+    That may be its ceiling, where none is known.
+    """
+    series = history[name]
+    highest = max(series.values)
+    shared = series.values.count(highest)
+    if history.ceiling(name) < math.inf or not max(WINDOW, TENTH * len(series)) <= shared < len(series):
+        return False
+    floor = history.floor(name)
+    return series.levels().last - floor >= ROOM * (highest - floor)
+
+
 def _moved_far(history: History) -> list[Move]:
     """Return what moved far the way that failing runs go, if each outcome has room to rise."""
     for name in outcomes(history):
-        if history.filled(name, history[name].levels().last) >= ROOM:
+        if history.filled(name, history[name].levels().last) >= ROOM or _may_be_at_ceiling(history, name):
             return []
     found = []
     for move in explain.moves(history):
@@ -405,6 +472,8 @@ def _no_outcome(history: History) -> Verdict:
 def _what_would_tell(history: History, name: str) -> str:
     """Return what would tell more: so many steps that a rise of a tenth shows, or an outcome that is not logged."""
     series = history[name]
+    if _may_be_at_ceiling(history, name):
+        return f"it is healthy if {max(series.values):.3g}, which many steps reach, is the most that it can be"
     third = max(len(series) // 3, 1)
     needed = TENTH * abs(fmean(series.values[:third]) - history.floor(name))
     error = SEEN * series.error_of_thirds()

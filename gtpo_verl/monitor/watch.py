@@ -11,7 +11,7 @@ from gtpo_verl.monitor.verdict import (
     FAILED,
     HALF,
     Verdict,
-    judge,
+    answer,
     not_finite,
     outcome_fell,
     unseen_loss,
@@ -68,7 +68,7 @@ class Watch:
         if len(self.history.steps) % between:
             return []
         alarms = []
-        verdict = judge(self.history)
+        verdict = answer(self.history)  # those of earlier steps were told then
         if verdict.word in (DEGRADED, FAILED) and self._is_new(verdict.number, verdict.word):
             alarms.append(Alarm(self._sentence(verdict), ends=False, is_unseen=False))
         for question in _FAILURES:

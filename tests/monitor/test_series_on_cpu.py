@@ -89,6 +89,17 @@ def test_a_part_begins_at_its_step():
     assert [*series(range(10)).since(8).values] == [7, 8, 9]
 
 
+def test_a_part_ends_with_its_step():
+    whole = series([1.0, 2.0, math.nan, 4.0, math.nan])
+    part = whole.until(4)
+    assert ([*part.steps], [*part.values], [*part.bad_steps]) == ([1, 2, 4], [1.0, 2.0, 4.0], [3])
+    assert (part.is_share, part.smallest) == (whole.is_share, whole.smallest)
+    found = history(6, reward=1.0)
+    found.add(7, {"kl": 0.1})
+    until = found.until(6)
+    assert [*until.steps] == [1, 2, 3, 4, 5, 6] and [*until.series] == ["reward"]
+
+
 def history(steps, **numbers):
     found = History()
     for step in range(1, steps + 1):

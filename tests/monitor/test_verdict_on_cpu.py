@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gtpo_verl.monitor import verdict as rules
 from gtpo_verl.monitor.explain import LABELS
 from gtpo_verl.monitor.series import History
-from gtpo_verl.monitor.verdict import CANNOT_TELL, DEGRADED, FAILED, HEALTHY, judge
+from gtpo_verl.monitor.verdict import CANNOT_TELL, DEGRADED, FAILED, HEALTHY, answer, judge
 
 SOUND = {"entropy": 0.3, "length": 100.0, "grad_norm": 0.5, "kl": 0.01, "loss": 0.1, "terminated": 1.0}
 
@@ -199,6 +200,25 @@ def test_an_outcome_that_stands_still_since_the_entropy_is_at_its_floor_is_degra
     assert judge(run(reward=lambda s: 0.3 + 0.004 * s, highest=1.0, entropy=collapsed)).word == HEALTHY
 
 
+@pytest.mark.parametrize(("equal", "word"), [(0.5, DEGRADED), (0.93, HEALTHY)])
+def test_a_gradient_of_0_wherever_rewards_are_equal_is_no_fault(equal, word):
+    """In steps of one group, of which nearly all have equal rewards, the reward may rise by the others."""
+    curves = {"grad_norm": lambda s: 0.4 if s % 14 == 0 else 0.0, "zero_std_groups": equal}
+    assert judge(run(reward=rising, **curves)).word == word
+
+
+def test_an_outcome_that_many_steps_share_at_its_highest_may_be_at_its_ceiling():
+    at_one = {"reward": lambda s: (0.9, 1.0, 0.85, 0.95, 0.9)[s % 5], "noise": 0}
+    verdict = judge(run(150, **at_one, kl=lambda s: 0.03 if s < 40 else 0.9))
+    assert (verdict.word, verdict.number) == (CANNOT_TELL, "reward") and "healthy if 1" in verdict.why
+    below = at_one | {"reward": lambda s: (0.5, 1.0, 0.45, 0.55, 0.5)[s % 5]}
+    assert judge(run(1500, **below)).advice.sentence.startswith("Read completions")  # it has room to rise
+    rare = at_one | {"reward": lambda s: 1.0 if s % 15 == 0 else (0.9, 0.85, 0.95)[s % 3]}
+    assert judge(run(150, **rare)).word == DEGRADED
+    assert judge(run(150, noise=0, reward=0.9)).word == DEGRADED  # it never was below
+    assert judge(run(150, **at_one, highest=1.5)).word == DEGRADED  # its ceiling is known
+
+
 def test_no_progress_needs_a_hundred_steps_and_that_a_tenth_would_have_been_seen():
     assert judge(run(120, reward=0.5)).advice.sentence.startswith("Read completions: is there anything to learn?")
     assert judge(run(80, reward=0.5)).word == CANNOT_TELL
@@ -241,6 +261,68 @@ def test_flat_accuracies_of_few_completions_are_seldom_healthy_or_failed(steps):
         curve = lambda step, values=accuracies: values[step - 1]  # noqa: E731
         words.append(judge(run(steps, noise=0, completions=8, accuracy=curve)).word)
     assert words.count(HEALTHY) + words.count(FAILED) <= 2
+
+
+# Right answers of 8 a step: .56 in steps 4 to 7, hardly any by step 20, and then some now and then.
+LOST_EARLY = [0, 3, 0, 6, 4, 2, 6, 3, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 3, 0, 0, 0, 0, 1, 1, 0, 0, 5]
+
+
+def of_eighths(counts, **numbers):
+    return run(len(counts), noise=0, completions=8, accuracy=lambda s: counts[s - 1] / 8, **numbers)
+
+
+def test_later_noise_does_not_take_back_that_an_outcome_fell():
+    assert judge(of_eighths(LOST_EARLY[:20])).word == FAILED
+    later = of_eighths(LOST_EARLY)
+    assert answer(later).word == CANNOT_TELL
+    verdict = judge(later)
+    assert (verdict.word, verdict.number, verdict.since) == (DEGRADED, "accuracy", 9)
+    assert "fell from 0.562 to 0 by step 20" in verdict.why and verdict.advice.remedy == "lr"
+
+
+def test_the_last_earlier_step_that_decides_counts():
+    """The last tenth step before these 35 is step 30, which decides nothing."""
+    assert answer(of_eighths(LOST_EARLY[:30])).word == CANNOT_TELL
+    assert judge(of_eighths(LOST_EARLY[:19])).word == answer(of_eighths(LOST_EARLY[:19])).word
+
+
+def test_what_fell_and_is_back_is_healthy():
+    verdict = judge(of_eighths(LOST_EARLY[:20] + [4, 5, 5, 4, 5, 5, 6, 4, 5, 5, 5, 4]))
+    assert (verdict.word, verdict.since, verdict.advice) == (HEALTHY, None, None)
+    assert "by step 20, and is back at 0.6" in verdict.why
+
+
+def test_a_share_of_eos_that_fell_and_is_half_back_is_degraded_still():
+    ended = [8] * 12 + [1] * 8 + [7, 3, 8, 2, 6, 1, 8, 4]
+    verdict = judge(of_eighths([4, 3, 5, 4] * 7, terminated=lambda s: ended[s - 1] / 8))
+    assert (verdict.word, verdict.number) == (DEGRADED, "terminated")
+
+
+def test_a_move_that_was_far_stays_told():
+    """Beside an outcome that does not rise."""
+
+    def kl(step):
+        return 0.9 if 20 <= step <= 50 else 0.02
+
+    curves = {"noise": 0.2, "reward": 0.5, "kl": kl}
+    assert judge(run(50, **curves)).number == "kl"
+    assert answer(run(70, **curves)).word == CANNOT_TELL
+    verdict = judge(run(70, **curves))
+    assert (verdict.word, verdict.number) == (DEGRADED, "kl") and "as of step 60" in verdict.why
+
+
+def test_a_number_that_is_finite_again_is_no_noise():
+    curves = {"noise": 0.2, "reward": 0.5, "loss": lambda s: math.nan if s == 20 else 0.1}
+    assert judge(run(20, **curves)).word == FAILED and judge(run(25, **curves)).word == CANNOT_TELL
+
+
+def test_of_a_long_run_no_more_earlier_steps_are_tried(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        rules, "_answer_by_finite_numbers", lambda history: asked.append(1) or rules.Verdict(CANNOT_TELL, "")
+    )
+    judge(run(10 * rules.LONG, reward=0.5))
+    assert 200 < len(asked) < 300
 
 
 VALUES = st.lists(st.sampled_from([0.0, 1.0, -1.0, 0.3, 20.0, 1e99, math.nan, math.inf]), min_size=1, max_size=3)

@@ -60,6 +60,12 @@ def test_a_run_of_few_completions_a_step_is_ended_later():
     assert ends({"reward": lost}, steps=200, completions=8)[0][0] > 60 + 640 / 8
 
 
+def test_what_was_told_is_not_told_again_where_noise_hides_it():
+    counts = [0, 3, 0, 6, 4, 2, 6, 3, 0, 0, 0, 1, 0, 0, 1, *[0] * 8, 1, 0, 3, 0, 0, 0, 0, 1, 1, 0, 0, 5]
+    found = replay({"accuracy": lambda s: counts[s - 1] / 8}, steps=len(counts), completions=8)
+    assert [step for step, _ in found] == [19]
+
+
 def test_what_else_moved_is_told_with_it():
     (_, alarm), *_ = replay({"reward": lost, "kl": lambda s: 0.02 if s < 55 else 0.9})
     assert "KL".lower() in alarm.sentence.lower() and "reference model" in alarm.sentence
