@@ -1,11 +1,11 @@
 """A log of lines: verl's console, what TRL and OpenRLHF print, JSON lines."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from gtpo_verl.monitor.frameworks import is_metric
-from gtpo_verl.tools.diagnose.entries import Entry, Steps, check_size, is_of_rl, numbers, parse_dict
+from gtpo_verl.tools.diagnose.entries import PRINTED, Entry, Steps, check_size, is_of_rl, numbers, parse_dict
 
 CONFIG_TEXT = 1 << 18
 """Characters before the first metric in which a config is looked for, at most."""
@@ -15,6 +15,7 @@ NO_METRIC = 1 << 28
 _COLOUR = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 _VERL = re.compile(r"\bstep:(\d{1,15}) - (.*)")
 _BAR = re.compile(r"\s*\d+%\|[^|]*\| *(\d{1,15})/\d+ \[")
+_OPENED = re.compile(r"""\{\s*(["'][^{}]*)?$""")
 _PROGRESS = ("num_tokens", "epoch")
 _CONFIG = {  # as verl prints it at its start, or in the command above it
     "limit": r"max_response_length'?\s*[:=]\s*(\d{1,9})",
@@ -52,7 +53,7 @@ class Console:
 
     def read(self, lines: Iterable[str]) -> None:
         """Read lines until they end, or have no metric for too long."""
-        for line in lines:
+        for line in _unwrapped(lines):
             if "%|" in line:
                 bar = _BAR.match(_COLOUR.sub("", line))
                 if bar:
@@ -116,7 +117,8 @@ class Console:
                 self.starts += 1
             self._steps.setdefault(entry.step, {}).update(entry.metrics)
             self._last_step = entry.step
-        check_size(self.name, max(len(self._steps), len(self._printed), 100 * self.starts))
+        steps = max(len(self._steps), len(self._printed), 100 * self.starts)
+        check_size(self.name, steps, len(entry.metrics))
 
     def _take_printed(self, metrics: dict[str, float]) -> None:
         is_evaluation = any(name.startswith("eval") for name in metrics)
@@ -136,6 +138,36 @@ class Console:
                     self.starts += 1
                 break
         self._printed.append(Printed(self._bar, metrics))
+
+
+def _unwrapped(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines, and a dict of metrics that a terminal wrapped at its width as one line."""
+    held: list[str] = []
+    size = 0
+    depth = 0
+    for line in lines:
+        if held and ("{'" in line or '{"' in line):  # the dict before it was never finished
+            yield from held
+            held = []
+        if not held:
+            size = 0
+            depth = 0
+            if "{" not in line or not _OPENED.search(line):
+                yield line
+                continue
+        held.append(line)
+        size += len(line)
+        depth += line.count("{") - line.count("}")
+        if depth <= 0 or size >= PRINTED:
+            yield from _as_one(held)
+            held = []
+    yield from held
+
+
+def _as_one(lines: list[str]) -> list[str]:
+    """Return lines as one, if that has the metrics of a step; else the lines."""
+    text = "".join(line.rstrip("\r\n") for line in lines)
+    return lines if parse_dict(text) is None else [f"{text}\n"]
 
 
 def _verls_entry(line: str) -> Entry | None:

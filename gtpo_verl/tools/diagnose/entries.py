@@ -17,6 +17,8 @@ STEP_COLUMNS = ("training/global_step", "global_step", "step", "_step")
 OF_TOTAL = "global_step/max_steps"
 """What ms-swift calls the step, with the last one behind a slash."""
 MAX_STEPS = 200_000
+MAX_METRICS = 10_000
+"""Metrics of a step, at most."""
 LINE = 1 << 22
 """Characters of a line, at most."""
 PRINTED = 1 << 16
@@ -156,14 +158,17 @@ def collect(name: str, entries: Iterable[Entry]) -> Steps:
     steps: Steps = {}
     for entry in entries:
         if entry.step is not None:
-            steps.setdefault(entry.step, {}).update(entry.metrics)
-            check_size(name, len(steps))
+            of_step = steps.setdefault(entry.step, {})
+            of_step.update(entry.metrics)
+            check_size(name, len(steps), len(of_step))
     return {step: metrics for step, metrics in steps.items() if any(map(is_metric, metrics))}
 
 
-def check_size(name: str, steps: int) -> None:
-    """Raise a ValueError if a log has more steps than a run."""
+def check_size(name: str, steps: int, metrics: int) -> None:
+    """Raise a ValueError if a log has more steps than a run, or a step more metrics than a trainer logs."""
     if steps > MAX_STEPS:
         raise ValueError(
             f"{name} has more than {MAX_STEPS} steps, or starts of a run by the thousand: give a part of it"
         )
+    if metrics > MAX_METRICS:
+        raise ValueError(f"{name} has a step with more than {MAX_METRICS} metrics: give a log with those of training")

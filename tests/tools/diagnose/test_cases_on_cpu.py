@@ -55,6 +55,7 @@ STATUSES = {
     "another-name-of-the-reward/metrics.jsonl": [HEALTHY, BAD_INPUT],
     "back-to-half-of-the-gain/trainer_state.json": [DEGRADED, FAILED],
     "back-to-half-of-the-gain/without-accuracy.json": [DEGRADED, FAILED],
+    "dicts-wrapped-at-80/nohup.out": [FAILED],
     "gradient-norm-explodes/train.log": [DEGRADED, FAILED, CANNOT_TELL],
     "healthy-until-the-second-validation/95-steps.json": [HEALTHY],
     "healthy-until-the-second-validation/trainer_state.json": [HEALTHY],

@@ -86,6 +86,35 @@ def test_printed_dicts_are_read(tmp_path, quoted, bar):
     same(read_log(run_logs.write_printed(tmp_path / "nohup.out", OF_TRL, quoted, bar)), "TRL")
 
 
+def wrap(path, width):
+    """Break the lines as a terminal of this width does."""
+    lines = []
+    for line in path.read_text().splitlines():
+        lines += [line[start : start + width] for start in range(0, max(len(line), 1), width)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("width", [37, 80, 133])
+@pytest.mark.parametrize("bar", [False, True])
+def test_printed_dicts_that_a_terminal_wrapped_are_read(tmp_path, width, bar):
+    path = wrap(run_logs.write_printed(tmp_path / "nohup.out", OF_TRL, False, bar), width)
+    path.write_text("config = {'a':\n 1}\n{'loss': 0.1, 'rew\n" + path.read_text())
+    same(read_log(path), "TRL")
+
+
+def test_json_lines_that_a_terminal_wrapped_are_read(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("\n".join(json.dumps({"step": step, "data": data}) for step, data in EXPECTED.items()))
+    same(read_log(wrap(path, 80)))
+
+
+def test_a_dict_that_is_never_finished_hides_nothing(tmp_path):
+    path = run_logs.write_console(tmp_path / "train.log", RECORDS)
+    path.write_text("{'loss': 0.1,\n" + "a\n" * entries.PRINTED + path.read_text() + "{'loss': 0.1,\n")
+    same(read_log(path))
+
+
 def test_a_number_that_is_printed_as_nan_is_nan(tmp_path):
     path = run_logs.write_printed(tmp_path / "nohup.out", [*OF_TRL, OF_TRL[0] | {"loss": math.nan, "kl": -math.inf}])
     last = read_log(path).steps[13]
@@ -256,6 +285,13 @@ def test_a_file_has_no_more_steps_than_a_run(tmp_path, monkeypatch):
     for write in (run_logs.write_console, run_logs.write_csv):
         with pytest.raises(ValueError, match="has more than 10 steps"):
             read_log(write(tmp_path / "a.log", RECORDS))
+
+
+@pytest.mark.parametrize("write", [run_logs.write_console, run_logs.write_csv, run_logs.write_jsonl])
+def test_a_step_has_no_more_metrics_than_a_trainer_logs(tmp_path, write):
+    many = {f"reward/{number}/mean": 0.5 for number in range(entries.MAX_METRICS)}
+    with pytest.raises(ValueError, match="more than 10000 metrics: give a log"):
+        read_log(write(tmp_path / "a.log", [record | many for record in RECORDS]))
 
 
 def test_a_long_line_and_much_other_text_hide_no_metrics(tmp_path):
