@@ -49,7 +49,8 @@ class Sums:
     """Running sums over a series: of its values, of the squares of their differences, and the largest difference.
 
     `totals[n]` is over its first n values, `squares[n]` and `largest[n]`, the one furthest from 0, over the first n
-    differences; `lowest` and `highest` are the extremes of all values.
+    differences; `lowest` and `highest` are the extremes of all values, and `levels` those asked for since the last
+    value, by their windows.
     """
 
     def __init__(self) -> None:
@@ -58,6 +59,7 @@ class Sums:
         self.largest = array("d", [0.0])
         self.lowest = math.inf
         self.highest = -math.inf
+        self.levels: dict[int, Levels] = {}
 
     def extend(self, values: array) -> None:
         """Take those of the values that are new."""
@@ -73,6 +75,7 @@ class Sums:
         self.largest.extend(accumulate(differences, _larger, initial=self.largest.pop()))
         self.lowest = min(self.lowest, min(new))
         self.highest = max(self.highest, max(new))
+        self.levels = {}
 
 
 class Series:
@@ -196,6 +199,12 @@ class Series:
     def levels(self, window: int | None = None) -> Levels:
         """Return its levels, of at least one value, over a window, that of `window` if none is given."""
         window = window or self.window()
+        sums = self.sums()
+        if window not in sums.levels:
+            sums.levels[window] = self._levels(window)
+        return sums.levels[window]
+
+    def _levels(self, window: int) -> Levels:
         totals = self.sums().totals
         of_windows = list(map(sub, islice(totals, window, None), totals))
         return Levels(
