@@ -154,8 +154,8 @@ def test_a_reward_at_the_mean_of_its_group_has_no_sign(stage, batch, tmp_path):
     batch["rewards"] = torch.tensor([0.1, 0.2, 0.3, 0.2] * GROUPS)
     trainer = Trainer(batch, tmp_path, {"entropy_coeff": 0, "completion_filter": "never"}, **IN_ORDER)
     stage.GTPOStage(trainer, resumed=False)
-    for experience in trainer.compute():
-        assert experience.advantages.any(-1).tolist() == [True, False, True, False]
+    has_sign = [experience.advantages.any(-1).tolist() for experience in trainer.compute()]
+    assert has_sign == [[True, False, True, False]] * len(has_sign) != []
 
 
 def test_rollouts_without_signal_are_told_and_an_empty_filter_ends_the_run(stage, batch, tmp_path, caplog):
@@ -165,10 +165,10 @@ def test_rollouts_without_signal_are_told_and_an_empty_filter_ends_the_run(stage
     stage.GTPOStage(trainer, resumed=False)
     for _ in range(19):
         trainer.compute()
-    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert sum("equal rewards" in message for message in told) == 2
-    assert sum("algo.gtpo.completion_filter=never" in message for message in told) == 1
-    with pytest.raises(ValueError, match="dropped every completion of 20 batches in a row"):
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert sum("equal rewards" in message for message in warnings) == 2
+    assert sum("algo.gtpo.completion_filter=never" in message for message in warnings) == 1
+    with pytest.raises(ValueError, match=r"20 batches.*algo\.gtpo\.completion_filter=never"):
         trainer.compute()
 
 
@@ -184,13 +184,13 @@ def test_initial_entropy_is_that_of_the_first_rollout_and_is_kept(stage, batch, 
     trainer.compute()
     assert made.metrics["gtpo/entropy/initial"] == record.value > made.metrics["gtpo/entropy/mean"]
     assert InitialEntropy.load(tmp_path) == record
-    (told,) = caplog.records
-    assert told.levelname == "WARNING" and told.getMessage().startswith("GTPO completion filter on: ")
-    assert "Other prompts might decide otherwise" in told.getMessage() and "algo.gtpo.init" in told.getMessage()
+    (warning,) = caplog.records
+    assert warning.levelname == "WARNING" and "filter on: " in warning.getMessage()
+    assert "algo.gtpo.initial_entropy" in warning.getMessage()
 
 
 def test_resumed_run_without_its_record_is_an_error(stage, batch, tmp_path):
-    with pytest.raises(ValueError, match="gtpo_initial_entropy.json with its initial entropy is missing"):
+    with pytest.raises(ValueError, match=r"gtpo_initial_entropy\.json .*missing"):
         stage.GTPOStage(Trainer(batch, tmp_path, {}, **IN_ORDER), resumed=True)
 
 
