@@ -188,15 +188,25 @@ def test_an_async_trainers_buffer_drops_stale_groups(store):
     assert metrics["reward/score/mean"] == 1.0
 
 
-def test_a_completion_ends_with_the_tokenizers_token_or_one_of_the_generation_config(tmp_path):
-    tokenizer = build_tokenizer()
-    tokenizer.save_pretrained(tmp_path)
-    model = OmegaConf.create({"path": str(tmp_path)})
-    eos = tokenizer.eos_token_id
-    assert eos_token_ids(model).tolist() == [eos]
-    for more in ([eos + 5, eos + 9], eos + 5):
-        GenerationConfig(eos_token_id=more).save_pretrained(tmp_path)
-        assert eos_token_ids(model).tolist() == [eos, *(more if isinstance(more, list) else [more])]
+OF_TOKENIZER = build_tokenizer().eos_token_id
+
+
+@pytest.mark.parametrize(
+    ("of_generation_config", "ends"),
+    [
+        (None, [OF_TOKENIZER]),
+        ([OF_TOKENIZER + 5, OF_TOKENIZER + 9], [OF_TOKENIZER, OF_TOKENIZER + 5, OF_TOKENIZER + 9]),
+        (OF_TOKENIZER + 5, [OF_TOKENIZER, OF_TOKENIZER + 5]),
+    ],
+    ids=["none", "several", "one"],
+)
+def test_a_completion_ends_with_the_tokenizers_token_or_one_of_the_generation_config(
+    tmp_path, of_generation_config, ends
+):
+    build_tokenizer().save_pretrained(tmp_path)
+    if of_generation_config is not None:
+        GenerationConfig(eos_token_id=of_generation_config).save_pretrained(tmp_path)
+    assert eos_token_ids(OmegaConf.create({"path": str(tmp_path)})).tolist() == ends
 
 
 def test_the_tokenizer_is_the_runs_own_and_no_code_of_its_is_run_unasked(monkeypatch):
