@@ -69,7 +69,7 @@ def test_all_keys_that_hydra_refuses_are_found_at_once():
         ("++data.train_batchsize=4", "did you mean data.train_batch_size?"),
         ("+trainer.savefreq=5", "did you mean trainer.save_freq?"),
         ("+actor_rollout_ref.rollout.temprature=0.9", "did you mean actor_rollout_ref.rollout.temperature?"),
-        ("+actor_rollout_ref.actor.load_weight=True", "verl 0.8.0 was the last to read it: remove it"),
+        ("+actor_rollout_ref.actor.load_weight=True", "verl 0.8.0 was the last"),
         ("++algorithm.rollout_is_threshold=3", "write algorithm.rollout_correction.rollout_is_threshold=3"),
     ],
 )
@@ -82,6 +82,7 @@ def test_a_key_that_plus_adds_to_verls_sections_is_looked_at_as_one_without(word
     key = finding.remedy.partition("mean ")[2].partition("?")[0]
     written = finding.remedy.partition("write ")[2]
     right = [f"{key}={word.partition('=')[2]}"] if key else written.split()
+    assert right or finding.remedy.endswith(": remove it")
     compose(*GTPO, *right)
     assert not intercept._found_in_command
 
@@ -112,12 +113,12 @@ def test_a_key_that_verl_or_somebody_reads_may_be_added(word):
         ("algorithm.rollout_is=token", "algorithm.rollout_correction.rollout_is=sequence"),
     ],
 )
-def test_a_remedy_does_not_write_over_what_is_given_already(old, new):
-    for words in ((old, new), (new, old)):
-        intercept._found_in_command.clear()
-        compose(*GTPO, *words)
-        (finding,) = intercept._found_in_command
-        assert finding.subject == old.partition("=")[0] and finding.remedy.endswith("is given: remove it")
+@pytest.mark.parametrize("is_first", [True, False], ids=["old first", "new first"])
+def test_a_remedy_does_not_write_over_what_is_given_already(old, new, is_first):
+    compose(*GTPO, *([old, new] if is_first else [new, old]))
+    (finding,) = intercept._found_in_command
+    assert finding.subject == old.partition("=")[0]
+    assert f"{new.lstrip('+')} is given" in finding.remedy and finding.remedy.endswith("remove it")
     intercept._found_in_command.clear()
     compose(*GTPO, new)
     assert not intercept._found_in_command
@@ -162,7 +163,7 @@ def test_a_section_that_is_taken_away_ends_in_a_line(words, capsys):
         intercept._judge(None, None, (), {"config": OmegaConf.masked_copy(config, set(config) - {"hydra"})})
     except Ended as ended:
         line, status = ended.args
-    assert status == 1 and line.startswith(("judged: ", "not judged: ")) and "the check itself failed" not in line
+    assert status == 1 and line.startswith(("judged: ", "not judged: ")) and "check itself failed" not in line
 
 
 def test_hydras_folder_is_a_temporary_one(tmp_path, monkeypatch):
@@ -179,14 +180,17 @@ def test_what_hydra_refuses_otherwise_ends_the_run_unjudged():
     assert line.startswith("not judged: ") and "grpo.yaml" in line and status == 1
 
 
+USE_DYNAMIC = "actor_rollout_ref.actor.use_dynamic_bsz"
+
+
 def test_an_empty_variable_of_the_shell_is_named_with_all_else_that_is_wrong(capsys):
-    wrong = ["trainer.nnodes=", "trainer.n_gpus_per_node=eight", "actor_rollout_ref.actor.use_dynamic_bsz=maybe"]
+    wrong = ["trainer.nnodes=", "trainer.n_gpus_per_node=eight", f"{USE_DYNAMIC}=maybe"]
     config = compose(*COMPLETE, *wrong, "actor_rollout_ref.rollout.mode=sync")
     line, status = judge(OmegaConf.masked_copy(config, set(config) - {"hydra"}))
     out = capsys.readouterr().out
-    assert line.startswith("judged: ") and status == 1 and "Rollout mode 'sync' has been removed" in out
-    assert "problem: trainer.nnodes: is '': give a whole number" in out
-    assert "n_gpus_per_node: is 'eight'" in out and "use_dynamic_bsz: is 'maybe'" in out
+    assert line.startswith("judged: ") and status == 1 and "Rollout mode 'sync'" in out
+    for key, value in (("trainer.nnodes", ""), ("trainer.n_gpus_per_node", "eight"), (USE_DYNAMIC, "maybe")):
+        assert f"problem: {key}: is '{value}': give " in out
 
 
 WARNING, PROBLEM = Finding("a", "b", advice="c"), Finding("d", "e", "f")
@@ -256,5 +260,5 @@ def test_a_main_that_ends_or_fails_without_a_judgement_ends_there(main, capfd):
 @pytest.mark.parametrize("value", ["0", "yes", "machine"])
 def test_another_value_of_the_variable_is_named(monkeypatch, value):
     monkeypatch.setenv("GTPO_CHECK", value)
-    with pytest.raises(ValueError, match=f"GTPO_CHECK={value}: must be 1 or settings; to train, unset it"):
+    with pytest.raises(ValueError, match=f"GTPO_CHECK={value}: .*1 or settings; .*unset"):
         intercept.install()

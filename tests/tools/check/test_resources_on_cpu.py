@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,9 +89,9 @@ def test_megatron_is_all_that_verls_engine_imports(findings):
 
 def test_a_driver_that_is_too_old_for_torch_is_a_problem(findings, tmp_path, capsys):
     finding = findings(driver="The NVIDIA driver on your system is too old (found version 12040).\nUpdate")["driver"]
-    assert "cannot use the GPUs" in finding.says and "580 or later for CUDA 13" in finding.remedy
+    assert "12040" in finding.says and "580 or later" in finding.remedy and "CUDA 13" in finding.remedy
     assert clones.main(["smoke", str(tmp_path / "recipe.sh")]) == 2
-    assert "too old (found version 12040)" in capsys.readouterr().err
+    assert "12040" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("gpus", "units", "needed"), [(1, 8, 13), (2, 8, 16), (2, 2, 10)])
@@ -105,8 +106,12 @@ def test_cpus_are_counted_as_ray_will_count_them(findings, gpus, units, needed):
 
 
 def test_more_gpus_than_the_machine_has_are_a_problem(findings):
-    assert findings(gpus=1)["GPUs"].remedy == "set trainer.n_gpus_per_node to at most 1"
-    assert findings(gpus=0)["GPUs"].remedy == "run on a machine with GPUs"
+    remedy = findings(gpus=1)["GPUs"].remedy
+    assert "trainer.n_gpus_per_node" in remedy and remedy.endswith(" 1")
+    assert findings(gpus=0)["GPUs"].remedy.endswith("machine with GPUs")
+
+
+def test_a_run_on_cpus_needs_no_gpu(findings):
     assert "GPUs" not in findings("trainer.device=cpu", gpus=0)
 
 
@@ -138,15 +143,16 @@ def test_a_cluster_is_asked_for_its_nodes_gpus_and_cpus(findings, ray_cluster):
     assert findings(*settings, gpus=0, cpus=1) == {}
     ray_cluster(node, {"CPU": 8.0})
     found = findings(*settings)
-    assert "1 of 2 nodes at auto have 8 GPUs, 2 asked for" in found["Ray cluster"].says
+    assert re.search("1 of 2 nodes at auto .*8 GPUs, 2 asked", found["Ray cluster"].says)
     assert "RAY_AUTH_MODE=disabled" in found["Ray cluster"].remedy
-    assert found["CPUs"].says == "Ray has 40, verl asks for 58" and found["CPUs"].remedy
+    assert re.findall(r"\d+", found["CPUs"].says) == ["40", "58"] and found["CPUs"].remedy
 
 
 def test_a_cluster_that_does_not_answer_is_a_problem(findings, ray_cluster):
     ray_cluster(error=ConnectionError("InvalidAuthToken\nmore"))
     finding = findings("trainer.nnodes=2")["Ray cluster"]
-    assert finding.says == "not reached at auto: InvalidAuthToken more" and "RAY_AUTH_MODE=disabled" in finding.remedy
+    assert finding.says == "not reached at auto: InvalidAuthToken more"  # in one line
+    assert "RAY_AUTH_MODE=disabled" in finding.remedy
 
 
 def test_the_cluster_is_the_one_that_ray_would_join(findings, ray_cluster, monkeypatch):
@@ -155,7 +161,7 @@ def test_the_cluster_is_the_one_that_ray_would_join(findings, ray_cluster, monke
     assert findings(f"{key}=head:6379", "trainer.n_gpus_per_node=8", gpus=0, cpus=1) == {}
     monkeypatch.setattr("ray._private.utils.read_ray_address", lambda folder: "10.0.0.1:6379")  # of a `ray start` here
     says = findings("trainer.n_gpus_per_node=9")["Ray cluster"].says
-    assert says == "0 of 1 nodes at 10.0.0.1:6379 have 9 GPUs, 1 asked for"
+    assert re.match(r"0 of 1 nodes at 10\.0\.0\.1:6379 .*9 GPUs, 1 asked", says)
     ray_cluster(error=ConnectionError("gone"))
     finding = findings()["Ray cluster"]
     assert "not reached at 10.0.0.1:6379" in finding.says and f"++{key}=local" in finding.remedy
@@ -203,11 +209,11 @@ def test_a_vllm_that_refuses_tied_weights_is_named(
 
 
 def test_a_checkpoint_that_is_not_there_is_a_problem_of_this_machine(findings, tmp_path):
-    words = "trainer.resume_mode=resume_path", f"trainer.resume_from_path={tmp_path}/global_step_5"
-    remedies = [finding.remedy for finding in findings(*words).values()]
-    assert any(remedy.startswith(f"{words[1]}: no checkpoint is there") for remedy in remedies)
+    path = f"trainer.resume_from_path={tmp_path}/global_step_5"
+    (finding,) = findings("trainer.resume_mode=resume_path", path).values()
+    assert finding.remedy.startswith(f"{path}: no checkpoint")
     (tmp_path / "global_step_5").mkdir()
-    assert findings(*words) == {} == findings("trainer.resume_mode=auto")
+    assert findings("trainer.resume_mode=resume_path", path) == {} == findings("trainer.resume_mode=auto")
 
 
 def said_of(*overrides):
@@ -220,24 +226,35 @@ def parquet(path, **columns):
     return path
 
 
-def test_what_the_config_names_must_be_there(tmp_path):
-    right = parquet(tmp_path / "right.parquet", prompt=["a"], data_source=["b"], reward_model=["c"])
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("actor_rollout_ref.model.path={folder}/none", "no model"),
+        ("data.train_files={folder}/none.parquet", "no such file"),
+        ("data.val_files={folder}/broken.parquet", "no parquet file"),
+        ("reward.custom_reward_function.path={folder}/none.py", "no such file"),
+        ("actor_rollout_ref.rollout.multi_turn.tool_config_path={folder}/none.yaml", "no such file"),
+        ("actor_rollout_ref.rollout.agent.agent_loop_config_path={folder}/none.yaml", "no such file"),
+    ],
+)
+def test_what_the_config_names_must_be_there(tmp_path, setting, says):
     (tmp_path / "broken.parquet").write_text("no")
-    wrong = {
-        f"actor_rollout_ref.model.path={tmp_path}/none": "no model is there",
-        f"data.train_files={tmp_path}/none.parquet": "no such file",
-        f"data.val_files={tmp_path}/broken.parquet": "no parquet file",
-        f"reward.custom_reward_function.path={tmp_path}/none.py": "no such file",
-        f"actor_rollout_ref.rollout.multi_turn.tool_config_path={tmp_path}/none.yaml": "no such file",
-        f"actor_rollout_ref.rollout.agent.agent_loop_config_path={tmp_path}/none.yaml": "no such file",
-    }
-    found = said_of(*wrong)
-    assert {word: found[word].says for word in wrong} == wrong and all(found[word].remedy for word in wrong)
+    setting = setting.format(folder=tmp_path)
+    finding = said_of(setting)[setting]
+    assert finding.says.startswith(says) and finding.remedy
+
+
+def test_data_with_the_columns_that_are_read_have_no_problem(tmp_path):
+    right = parquet(tmp_path / "right.parquet", prompt=["a"], data_source=["b"], reward_model=["c"])
     found = said_of(f"data.train_files=[{right}]", f"data.val_files={right}")
-    assert not [x for x in found if x.startswith("data.")]
+    assert not [subject for subject in found if subject.startswith("data.")]
+
+
+def test_each_file_of_a_pattern_is_looked_at(tmp_path):
+    parquet(tmp_path / "right.parquet", prompt=["a"], data_source=["b"], reward_model=["c"])
     parquet(tmp_path / "rig.parquet", prompt=["a"], data_source=["b"])
     pattern = f"data.train_files={tmp_path}/rig*.parquet"
-    assert said_of(pattern)[pattern].says.startswith("has no column reward_model")
+    assert "reward_model" in said_of(pattern)[pattern].says.partition(",")[0]
     (tmp_path / "rig.parquet").unlink()
     assert pattern not in said_of(pattern)
 
@@ -245,7 +262,7 @@ def test_what_the_config_names_must_be_there(tmp_path):
 def test_data_without_the_columns_that_are_read_name_those_that_it_has(tmp_path):
     file = parquet(tmp_path / "a.parquet", question=["a"], data_source=["b"])
     found = said_of(f"data.train_files={file}", "data.prompt_key=question")
-    assert found[f"data.train_files={file}"].says == "has no column reward_model, only data_source, question"
+    assert found[f"data.train_files={file}"].says.endswith("no column reward_model, only data_source, question")
     assert found[f"data.train_files={file}"].remedy
     reward = "reward.reward_model.enable=True"
     assert f"data.train_files={file}" not in said_of(f"data.train_files={file}", "data.prompt_key=question", reward)
@@ -254,7 +271,7 @@ def test_data_without_the_columns_that_are_read_name_those_that_it_has(tmp_path)
 def test_a_folder_that_cannot_be_written_to_is_a_problem(monkeypatch):
     monkeypatch.setattr(resources.os, "access", lambda path, mode: mode != os.W_OK)  # root may write everywhere
     folder = "trainer.default_local_dir=/proc/checkpoints"
-    assert "cannot be written to" in said_of(folder)[folder].says
+    assert "/proc cannot be written" in said_of(folder)[folder].says
 
 
 def test_folders_in_which_ray_and_datasets_cannot_write_are_named_with_the_variable_that_moves_them(
@@ -282,13 +299,13 @@ def test_an_engine_that_is_not_installed_is_a_missing_package(findings, engine):
 
 def test_gpus_of_a_teacher_are_counted(findings):
     found = findings("distillation.enabled=True", "distillation.n_gpus_per_node=1", "distillation.nnodes=1")
-    assert found["GPUs"].says == "2 here, 3 asked for, 1 of them for the teacher" and found["GPUs"].remedy
+    assert re.match("2 here, 3 asked for, 1 .*teacher$", found["GPUs"].says) and found["GPUs"].remedy
 
 
 def test_gpus_of_a_rollout_of_its_own_are_counted_and_get_two_cpus_each(findings):
     own = ("trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.nnodes=1")
     before, found = findings(cpus=1), findings(*own, "actor_rollout_ref.rollout.n_gpus_per_node=4", cpus=1)
-    assert found["GPUs"].says == "2 here, 6 asked for, 4 of them for the rollout"
+    assert re.match("2 here, 6 asked for, 4 .*rollout$", found["GPUs"].says)
     needed, more = (int(x["CPUs"].says.split()[-1]) for x in (before, found))
     assert more - needed == 8
 
@@ -314,5 +331,5 @@ def test_the_columns_of_a_dataset_of_ones_own_are_its_own_matter(tmp_path):
 def test_a_folder_beside_the_run_is_a_model_and_no_name_on_the_hub(tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
-    found = resources.findings(verl_config(*COMPLETE, f"actor_rollout_ref.model.path={path}"))
-    assert "no model is there" in {finding.says for finding in found}
+    setting = f"actor_rollout_ref.model.path={path}"
+    assert said_of(setting)[setting].says.startswith("no model")

@@ -38,22 +38,8 @@ def test_what_is_missing_here_is_said_once_and_not_of_the_settings(monkeypatch):
 def test_all_problems_are_said_at_once():
     wrong = [f"{ROLLOUT}.n=1", f"{LOSS_MODE}=gtop", "algorithm.rollout_correction.bypass_mode=True"]
     found = judged(*wrong, f"{ACTOR}.use_dynamic_bsz=False")
-    said = "\n".join(f"{key}: {remedy}" for key, remedy in found.items())
-    for expected in (
-        f"{LOSS_MODE}=gtop: unknown",
-        "verl: ",
-        f"{ROLLOUT}.n=1: GTPO compares",
-    ):
-        assert expected in said
-    assert "bypass_mode=True: it skips" in said and "ppo_micro_batch_size_per_gpu" in said
-
-
-@pytest.mark.parametrize("way_out", range(2))
-def test_the_ways_out_of_bypass_mode_can_be_typed(way_out):
-    wrong = ("algorithm.rollout_correction.bypass_mode=True", "++algorithm.gtpo.initial_entropy=0.3")
-    (remedy,) = [key for key in judged(*wrong) if "bypass_mode=True: it skips" in key]
-    typed = re.findall(r"(?:set|or) ([+\w]+\.[\w.]+=\w+)", remedy)[way_out]
-    assert not any("bypass_mode" in key for key in problems(judged(*wrong, typed)))
+    assert [override for override in wrong if not any(key.startswith(f"{override}: ") for key in found)] == []
+    assert "ppo_micro_batch_size_per_gpu" in found["verl"]
 
 
 def test_a_strategy_without_its_engine_names_the_engine():
@@ -77,12 +63,21 @@ MISSPELT = {
 NO_TEXT = ("trainer.resume_mode=True", "trainer.resume_mode=False", "data.truncation=1", "trainer.logger=1")
 
 
-def test_every_misspelt_value_is_named_with_those_that_exist():
-    found = judged(*MISSPELT, f"{ACTOR}.use_kl_loss=True")
-    for word, right in MISSPELT.items():
-        said = found[word.replace("[console,", "").rstrip("]")]
-        assert said.startswith(f"did you mean {right}? verl has ") and right in said.partition("has ")[2]
-    assert not any(key == "verl" for key in found)
+@pytest.fixture(scope="module")
+def misspelt():
+    """What is said of all misspelt values together."""
+    return judged(*MISSPELT, f"{ACTOR}.use_kl_loss=True")
+
+
+@pytest.mark.parametrize(("word", "right"), MISSPELT.items())
+def test_every_misspelt_value_is_named_with_those_that_exist(misspelt, word, right):
+    remedy = misspelt[word.replace("[console,", "").rstrip("]")]
+    near, _, existing = remedy.partition("? ")
+    assert near == f"did you mean {right}" and right in existing
+
+
+def test_what_verl_itself_would_say_of_a_misspelt_value_is_left_out(misspelt):
+    assert "verl" not in misspelt
 
 
 @pytest.mark.parametrize("word", NO_TEXT)
@@ -147,7 +142,7 @@ CORRECTION, OVERLONG = "algorithm.rollout_correction", "reward.reward_kwargs.ove
     [
         ("rollout_is=tokens", "Invalid rollout_is: tokens"),
         ("rollout_rs=geometric rollout_rs_threshold=2", "Invalid rollout_rs option: geometric"),
-        ("rollout_rs=token_k1", "rollout_rs_threshold must be explicitly provided"),
+        ("rollout_rs=token_k1", "rollout_rs_threshold must be"),
     ],
 )
 def test_what_verl_refuses_of_its_rollout_correction_at_the_first_batch_is_said_before(wrong, said):
@@ -176,15 +171,26 @@ def test_daposs_penalty_for_length_needs_the_longest_response():
     assert f"{OVERLONG}.enable=True" not in judged(*wrong, longest)
 
 
-def test_fully_async_is_judged_by_its_own_assertions():
-    own = ["data.train_batch_size=0", "++data.gen_batch_size=1", "actor_rollout_ref.hybrid_engine=False"]
-    usual = ("+async_training.staleness_threshold=0", "+rollout.nnodes=1", "+rollout.n_gpus_per_node=1")
-    usual += (f"{ACTOR}.use_dynamic_bsz=False", f"{ACTOR}.ppo_micro_batch_size_per_gpu=1", GRPO)
-    assert problems(judged(*usual, *own)) == {}
-    for word in own:
-        key, value = word.lstrip("+").split("=")
-        found = judged(*usual, *(x for x in own if x != word))
-        assert [remedy for subject, remedy in found.items() if subject.startswith(key)] == [f"set {key}={value}"]
+FULLY_ASYNC = (
+    "+async_training.staleness_threshold=0",
+    "+rollout.nnodes=1",
+    "+rollout.n_gpus_per_node=1",
+    f"{ACTOR}.use_dynamic_bsz=False",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu=1",
+    GRPO,
+)
+ASSERTED = ["data.train_batch_size=0", "++data.gen_batch_size=1", "actor_rollout_ref.hybrid_engine=False"]
+
+
+def test_fully_async_with_all_that_it_asserts_has_no_problem():
+    assert problems(judged(*FULLY_ASYNC, *ASSERTED)) == {}
+
+
+@pytest.mark.parametrize("missing", ASSERTED)
+def test_fully_async_is_judged_by_its_own_assertions(missing):
+    key, value = missing.lstrip("+").split("=")
+    found = judged(*FULLY_ASYNC, *(override for override in ASSERTED if override != missing))
+    assert [remedy for subject, remedy in found.items() if subject.startswith(key)] == [f"set {key}={value}"]
 
 
 @pytest.mark.parametrize("key", [f"{ROLLOUT}.n", f"{ACTOR}.ppo_mini_batch_size"])
@@ -300,7 +306,8 @@ def test_copies_of_the_model_fill_a_pool_of_the_rollouts_own(gpus, fits):
 @pytest.mark.parametrize(("value", "cuts"), [("1023", True), ("1024", False), ("null", False), ("long", False)])
 def test_a_context_that_is_shorter_than_a_sequence_is_warned_of(value, cuts):
     word = f"{ROLLOUT}.max_model_len={value}"
-    assert judged(word).get(word) == ("the rollout cuts longer ones" if cuts else None)
+    advice = judged(word).get(word)
+    assert advice is None if not cuts else "rollout cuts longer" in advice
 
 
 @pytest.mark.parametrize("wrong", ["trainer.n_gpus_per_node=0", "trainer.nnodes=null"])
@@ -363,5 +370,5 @@ def test_what_two_gpus_cannot_be_split_over_is_named(words, subject):
 
 def test_what_the_run_itself_would_say_is_said(monkeypatch):
     assert "loss_agg_mode" in judged()["GTPO"] and "GTPO" not in judged(GRPO)
-    monkeypatch.setattr(preflight_problems, "problems", lambda config: ["a=1: of the run itself"])
-    assert "a=1: of the run itself" in judged()
+    monkeypatch.setattr(preflight_problems, "problems", lambda config: ["a=1: no"])
+    assert "a=1: no" in judged()

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from omegaconf import OmegaConf
 from verl_config import COMPLETE, verl_config
@@ -13,16 +15,16 @@ def remedy(word):
 
 
 @pytest.mark.parametrize(
-    ("word", "says"),
+    ("word", "last"),
     [
-        ("actor_rollout_ref.actor.fsdp_config.grad_offload=True", "verl 0.2.0 was the last to read it: remove it"),
-        ("actor_rollout_ref.actor.megatron.grad_offload=True", "verl 0.9.0 was the last to read it: remove it"),
-        ("algorithm.rollout_correction.rollout_token_veto_threshold=1e-4", "was the last to read it: remove it"),
-        ("trainer.use_legacy_worker_impl=disable", "was the last to read it: remove it"),
+        ("actor_rollout_ref.actor.fsdp_config.grad_offload=True", r"verl 0\.2\.0"),
+        ("actor_rollout_ref.actor.megatron.grad_offload=True", r"verl 0\.9\.0"),
+        ("algorithm.rollout_correction.rollout_token_veto_threshold=1e-4", r"verl 0\.\d+\.\d+"),
+        ("trainer.use_legacy_worker_impl=disable", r"verl 0\.\d+\.\d+"),
     ],
 )
-def test_a_key_that_verl_has_dropped_is_removed(word, says):
-    assert says in remedy(word)
+def test_a_key_that_verl_has_dropped_is_removed(word, last):
+    assert re.fullmatch(rf".*{last} was the last .*: remove it", remedy(word))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,8 @@ def test_a_key_that_has_moved_is_written_anew_and_verl_takes_it(word):
     ],
 )
 def test_a_key_of_this_plugin_wants_a_plus(word, now):
-    assert remedy(word) == f"this plugin adds one: write {now}"
+    reason, _, command = remedy(word).partition(": write ")
+    assert "this plugin" in reason and command == now
 
 
 OTHERS = ["actor_rollout_ref.actor.gvpo_beta", "actor_rollout_ref.rollout.n_agent", "data.max_obs_length"]
@@ -88,7 +91,7 @@ def test_misspelt_keys_and_text_for_numbers_in_a_yaml_file_are_found():
         "trainer.save_frequency": "did you mean trainer.save_freq?",
     }
     (text,) = values.wrong_values(config)
-    assert (text.key, text.takes) == ("data.train_batch_size", "a whole number of at least 1")
+    assert text.key == "data.train_batch_size" and text.takes.endswith("at least 1")
 
 
 def test_keys_of_another_trainer_have_no_likeness_and_one_line():
@@ -99,7 +102,7 @@ def test_keys_of_another_trainer_have_no_likeness_and_one_line():
 @pytest.mark.parametrize(
     ("word", "write"),
     [
-        ("actor_rollout_ref.actor.model_engine=megatron", "write model_engine=megatron, at the top level"),
+        ("actor_rollout_ref.actor.model_engine=megatron", "write model_engine=megatron,"),
         ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2", "with model_engine=megatron"),
     ],
 )

@@ -90,14 +90,23 @@ LIKEWISE = [
 ]
 
 
+def key_of(word):
+    return word.lstrip("+").partition("=")[0]
+
+
+@pytest.mark.parametrize(
+    ("commands", "word"),
+    [(commands, word) for commands in (TOGETHER, LIKEWISE) for word in commands],
+    ids=[*TOGETHER, *LIKEWISE],
+)
+def test_each_value_that_verl_cannot_use_is_a_problem_beside_the_others(commands, word):
+    assert findings(*commands)[key_of(word)].remedy
+
+
 @pytest.mark.parametrize("commands", [TOGETHER, LIKEWISE], ids=["together", "likewise"])
-def test_each_value_that_verl_cannot_use_is_a_problem_and_its_remedy_none(commands):
+def test_the_remedies_of_values_that_verl_cannot_use_leave_no_problem(commands):
     found = findings(*commands)
-    remedies = []
-    for word in commands:
-        key = word.lstrip("+").partition("=")[0]
-        assert key in found and found[key].remedy, word
-        remedies += written(found[key])
+    remedies = [override for word in commands for override in written(found[key_of(word)])]
     assert len(remedies) == len(commands)
     # A number in its range may still be too small beside others, which is another finding.
     after = findings(*commands, *remedies).values()
