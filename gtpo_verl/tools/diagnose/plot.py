@@ -33,8 +33,10 @@ def plot(run: Run, report: Mapping[str, Any], path: Path) -> None:
     panels = figure.subplots(2, 2, sharex=True).flat
     for axes, name in zip(panels, chosen(report), strict=True):
         _draw(axes, run, report, name)
-    since = "" if report["since"] is None else f"; the line is step {report['since']}"
-    figure.supxlabel(f"step; means over {report['means_over']} steps{since}", fontsize=9)
+    below = f"step; means over {report['means_over']} steps"
+    if report["since"] is not None:
+        below += f"; the line is step {report['since']}"
+    figure.supxlabel(below, fontsize=9)
     image = BytesIO()  # matplotlib does not report a full disk
     figure.savefig(image, format=path.suffix.lstrip(".") or "png", dpi=150)
     atomic_write(path, image.getvalue())
@@ -42,13 +44,19 @@ def plot(run: Run, report: Mapping[str, Any], path: Path) -> None:
 
 def chosen(report: Mapping[str, Any]) -> list[str]:
     """Return the four numbers that are drawn: the outcome, what is wrong or moved most, entropy and length."""
-    moved = [report["number"], *(move["number"] for move in report["moved"])]
-    others = [name for name in moved if name not in (None, *OUTCOMES, *_OTHERS)]
-    outcome = _first_logged([report["outcome"], *OUTCOMES], report)
-    return [outcome, _first_logged([*others, "terminated", "zero_std_groups"], report), *_OTHERS]
+    outcome = _first_logged([report["outcome"]] + list(OUTCOMES), report)
+
+    # What is wrong or moved, unless it is drawn anyway.
+    moved = [report["number"]]
+    for move in report["moved"]:
+        moved.append(move["number"])
+    others = [name for name in moved if name is not None and name not in OUTCOMES + _OTHERS]
+    other = _first_logged(others + ["terminated", "zero_std_groups"], report)
+    return [outcome, other] + list(_OTHERS)
 
 
 def _first_logged(names: list[Any], report: Mapping[str, Any]) -> str:
+    """Return the first of these names that the run logged, the last one if it logged none."""
     for name in names:
         if name in report["numbers"]:
             return name
@@ -56,18 +64,23 @@ def _first_logged(names: list[Any], report: Mapping[str, Any]) -> str:
 
 
 def _draw(axes: "Axes", run: Run, report: Mapping[str, Any], name: str) -> None:
+    """Draw a number by step, its means over the report's window, and the step since which something is wrong."""
     steps = []
     values = []
     for step in sorted(run.log.steps):
-        if name in run.log.steps[step]:
+        numbers = run.log.steps[step]
+        if name in numbers:
             steps.append(step)
-            values.append(run.log.steps[step][name])
-    axes.set_title(label(name) if steps else f"{label(name)}: not logged", fontsize=10)
+            values.append(numbers[name])
+    title = label(name) if steps else f"{label(name)}: not logged"
+    axes.set_title(title, fontsize=10)
     axes.plot(steps, values, color="#bbbbbb", linewidth=0.7)
+
     size = min(report["means_over"], len(values) // 2)
     if size > 1:
         means = [fmean(values[end - size : end]) for end in range(size, len(values) + 1)]
         axes.plot(steps[size - 1 :], means, color="#222222", linewidth=1.4)
+
     if report["since"] is not None:
         axes.axvline(report["since"], color="#AA3377", linestyle="--", linewidth=1)
     axes.spines[["top", "right"]].set_visible(False)
