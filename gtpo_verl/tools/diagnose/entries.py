@@ -4,6 +4,7 @@ import ast
 import json
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -91,7 +92,7 @@ def numbers(pairs: Iterable[tuple[Any, Any]], null: float | None = None) -> dict
     for name, value in pairs:
         converted = number(value, null)
         if converted is not None and name not in ("", *STEP_COLUMNS):
-            metrics[str(name)] = converted
+            metrics[sys.intern(str(name))] = converted  # one string for all steps, of which there may be many
     return metrics
 
 

@@ -63,7 +63,7 @@ def read_run(
         rollouts = path
     else:
         log = _same_validation(read_log(path))
-        logged = [translate(metrics, log.framework) for metrics in log.steps.values()]
+        logged = (translate(metrics, log.framework) for metrics in log.steps.values())
         limit = limit or log.config.get("limit") or limit_of(logged)
         log = _translated(log, limit)
     seen = None
