@@ -30,7 +30,7 @@ def test_each_example_of_the_page_gives_what_its_last_line_says():
     """They run one after the other; behind the last line of each stands what its expression gives."""
     scope = {}
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         *_, last = block.splitlines()
         expression, _, expected = last.partition("  # ")

@@ -76,8 +76,16 @@ def compute_token_weights(
     """Compute λ_{i,t} (arXiv:2508.03772, Eq. 9), (bs, response_length) float32: 1 off the conflict mask.
 
     Responses, mask and ids are as for `compute_gtpo`; `advantages` are (bs,) A_i, before the entropy term.
+
+    Raises:
+        ValueError: the settings have `token_weights`, a rule in place of Eq. 9.
     """
     settings = GTPOConfig.from_config(config)
+    if settings.token_weights is not None:
+        raise ValueError(
+            f"{settings.section}.token_weights={settings.token_weights} takes the place of Eq. 9: read "
+            "compute_gtpo(…).token_weights"
+        )
     conflicts = find_conflicts(responses, Completions(response_mask, group_ids), advantages, settings)
     weights = compute_conflict_weights(advantages, settings.conflict_weight_positive, settings.conflict_weight_negative)
     return conflicts.spread(weights, responses.shape)

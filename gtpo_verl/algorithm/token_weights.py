@@ -37,6 +37,8 @@ def load_function(name: str, setting: str) -> "Callable[..., torch.Tensor]":
         ValueError: there is no such function, or it asks for what is no field of a batch.
     """
     try:
+        if not isinstance(name, str):
+            raise ValueError(f"{name!r} is no text; a function itself goes to compute_gtpo(token_weights=…)")
         if not name.startswith(PREFIX):
             raise ValueError(f"no {PREFIX}")
         module, _, attribute = name.removeprefix(PREFIX).rpartition(".")
@@ -59,7 +61,11 @@ def fields_of(function: "Callable[..., torch.Tensor]") -> list[str]:
         if can_be_named and name in FIELDS:
             fields.append(name)
         elif parameter.default is Parameter.empty:
-            raise ValueError(f"its argument {name} is no field of a batch")
+            function_name = getattr(function, "__name__", repr(function))
+            raise ValueError(
+                f"{function_name}: its argument {name} is no field of a batch; name its arguments as some of "
+                f"{', '.join(FIELDS)}, or give this one a default"
+            )
     return fields
 
 

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Container
 from contextlib import suppress
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 from omegaconf import DictConfig
@@ -10,7 +11,15 @@ from omegaconf import DictConfig
 from gtpo_verl.links import DOCS
 from gtpo_verl.run.initial_entropy import PAPER_SAMPLES
 from gtpo_verl.verl_plugin.problems import missing_packages, v1_mode
-from gtpo_verl.verl_plugin.run_config import ADV_ESTIMATOR, LOSS_MODE, NAMES, RunConfig, select, uses_gtpo
+from gtpo_verl.verl_plugin.run_config import (
+    ADV_ESTIMATOR,
+    LOSS_MODE,
+    NAMES,
+    RunConfig,
+    VerlGTPOConfig,
+    select,
+    uses_gtpo,
+)
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _CORRECTION = "algorithm.rollout_correction"
@@ -73,15 +82,28 @@ PAPER_SETTINGS = {
 def departures(config: DictConfig, run: RunConfig) -> list[Departure]:
     """Return the settings of a checked config under which GTPO, or its loss alone, is not the paper's."""
     if not run.applies_gtpo:
-        says = f"read under {ADV_ESTIMATOR}=gtpo alone: for GRPO with it see {DOCS}/keys.md"
-        clamp = {"algorithm.gtpo.min_correct_reward": PaperValues((), says)}
-        return [*_differing(config, clamp), *_unclipped_updates(config)]
+        return [*_differing(config, _unread_settings(config)), *_unclipped_updates(config)]
     papers = {LOSS_MODE: _papers_loss(config), **PAPER_SETTINGS}
     papers |= _beside_a_least_reward(run)
     papers |= _of_this_config(config, run)
     if not select(config, "trainer.use_v1"):  # the legacy trainer does not read it
         del papers[_FILTER_GROUPS]
     return [*_differing(config, papers), *_biased_initial_entropy(config, run), *_unclipped_updates(config)]
+
+
+def _unread_settings(config: DictConfig) -> dict[str, PaperValues]:
+    """Return the settings of GTPO, which another estimator does not read, with their defaults: a run that sets others
+    may take itself for GTPO."""
+    if select(config, ADV_ESTIMATOR) in NAMES:  # another package's GTPO, which may have settings of the same names
+        return {}
+    says = f"not read: {ADV_ESTIMATOR}=gtpo alone reads it"
+    unread = {}
+    for setting in fields(VerlGTPOConfig):
+        if not setting.name.startswith("dump_"):  # a dump is written under any estimator
+            unread[f"algorithm.gtpo.{setting.name}"] = PaperValues((setting.default,), says)
+    of_grpo = f"{says}; for GRPO with it see {DOCS}/keys.md"
+    unread["algorithm.gtpo.min_correct_reward"] = PaperValues((), of_grpo)
+    return unread
 
 
 def as_table(rows: list[Departure]) -> str:

@@ -193,6 +193,8 @@ def _of_another_kind(key: str, value: Any, annotation: Any, says: str, takes: st
     default = verls_defaults().get(key)
     kinds = _kinds(annotation)
     is_annotated = kinds is not None
+    if annotation is not None and not is_annotated:  # verl says that it takes any value
+        return None
     if kinds is None and default is not None:
         kinds = {type(default)}
     if kinds is None or _fits(value, kinds, default):

@@ -50,6 +50,13 @@ def test_lambda_has_the_weights_of_the_config():
     assert weights.tolist() == [[3.0, 1.0], [0.5, 1.0]]
 
 
+def test_lambda_of_eq_9_is_not_that_of_a_rule_in_its_place():
+    batch = {"responses": torch.tensor([[7, 1], [7, 2]]), "response_mask": torch.ones(2, 2), "group_ids": "aa"}
+    config = {"token_weights": "pkg://examples.token_weights.lambda_grpo"}
+    with pytest.raises(ValueError, match=r"token_weights=pkg://examples.*compute_gtpo\("):
+        compute_token_weights(**batch, advantages=torch.tensor([1.0, -1.0]), config=config)
+
+
 def test_one_mask_may_be_left_out():
     responses = torch.tensor([[7, 1, 9], [7, 2, 9]])
     arguments = responses, torch.ones(2, 3), torch.tensor([1.0, -1.0]), "aa", "leading"

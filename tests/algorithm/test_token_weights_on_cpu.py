@@ -69,6 +69,18 @@ def test_a_wrong_weight_is_named_with_its_token_and_where_it_comes_from(rule, we
         compute_gtpo(**batch, initial_entropy=0.0, **given_as)
 
 
+def test_an_argument_that_is_no_field_is_named_with_the_function_and_the_fields():
+    def my_rule(response): ...
+
+    with pytest.raises(ValueError, match=r"my_rule.*\bresponse\b.*responses, response_mask"):
+        fields_of(my_rule)
+
+
+def test_a_function_in_place_of_its_name_is_sent_where_it_belongs():
+    with pytest.raises(ValueError, match=r"compute_gtpo\(token_weights="):
+        GTPOConfig(token_weights=lambda responses: responses)
+
+
 def test_what_is_no_tensor_is_named_by_its_type():
     completions = Completions(torch.ones(1, 1), "p")
     with pytest.raises(ValueError, match=r"^token_weights .*\blist\b"):

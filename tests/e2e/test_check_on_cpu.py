@@ -73,24 +73,24 @@ def test_a_script_goes_no_further_and_leaves_nothing_of_verls(run):
     status, lines, files = run("bash", "-c", SCRIPT, "run.sh", *GTPO, "rolout.n=3", GTPO_CHECK="settings")
     assert status != 0 and files == {"own_line"}
     assert any(line.startswith("problem: rolout.n: verl has no such key: did you mean ") for line in lines)
-    assert lines[-1].startswith("judged: verl.trainer.main_ppo: 1 problem in its settings")
+    assert lines[-1].startswith("checked: verl.trainer.main_ppo: 1 problem in its settings")
 
 
 def test_a_launcher_is_judged_by_the_config_that_it_hands_to_verl(run):
     status, lines, files = run(sys.executable, "-c", LAUNCHER, *GTPO, GTPO_CHECK="settings")
-    assert status == 1 and lines[-1].startswith("judged: ") and "no problem" in lines[-1] and files == set()
+    assert status == 1 and lines[-1].startswith("checked: ") and "no problem" in lines[-1] and files == set()
 
 
 @pytest.mark.parametrize(("program", "files"), [(STARTS_RAY, set()), (ENDS, {"own_line"})], ids=["ray", "end"])
 def test_a_program_that_nobody_judges_ends_before_ray_and_at_the_end_of_its_main(run, tmp_path, program, files):
     (tmp_path / "train.py").write_text(program)
     status, lines, left = run(sys.executable, "train.py", GTPO_CHECK="1")
-    assert status == 1 and lines[-1].startswith("not judged: train.py: ") and left == {"train.py"} | files
+    assert status == 1 and lines[-1].startswith("not checked: train.py: ") and left == {"train.py"} | files
 
 
 def test_verls_other_programs_are_not_judged_and_do_not_start(run):
     status, lines, files = run(sys.executable, "-m", "verl.trainer.sft_trainer", GTPO_CHECK="1")
-    assert status == 1 and lines[-1].startswith("not judged: verl.trainer.sft_trainer: ") and files == set()
+    assert status == 1 and lines[-1].startswith("not checked: verl.trainer.sft_trainer: ") and files == set()
 
 
 def check(run, *words, **variables):
@@ -101,7 +101,7 @@ def test_main_ppo_with_a_config_folder_of_ones_own(run):
     folder = ["--config-path", str(ROOT / "recipes/config"), "--config-name=gtpo", "trainer.n_gpus_per_node=2"]
     command = ["python3", "-m", "verl.trainer.main_ppo", *folder, "actor_rollout_ref.rollout.n=8"]
     status, lines, files = check(run, *command)
-    assert status == 0 and "judged: verl.trainer.main_ppo: no problem" in lines[-1] and files == set()
+    assert status == 0 and "checked: verl.trainer.main_ppo: no problem" in lines[-1] and files == set()
 
 
 def test_a_sweep_is_not_judged_and_does_not_start(run):
@@ -112,7 +112,7 @@ def test_a_sweep_is_not_judged_and_does_not_start(run):
 def test_a_program_with_another_config_is_judged_by_its_own(run):
     module = "verl.experimental.fully_async_policy.fully_async_main"
     status, lines, _ = check(run, "python3", "-m", module, *GTPO, "rollout.nnodes=1", "rollout.n_gpus_per_node=1")
-    assert status == 1 and lines[-1].startswith(f"judged: {module}: ")
+    assert status == 1 and lines[-1].startswith(f"checked: {module}: ")
     assert any(line.startswith("problem: algorithm.rollout_correction.bypass_mode=True: ") for line in lines)
     assert not any("no such key" in line for line in lines)
 
@@ -120,5 +120,5 @@ def test_a_program_with_another_config_is_judged_by_its_own(run):
 @pytest.mark.parametrize("plugins", ["none", "gtpo"])
 def test_where_verl_does_not_load_the_check_nothing_is_started(run, plugins):
     status, lines, files = check(run, *GTPO, VERL_USE_EXTERNAL_PLUGINS=plugins)
-    assert status == 1 and lines[-1].startswith("not judged: verl does not load gtpo_check") and files == set()
+    assert status == 1 and lines[-1].startswith("not checked: verl does not load gtpo_check") and files == set()
     assert any("unset it, or set it to gtpo,gtpo_check" in line for line in lines)

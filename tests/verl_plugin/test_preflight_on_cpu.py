@@ -685,10 +685,27 @@ def test_a_distillation_without_task_rewards_leaves_gtpo_without_effect(more):
 
 
 @pytest.mark.parametrize(("estimator", "is_read"), [("gtpo", True), ("grpo", False)])
-def test_a_clamp_that_nothing_reads_is_named(estimator, is_read):
-    clamp = "++algorithm.gtpo.min_correct_reward=11"
-    found = departures(verl_config(*OF_VERL, clamp, f"algorithm.adv_estimator={estimator}"))
-    assert any("gtpo alone" in departure.paper for departure in found) != is_read
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("min_correct_reward", "11"),
+        ("token_weights", "pkg://examples.token_weights.lambda_grpo"),
+        ("entropy_coeff", "0.01"),
+        ("conflict_span", "none"),
+        ("base", "rloo"),
+    ],
+)
+def test_a_setting_of_gtpo_that_nothing_reads_is_named(name, value, estimator, is_read):
+    overrides = [f"++algorithm.gtpo.{name}={value}", f"algorithm.adv_estimator={estimator}"]
+    found = departures(verl_config(*OF_VERL, *overrides))
+    unread = [departure.setting for departure in found if "gtpo alone" in departure.paper]
+    assert unread == ([] if is_read else [f"algorithm.gtpo.{name}"])
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo"])
+def test_the_defaults_of_gtpo_and_its_dump_are_nothing_that_another_estimator_leaves_unread(compose_config, estimator):
+    settings = ("++algorithm.gtpo.dump_dir=d", "++algorithm.gtpo.dump_freq=1", "++algorithm.gtpo.entropy_coeff=0.1")
+    assert departures(compose_config(f"algorithm.adv_estimator={estimator}", f"{LOSS_MODE}=vanilla", *settings)) == []
 
 
 @pytest.mark.parametrize("estimator", ["gtpo", "grpo"])

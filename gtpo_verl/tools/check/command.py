@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         return report_installation(_MAIN_PPO)
     module, arguments = module_of(args.command)
     if not module:
-        says = "not judged: only python3 -m MODULE of verl or verl-recipe is started here; start it yourself as"
+        says = "not checked: only python3 -m MODULE of verl or verl-recipe is started here; start it yourself as"
         print(f"{says} GTPO_CHECK=1 bash my_script.sh; for Docker, Slurm, ssh and Ray {DOCS}/check.md has the form")
         return 1
     was_set = os.environ.get(VARIABLE)
@@ -50,12 +50,12 @@ def run(args: argparse.Namespace) -> int:
 
     if "gtpo_verl.tools.check.intercept" not in sys.modules:
         report_installation(_MAIN_PPO)
-        print("not judged: verl does not load gtpo_check; it was not started")
+        print("not checked: verl does not load gtpo_check; it was not started")
         return 1
     from gtpo_verl.tools.check import intercept
 
     intercept.status_if_sound = 1 if was_set else 0
-    intercept.end_if_never_judged(module)
+    intercept.end_if_never_checked(module)
     sys.argv = [module, *arguments]
     reason = f"{module} ended before verl's trainer took its config"
     try:
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         reason = f"{error}, from {os.getcwd()}"
     except SystemExit:
         pass
-    intercept.end_unjudged(reason)
+    intercept.end_unchecked(reason)
 
 
 def module_of(words: Sequence[str]) -> tuple[str, Sequence[str]]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gtpo_verl.terminal import printable
 
 VARIABLE = "GTPO_CHECK"
-"""The environment variable with which a run of verl is judged and not started."""
+"""The environment variable with which a run of verl is checked and not started."""
 
 
 class Finding(NamedTuple):

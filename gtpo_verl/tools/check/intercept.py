@@ -1,8 +1,8 @@
 """Stop a run of verl before it starts, and print what its config says: `GTPO_CHECK=1`, and `gtpo-verl check --`.
 
-Keys that do not exist are gathered where Hydra composes. The config is judged where verl's trainers take it, in
+Keys that do not exist are gathered where Hydra composes. The config is checked where verl's trainers take it, in
 `validate_config` or `run_ppo`: a launcher may have changed it until there. A process that gets to Ray, to a trainer, an
-engine or the end of Hydra's main without having been judged ends there.
+engine or the end of Hydra's main without having been checked ends there.
 """
 
 import atexit
@@ -37,14 +37,14 @@ status_if_sound = 1
 
 
 def install() -> None:
-    """Hook in where a run is judged, or ends unjudged; a ValueError if the variable is neither 1 nor settings."""
+    """Hook in where a run is checked, or ends unchecked; a ValueError if the variable is neither 1 nor settings."""
     value = os.environ[VARIABLE]
     if value not in ("1", "settings"):
         raise ValueError(f"{VARIABLE}={value}: must be 1 or settings; to train, unset it")
     words = sys.orig_argv[1:]
-    end_if_never_judged(words[words.index("-m") + 1] if "-m" in words[:-1] else "")
+    end_if_never_checked(words[words.index("-m") + 1] if "-m" in words[:-1] else "")
     for place in _JUDGED_IN:
-        _hook(place, _judge)
+        _hook(place, _check)
     for place in _ENDS_IN:
         _hook(place, _ends_at(place))
     _hook("hydra._internal.hydra:Hydra.compose_config", _compose)
@@ -58,38 +58,38 @@ def _hook(place: str, wrapper: Callable) -> None:
     wrapt.register_post_import_hook(lambda imported: wrapt.wrap_function_wrapper(imported, path, wrapper), module)
 
 
-def end_if_never_judged(module: str) -> None:
-    """End before a module of verl starts that does not get to a judgement: SFT, generation, merger, evaluation."""
+def end_if_never_checked(module: str) -> None:
+    """End before a module of verl starts that never gets to a check: SFT, generation, merger, evaluation."""
     spec = module_spec(module) if module.startswith("verl.") else None
     if spec and spec.submodule_search_locations:
         spec = module_spec(f"{module}.__main__")
     if spec and spec.origin and not re.search("run_ppo|validate_config", Path(spec.origin).read_text("utf-8")):
-        end(f"not judged: {module}: only verl's PPO trainers are judged, such as verl.trainer.main_ppo", 1)
+        end(f"not checked: {module}: only verl's PPO trainers are checked, such as verl.trainer.main_ppo", 1)
 
 
-def _judge(function: Callable, instance: Any, args: Sequence, kwargs: dict) -> NoReturn:
+def _check(function: Callable, instance: Any, args: Sequence, kwargs: dict) -> NoReturn:
     from gtpo_verl.tools.check import settings
 
     try:
         config = copy.deepcopy(kwargs["config"] if "config" in kwargs else args[0])
-        in_settings, on_machine = settings.judge(config, with_machine=os.environ[VARIABLE] != "settings")
+        in_settings, on_machine = settings.check(config, with_machine=os.environ[VARIABLE] != "settings")
     except KeyboardInterrupt:
-        end("not judged: interrupted", _INTERRUPTED)
+        end("not checked: interrupted", _INTERRUPTED)
     except Exception:
         traceback.print_exc()
-        end_unjudged("the check itself failed, see above")
+        end_unchecked("the check itself failed, see above")
     counts = {
         "in its settings": print_all(dict.fromkeys([*_found_in_command, *in_settings])),
         "on this machine": print_all(on_machine),
     }
     said = [f"{number} problem{'s' if number > 1 else ''} {place}" for place, number in counts.items() if number]
-    end(f"judged: {_program()}: {', '.join(said) or 'no problem'}", 1 if said else status_if_sound)
+    end(f"checked: {_program()}: {', '.join(said) or 'no problem'}", 1 if said else status_if_sound)
 
 
-def end_unjudged(reason: str) -> NoReturn:
-    """Say what was found so far, and why there is no judgement."""
+def end_unchecked(reason: str) -> NoReturn:
+    """Say what was found so far, and why the run is not checked."""
     print_all(_found_in_command)
-    end(f"not judged: {_program()}: {reason}", 1)
+    end(f"not checked: {_program()}: {reason}", 1)
 
 
 def end(last_line: str, status: int) -> NoReturn:
@@ -102,7 +102,7 @@ def end(last_line: str, status: int) -> NoReturn:
 
 def _ends_at(place: str) -> Callable:
     def ends(*arguments: Any) -> NoReturn:
-        end_unjudged(f"it got to {place.replace(':', '.')}")
+        end_unchecked(f"it got to {place.replace(':', '.')}")
 
     return ends
 
@@ -113,18 +113,18 @@ def _program() -> str:
 
 
 def _run_main(function: Callable, instance: Any, args: Sequence, kwargs: dict) -> NoReturn:
-    """`hydra.main`: its program ends in `_judge`, or here."""
+    """`hydra.main`: its program ends in `_check`, or here."""
     try:
         function(*args, **kwargs)
     except KeyboardInterrupt:
-        end("not judged: interrupted", _INTERRUPTED)
+        end("not checked: interrupted", _INTERRUPTED)
     except BaseException:
         traceback.print_exc()
-    end_unjudged("it ended before verl's trainer took its config")
+    end_unchecked("it ended before verl's trainer took its config")
 
 
 def _run_sweep(*arguments: Any) -> NoReturn:
-    end_unjudged("it is a sweep of several runs: check one of them, without -m and --multirun")
+    end_unchecked("it is a sweep of several runs: check one of them, without -m and --multirun")
 
 
 def _compose(function: Callable, instance: Any, args: Sequence, kwargs: dict) -> Any:
@@ -134,11 +134,11 @@ def _compose(function: Callable, instance: Any, args: Sequence, kwargs: dict) ->
     try:
         return function(*args, **kwargs)
     except KeyboardInterrupt:
-        end("not judged: interrupted", _INTERRUPTED)
+        end("not checked: interrupted", _INTERRUPTED)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         unreadable = _unreadable(kwargs.get("overrides") or ())
         reason = unreadable or " ".join(str(error).split())
-        end_unjudged(f"Hydra refuses this command: {reason}")
+        end_unchecked(f"Hydra refuses this command: {reason}")
 
 
 def _unreadable(words: Iterable[str]) -> str:

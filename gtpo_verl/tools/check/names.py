@@ -37,23 +37,23 @@ class Name(NamedTuple):
 
 
 def unknown_names(config: DictConfig) -> Iterator[tuple[str, Finding]]:
-    """Yield the key of each name that verl does not have, or that cannot be judged here, with what to say of it."""
+    """Yield the key of each name that verl does not have, or that cannot be checked here, with what to say of it."""
     for name in _names(config):
         value = select(config, name.key)
         if value is None or value == verls_defaults().get(name.key):
             continue
         for one in value if OmegaConf.is_list(value) else [value]:
-            finding = _judge(name, one)
+            finding = _check(name, one)
             if finding:
                 yield name.key, finding
 
 
-def _judge(name: Name, value: Any) -> Finding | None:
+def _check(name: Name, value: Any) -> Finding | None:
     subject = f"{name.key}={value}"
     try:
         known = name.look_up()
     except (ImportError, AttributeError, OSError, SyntaxError, OmegaConfBaseException) as error:
-        return Finding(subject, "not judged", advice=f"{' '.join(str(error).split())}")
+        return Finding(subject, "not checked", advice=f"{' '.join(str(error).split())}")
     # A straight-through KL is its name with a plus.
     if not known or str(value).removesuffix("+" if "kl_" in name.key else "") in known:
         return None
@@ -61,7 +61,7 @@ def _judge(name: Name, value: Any) -> Finding | None:
     hint = f"did you mean {near[0]}? " if near else ""
     what = f"{hint}verl has {', '.join(known)}"
     if name.is_open:
-        return Finding(subject, "not judged: no such name here", advice=what)
+        return Finding(subject, "not checked: no such name here", advice=what)
     if not name.is_read:
         return Finding(subject, "no such value, which this run does not read", advice=what)
     return Finding(subject, "no such value", what)

@@ -26,7 +26,7 @@ _CORRECTION = "algorithm.rollout_correction"
 _OLD_REWARD = ("reward_model.", "custom_reward_function.", "sandbox_fusion.")
 
 
-def judge(config: DictConfig, with_machine: bool) -> tuple[list[Finding], list[Finding]]:
+def check(config: DictConfig, with_machine: bool) -> tuple[list[Finding], list[Finding]]:
     """Return what there is to say of the settings of a config, which it changes, and of this machine.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The entry point `gtpo_check` of `verl.plugins`: with GTPO_CHECK set, a run of verl is judged and does not start.
+"""The entry point `gtpo_check` of `verl.plugins`: with GTPO_CHECK set, a run of verl is checked and does not start.
 
 verl imports this module in every process, and swallows what a plugin raises: here an error ends the process.
 """
@@ -13,5 +13,5 @@ if os.environ.get("GTPO_CHECK"):
     except KeyboardInterrupt:
         os._exit(130)
     except BaseException as error:
-        print(f"not judged: {error}; it was not started", flush=True)
+        print(f"not checked: {error}; it was not started", flush=True)
         os._exit(1)

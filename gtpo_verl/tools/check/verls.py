@@ -1,7 +1,7 @@
 """What verl itself refuses in a config: its dataclasses of actor, rollout and critic, its validation, its correction.
 
-A judge that refuses verl's own defaults, of the same engine, judges nothing. The dataclasses of the model, which asks
-the Hugging Face Hub, and of the reward, which refuses its own defaults, are left out.
+A check of verl's that refuses verl's own defaults, of the same engine, finds nothing. The dataclasses of the model,
+which asks the Hugging Face Hub, and of the reward, which refuses its own defaults, are left out.
 """
 
 import inspect

@@ -35,7 +35,7 @@ def test_what_is_no_module_of_verl_is_not_started_and_one_line_says_how_its_user
         monkeypatch.setattr(started, lambda *_, **__: pytest.fail("started"))
     assert main(["check", "--", *words.split()]) == 1
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("not judged: ") and "secret" not in line
+    assert line.startswith("not checked: ") and "secret" not in line
     assert "GTPO_CHECK=1 bash my_script.sh" in line and "check.md" in line
     assert [x.name for x in tmp_path.iterdir()] == ["precious"]
 

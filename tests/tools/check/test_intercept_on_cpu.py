@@ -46,7 +46,7 @@ def compose(*words):
 
 def judge(config):
     with pytest.raises(Ended) as ended:
-        intercept._judge(None, None, (), {"config": config})
+        intercept._check(None, None, (), {"config": config})
     return ended.value.args
 
 
@@ -145,9 +145,9 @@ def test_an_interrupt_ends_the_check_with_130_and_no_trace(monkeypatch, capfd):
     def interrupted(*arguments, **keywords):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(settings, "judge", interrupted)
+    monkeypatch.setattr(settings, "check", interrupted)
     with pytest.raises(Ended) as judging:
-        intercept._judge(None, None, (), {"config": verl_config(*GTPO)})
+        intercept._check(None, None, (), {"config": verl_config(*GTPO)})
     with pytest.raises(Ended) as running:
         intercept._run_main(interrupted, None, (), {})
     with pytest.raises(Ended) as composing:
@@ -160,10 +160,10 @@ def test_an_interrupt_ends_the_check_with_130_and_no_trace(monkeypatch, capfd):
 def test_a_section_that_is_taken_away_ends_in_a_line(words, capsys):
     try:
         config = compose(*GTPO, *words)
-        intercept._judge(None, None, (), {"config": OmegaConf.masked_copy(config, set(config) - {"hydra"})})
+        intercept._check(None, None, (), {"config": OmegaConf.masked_copy(config, set(config) - {"hydra"})})
     except Ended as ended:
         line, status = ended.args
-    assert status == 1 and line.startswith(("judged: ", "not judged: ")) and "check itself failed" not in line
+    assert status == 1 and line.startswith(("checked: ", "not checked: ")) and "check itself failed" not in line
 
 
 def test_hydras_folder_is_a_temporary_one(tmp_path, monkeypatch):
@@ -173,11 +173,11 @@ def test_hydras_folder_is_a_temporary_one(tmp_path, monkeypatch):
     assert config.hydra.sweep.dir == config.hydra.run.dir and not any(tmp_path.iterdir())
 
 
-def test_what_hydra_refuses_otherwise_ends_the_run_unjudged():
+def test_what_hydra_refuses_otherwise_ends_the_run_unchecked():
     with pytest.raises(Ended) as ended:
         compose("my/grpo.yaml")
     line, status = ended.value.args
-    assert line.startswith("not judged: ") and "grpo.yaml" in line and status == 1
+    assert line.startswith("not checked: ") and "grpo.yaml" in line and status == 1
 
 
 USE_DYNAMIC = "actor_rollout_ref.actor.use_dynamic_bsz"
@@ -188,7 +188,7 @@ def test_an_empty_variable_of_the_shell_is_named_with_all_else_that_is_wrong(cap
     config = compose(*COMPLETE, *wrong, "actor_rollout_ref.rollout.mode=sync")
     line, status = judge(OmegaConf.masked_copy(config, set(config) - {"hydra"}))
     out = capsys.readouterr().out
-    assert line.startswith("judged: ") and status == 1 and "Rollout mode 'sync'" in out
+    assert line.startswith("checked: ") and status == 1 and "Rollout mode 'sync'" in out
     for key, value in (("trainer.nnodes", ""), ("trainer.n_gpus_per_node", "eight"), (USE_DYNAMIC, "maybe")):
         assert f"problem: {key}: is '{value}': give " in out
 
@@ -211,10 +211,10 @@ WARNING, PROBLEM = Finding("a", "b", advice="c"), Finding("d", "e", "f")
 def test_the_last_line_counts_the_problems_and_the_status_says_whether_there_are_any(
     found, counts, printed, monkeypatch, capsys
 ):
-    monkeypatch.setattr(settings, "judge", lambda config, with_machine: found)
+    monkeypatch.setattr(settings, "check", lambda config, with_machine: found)
     monkeypatch.setattr(intercept, "status_if_sound", 0)
     line, status = judge(verl_config(*GTPO))
-    assert line.startswith("judged: ") and line.endswith(counts) and status == (0 if counts == "no problem" else 1)
+    assert line.startswith("checked: ") and line.endswith(counts) and status == (0 if counts == "no problem" else 1)
     assert capsys.readouterr().out == printed
 
 
@@ -227,7 +227,7 @@ def test_the_config_of_its_caller_stays_as_it_is():
 
 def test_a_check_that_fails_is_no_judgement(capfd):
     line, status = judge({"not": "a config"})
-    assert line.startswith("not judged: ") and status == 1 and "Traceback" in capfd.readouterr().err
+    assert line.startswith("not checked: ") and status == 1 and "Traceback" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -235,15 +235,15 @@ def test_a_check_that_fails_is_no_judgement(capfd):
     ["trainer.sft_trainer", "trainer.main_generation_server", "trainer.main_eval", "model_merger"],
 )
 def test_modules_of_verl_that_are_no_ppo_trainers_end_before_they_start(module):
-    with pytest.raises(Ended, match="not judged: "):
-        intercept.end_if_never_judged(f"verl.{module}")
+    with pytest.raises(Ended, match="not checked: "):
+        intercept.end_if_never_checked(f"verl.{module}")
 
 
 @pytest.mark.parametrize(
     "module", ["", "mine", "verl.trainer.main_ppo", "verl.experimental.one_step_off_policy.main_ppo", "verl.no_such"]
 )
 def test_other_modules_start(module):
-    intercept.end_if_never_judged(module)
+    intercept.end_if_never_checked(module)
 
 
 def exits():
@@ -252,7 +252,7 @@ def exits():
 
 @pytest.mark.parametrize("main", [lambda: None, exits], ids=["ends", "exits"])
 def test_a_main_that_ends_or_fails_without_a_judgement_ends_there(main, capfd):
-    with pytest.raises(Ended, match="not judged: ") as ended:
+    with pytest.raises(Ended, match="not checked: ") as ended:
         intercept._run_main(main, None, (), {})
     assert ended.value.args[1] == 1
 

@@ -20,7 +20,7 @@ PROGRAMS = {
 }
 
 
-def judged(command, monkeypatch, *further):
+def checked(command, monkeypatch, *further):
     """The keys of the problems and of the warnings that a check finds."""
     monkeypatch.chdir(VERL.parent)  # the programs beside main_ppo look for verl's configs from where they start
     monkeypatch.setattr(intercept, "_found_in_command", {})
@@ -30,7 +30,7 @@ def judged(command, monkeypatch, *further):
     config = verl_config(*groups, name=command.get("config", name), folder=folder)
     others = OverridesParser.create().parse_overrides([word for word in words if word not in groups])
     intercept.gather(ConfigLoaderImpl._apply_overrides_to_config, others, config)
-    in_settings, _ = settings.judge(config, with_machine=False)
+    in_settings, _ = settings.check(config, with_machine=False)
     found = [*intercept._found_in_command, *in_settings]
     keys = [(finding.subject or finding.remedy).partition("=")[0].partition(":")[0] for finding in found]
     problems = {key for key, finding in zip(keys, found, strict=True) if finding.remedy}
@@ -40,7 +40,7 @@ def judged(command, monkeypatch, *further):
 @pytest.mark.process
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command["script"])
 def test_a_public_command_has_the_problems_that_it_has_by_hand(command, monkeypatch):
-    problems, warnings = judged(command, monkeypatch)
+    problems, warnings = checked(command, monkeypatch)
     assert problems == set(command.get("problems", []))
     assert warnings >= set(command.get("warnings", []))
 
@@ -69,5 +69,5 @@ WITHOUT_ENTROPY_OR_GROUPS = {
 @pytest.mark.parametrize("script", WITHOUT_ENTROPY_OR_GROUPS)
 def test_with_gtpo_a_public_command_lacks_what_gtpo_needs(script, monkeypatch):
     (command,) = (command for command in COMMANDS if command["script"] == script)
-    problems, _ = judged(command, monkeypatch, GTPO)
+    problems, _ = checked(command, monkeypatch, GTPO)
     assert problems == WITHOUT_ENTROPY_OR_GROUPS[script]

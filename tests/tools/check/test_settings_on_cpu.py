@@ -14,9 +14,9 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 LOSS_MODE, GRPO = f"{ACTOR}.policy_loss.loss_mode", "algorithm.adv_estimator=grpo"
 
 
-def judged(*overrides):
+def checked(*overrides):
     """What is said of the settings, as (problem or warning) by what it is about."""
-    found, _ = settings.judge(verl_config(*GTPO, *overrides), with_machine=False)
+    found, _ = settings.check(verl_config(*GTPO, *overrides), with_machine=False)
     return {x.subject or x.remedy: x.remedy or x.advice for x in found if x.remedy or x.advice}
 
 
@@ -25,27 +25,27 @@ def problems(found):
 
 
 def test_a_sound_command_has_no_problem():
-    assert problems(judged()) == {}
+    assert problems(checked()) == {}
 
 
 def test_what_is_missing_here_is_said_once_and_not_of_the_settings(monkeypatch):
     monkeypatch.setattr(compat, "load_errors", {"broken": None})
     for name in ("transfer_queue", "cachetools"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert problems(judged("trainer.use_v1=True")) == {"registration": "broken"}
+    assert problems(checked("trainer.use_v1=True")) == {"registration": "broken"}
 
 
 def test_all_problems_are_said_at_once():
     wrong = [f"{ROLLOUT}.n=1", f"{LOSS_MODE}=gtop", "algorithm.rollout_correction.bypass_mode=True"]
-    found = judged(*wrong, f"{ACTOR}.use_dynamic_bsz=False")
+    found = checked(*wrong, f"{ACTOR}.use_dynamic_bsz=False")
     assert [override for override in wrong if not any(key.startswith(f"{override}: ") for key in found)] == []
     assert "ppo_micro_batch_size_per_gpu" in found["verl"]
 
 
 def test_a_strategy_without_its_engine_names_the_engine():
-    found = judged(f"{ACTOR}.strategy=megatron")
+    found = checked(f"{ACTOR}.strategy=megatron")
     assert "write model_engine=megatron" in found[f"{ACTOR}.strategy=megatron"]
-    assert problems(judged("model_engine=megatron", f"{ACTOR}.ppo_micro_batch_size_per_gpu=1")) == {}
+    assert problems(checked("model_engine=megatron", f"{ACTOR}.ppo_micro_batch_size_per_gpu=1")) == {}
 
 
 MISSPELT = {
@@ -66,7 +66,7 @@ NO_TEXT = ("trainer.resume_mode=True", "trainer.resume_mode=False", "data.trunca
 @pytest.fixture(scope="module")
 def misspelt():
     """What is said of all misspelt values together."""
-    return judged(*MISSPELT, f"{ACTOR}.use_kl_loss=True")
+    return checked(*MISSPELT, f"{ACTOR}.use_kl_loss=True")
 
 
 @pytest.mark.parametrize(("word", "right"), MISSPELT.items())
@@ -82,25 +82,25 @@ def test_what_verl_itself_would_say_of_a_misspelt_value_is_left_out(misspelt):
 
 @pytest.mark.parametrize("word", NO_TEXT)
 def test_a_value_that_is_no_text_is_named_too(word):
-    assert judged(word)[word].startswith("verl has ")
+    assert checked(word)[word].startswith("verl has ")
 
 
 @pytest.mark.parametrize(
     "word", ["trainer.logger=tracking", f"{ACTOR}.kl_loss_type=low_var_kl+", f"{ROLLOUT}.name=sglang"]
 )
 def test_values_that_verl_has_are_no_problem(word):
-    assert problems(judged(word, f"{ACTOR}.use_kl_loss=True")) == {}
+    assert problems(checked(word, f"{ACTOR}.use_kl_loss=True")) == {}
 
 
 def test_a_value_that_the_run_does_not_read_is_a_warning():
-    found, _ = settings.judge(verl_config(*GTPO, f"{ACTOR}.kl_loss_type=lowvar"), with_machine=False)
+    found, _ = settings.check(verl_config(*GTPO, f"{ACTOR}.kl_loss_type=lowvar"), with_machine=False)
     assert [x.advice[:12] for x in found if "lowvar" in x.subject] == ["did you mean"]
     assert not any(x.remedy for x in found)
 
 
 @pytest.mark.parametrize("name", ["batch", "prime"])
 def test_a_reward_manager_that_verl_no_longer_has_is_named_with_the_five_that_it_has(name):
-    found = judged(f"reward_model.reward_manager={name}")
+    found = checked(f"reward_model.reward_manager={name}")
     assert f"write reward.reward_manager.name={name}" in found[f"reward_model.reward_manager={name}"]
     said = found[f"reward.reward_manager.name={name}"]
     assert all(x in said for x in ("naive", "dapo", "gdpo", "remote", "rate_limited"))
@@ -108,10 +108,10 @@ def test_a_reward_manager_that_verl_no_longer_has_is_named_with_the_five_that_it
 
 def test_a_reward_function_under_its_old_key_is_not_read_by_main_ppo(monkeypatch):
     old = "custom_reward_function.path=mine.py"
-    assert f"write reward.{old}" in judged(old)[old]
-    assert problems(judged("reward_model.enable=False", f"reward.{old}")) == {}  # as it is anyway
+    assert f"write reward.{old}" in checked(old)[old]
+    assert problems(checked("reward_model.enable=False", f"reward.{old}")) == {}  # as it is anyway
     monkeypatch.setattr(sys.modules["__main__"], "migrate_legacy_reward_impl", None, raising=False)
-    assert problems(judged(old)) == {}
+    assert problems(checked(old)) == {}
 
 
 @pytest.mark.parametrize(
@@ -124,13 +124,13 @@ def test_a_reward_function_under_its_old_key_is_not_read_by_main_ppo(monkeypatch
 )
 def test_batches_split_as_verl_splits_them(words, is_wrong):
     sections = {"n": ROLLOUT, "train_batch_size": "data", "ppo_mini_batch_size": ACTOR}
-    found = judged(*(f"{sections.get(word.partition('=')[0], 'trainer')}.{word}" for word in words.split()))
+    found = checked(*(f"{sections.get(word.partition('=')[0], 'trainer')}.{word}" for word in words.split()))
     assert any("batch_size=" in key for key in problems(found)) == is_wrong
 
 
 def test_the_legacy_trainer_reads_no_filter_groups():
     on = "algorithm.filter_groups.enable=True"
-    found = judged("trainer.use_v1=False", on)
+    found = checked("trainer.use_v1=False", on)
     assert "trainer.use_v1=True" in found[on] and "groups" not in found["GTPO"]
 
 
@@ -146,29 +146,29 @@ CORRECTION, OVERLONG = "algorithm.rollout_correction", "reward.reward_kwargs.ove
     ],
 )
 def test_what_verl_refuses_of_its_rollout_correction_at_the_first_batch_is_said_before(wrong, said):
-    assert said in judged(*(f"{CORRECTION}.{word}" for word in wrong.split()))["verl"]
+    assert said in checked(*(f"{CORRECTION}.{word}" for word in wrong.split()))["verl"]
     right = ("rollout_is=token", "rollout_rs=token_k1", "rollout_rs_threshold='0.5_2.0'")
-    assert "verl" not in judged(*(f"{CORRECTION}.{word}" for word in right))
+    assert "verl" not in checked(*(f"{CORRECTION}.{word}" for word in right))
 
 
 def test_a_correction_needs_the_rollouts_log_probs():
     off, update = f"{ROLLOUT}.calculate_log_probs=False", "++algorithm.gtpo.entropy_from=update"
     assert f"{CORRECTION}.rollout_is" in said_of(off, off, f"{CORRECTION}.rollout_is=token")
-    assert off not in judged(off)
+    assert off not in checked(off)
     bypass = (off, f"{CORRECTION}.bypass_mode=True", "++algorithm.gtpo.initial_entropy=0.3")
-    assert off in judged(*bypass) and off in judged(*bypass, update)  # which turns on the update's entropy alone
+    assert off in checked(*bypass) and off in checked(*bypass, update)  # which turns on the update's entropy alone
 
 
 def said_of(subject, *overrides):
-    found, _ = settings.judge(verl_config(*GTPO, *overrides), with_machine=False)
+    found, _ = settings.check(verl_config(*GTPO, *overrides), with_machine=False)
     return next(x.says for x in found if x.subject == subject)
 
 
 def test_daposs_penalty_for_length_needs_the_longest_response():
     wrong = ("reward.reward_manager.name=dapo", f"++{OVERLONG}.enable=True")
-    longest = judged(*wrong)[f"{OVERLONG}.enable=True"].removeprefix("set ")
+    longest = checked(*wrong)[f"{OVERLONG}.enable=True"].removeprefix("set ")
     assert longest.startswith("++reward.reward_kwargs.max_resp_len=")
-    assert f"{OVERLONG}.enable=True" not in judged(*wrong, longest)
+    assert f"{OVERLONG}.enable=True" not in checked(*wrong, longest)
 
 
 FULLY_ASYNC = (
@@ -183,26 +183,26 @@ ASSERTED = ["data.train_batch_size=0", "++data.gen_batch_size=1", "actor_rollout
 
 
 def test_fully_async_with_all_that_it_asserts_has_no_problem():
-    assert problems(judged(*FULLY_ASYNC, *ASSERTED)) == {}
+    assert problems(checked(*FULLY_ASYNC, *ASSERTED)) == {}
 
 
 @pytest.mark.parametrize("missing", ASSERTED)
 def test_fully_async_is_judged_by_its_own_assertions(missing):
     key, value = missing.lstrip("+").split("=")
-    found = judged(*FULLY_ASYNC, *(override for override in ASSERTED if override != missing))
+    found = checked(*FULLY_ASYNC, *(override for override in ASSERTED if override != missing))
     assert [remedy for subject, remedy in found.items() if subject.startswith(key)] == [f"set {key}={value}"]
 
 
 @pytest.mark.parametrize("key", [f"{ROLLOUT}.n", f"{ACTOR}.ppo_mini_batch_size"])
 def test_null_for_a_number_is_a_problem_and_no_crash(key):
-    assert problems(judged(f"{key}=null"))
+    assert problems(checked(f"{key}=null"))
 
 
 def test_a_critic_is_judged():
     critic = ["critic.enable=True", "critic.use_dynamic_bsz=False", "critic.ppo_mini_batch_size=32"]
-    assert "[critic]" in judged(*critic)["verl"]
+    assert "[critic]" in checked(*critic)["verl"]
     right = ["critic.ppo_micro_batch_size_per_gpu=1", "data.train_batch_size=32", f"{ACTOR}.ppo_mini_batch_size=32"]
-    assert "verl" not in judged(*critic, *right)
+    assert "verl" not in checked(*critic, *right)
 
 
 ULYSSES, TP = f"{ACTOR}.ulysses_sequence_parallel_size", f"{ROLLOUT}.tensor_model_parallel_size"
@@ -248,8 +248,8 @@ POOL = "reward.reward_model.enable=True reward.reward_model.enable_resource_pool
 )
 def test_what_does_not_fit_the_gpus_is_a_problem_with_a_way_out(wrong, subject, way_out):
     wrong = ["trainer.n_gpus_per_node=2", *wrong.split()]
-    assert subject in judged(*wrong)
-    assert subject not in judged(*wrong, way_out)
+    assert subject in checked(*wrong)
+    assert subject not in checked(*wrong, way_out)
 
 
 DYNAMIC_CONTEXT = f"{ACTOR}.megatron.dynamic_context_parallel=True {ACTOR}.megatron.max_seqlen_per_dp_cp_rank=512"
@@ -267,7 +267,7 @@ ONE_PROMPT = f"{ACTOR}.ppo_mini_batch_size=1"
 )
 def test_verls_own_ways_over_long_sequences_are_no_problem(words):
     tokens = f"{ACTOR}.ppo_max_token_len_per_gpu=512"
-    assert not {tokens, ONE_PROMPT} & judged("trainer.n_gpus_per_node=4", tokens, *words.split()).keys()
+    assert not {tokens, ONE_PROMPT} & checked("trainer.n_gpus_per_node=4", tokens, *words.split()).keys()
 
 
 @pytest.mark.parametrize(
@@ -279,15 +279,15 @@ def test_verls_own_ways_over_long_sequences_are_no_problem(words):
 )
 def test_the_longest_sequence_is_what_the_rollout_makes(lengths):
     words = ["data.max_prompt_length=1024", *lengths.split()]
-    assert f"{TOKENS}=8192" not in judged(*words, f"{TOKENS}=8192")
-    found = judged(*words, f"{TOKENS}=1024")
+    assert f"{TOKENS}=8192" not in checked(*words, f"{TOKENS}=8192")
+    found = checked(*words, f"{TOKENS}=1024")
     needed = found[f"{TOKENS}=1024"].split()[1].partition("=")[2]
-    assert f"{TOKENS}={needed}" not in judged(*words, f"{TOKENS}={needed}")
+    assert f"{TOKENS}={needed}" not in checked(*words, f"{TOKENS}={needed}")
 
 
 def test_a_longer_response_of_the_rollout_counts():
     words = ["data.max_response_length=1024", f"{ROLLOUT}.response_length=16384", f"{TOKENS}=4096"]
-    assert f"{TOKENS}=4096" in judged(*words)
+    assert f"{TOKENS}=4096" in checked(*words)
 
 
 OWN_POOL = [SEPARATE, f"{ROLLOUT}.checkpoint_engine.backend=nccl", f"{ROLLOUT}.nnodes=1", "data.train_batch_size=1024"]
@@ -296,28 +296,28 @@ OWN_POOL = [SEPARATE, f"{ROLLOUT}.checkpoint_engine.backend=nccl", f"{ROLLOUT}.n
 @pytest.mark.parametrize(("gpus", "fits"), [(1, False), (2, True), (3, False), (4, True)])
 def test_copies_of_the_model_fill_a_pool_of_the_rollouts_own(gpus, fits):
     words = [*OWN_POOL, f"{ROLLOUT}.n_gpus_per_node={gpus}", f"{TP}=2", "trainer.n_gpus_per_node=2"]
-    found = problems(judged(*words))
+    found = problems(checked(*words))
     assert (f"{TP}=2" not in found) == fits
     if not fits:
-        assert f"{TP}=2" not in judged(*words, f"{TP}=1")
-        assert f"{TP}=2" not in judged(*words, f"{ROLLOUT}.n_gpus_per_node=2")
+        assert f"{TP}=2" not in checked(*words, f"{TP}=1")
+        assert f"{TP}=2" not in checked(*words, f"{ROLLOUT}.n_gpus_per_node=2")
 
 
 @pytest.mark.parametrize(("value", "cuts"), [("1023", True), ("1024", False), ("null", False), ("long", False)])
 def test_a_context_that_is_shorter_than_a_sequence_is_warned_of(value, cuts):
     word = f"{ROLLOUT}.max_model_len={value}"
-    advice = judged(word).get(word)
+    advice = checked(word).get(word)
     assert advice is None if not cuts else "rollout cuts longer" in advice
 
 
 @pytest.mark.parametrize("wrong", ["trainer.n_gpus_per_node=0", "trainer.nnodes=null"])
 def test_a_run_without_a_gpu_is_a_problem_beside_the_others(wrong):
-    found = judged(wrong, f"{LOSS_MODE}=gtop")
+    found = checked(wrong, f"{LOSS_MODE}=gtop")
     assert found[wrong.partition("=")[0]].endswith("at least 1") and any("gtop" in key for key in found)
 
 
 def test_a_wrong_key_of_gtpo_is_a_problem_beside_the_others():
-    found = judged("+algorithm.gtpo.gama=1", f"{ROLLOUT}.name=???")
+    found = checked("+algorithm.gtpo.gama=1", f"{ROLLOUT}.name=???")
     assert any(key.startswith("algorithm.gtpo.gama=1: ") for key in found)
     assert found[f"{ROLLOUT}.name"].startswith(f"set {ROLLOUT}.name=vllm")
 
@@ -325,7 +325,7 @@ def test_a_wrong_key_of_gtpo_is_a_problem_beside_the_others():
 def test_a_verl_that_does_not_load_the_plugin_is_a_problem(monkeypatch):
     monkeypatch.delitem(sys.modules, "gtpo_verl.verl_plugin")
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "gtpo_check")
-    assert "set it to gtpo,gtpo_check" in judged()["plugin gtpo"]
+    assert "set it to gtpo,gtpo_check" in checked()["plugin gtpo"]
 
 
 MICRO = f"{ACTOR}.ppo_micro_batch_size_per_gpu=1"
@@ -345,14 +345,14 @@ STAGES = f"{ACTOR}.megatron.pipeline_model_parallel_size=4"
     ids=["tokens of two GPUs", "no limit of tokens", "a rollout of its own", "no training", "remax"],
 )
 def test_what_fits_has_no_problem(words):
-    assert problems(judged(*words.split())) == {}
+    assert problems(checked(*words.split())) == {}
 
 
 @pytest.mark.parametrize("word", ["trainer.val_only=True", "algorithm.adv_estimator=remax"])
 def test_what_verl_does_not_do_where_it_is_asked_for_is_a_problem(word):
     words = [word, "trainer.val_before_train=False", "trainer.use_v1=True"]
-    (remedy,) = re.findall(r"set ([\w.]+=\w+)", judged(*words)[word])
-    assert word not in judged(*words, remedy)
+    (remedy,) = re.findall(r"set ([\w.]+=\w+)", checked(*words)[word])
+    assert word not in checked(*words, remedy)
 
 
 @pytest.mark.parametrize(
@@ -365,10 +365,10 @@ def test_what_verl_does_not_do_where_it_is_asked_for_is_a_problem(word):
 )
 def test_what_two_gpus_cannot_be_split_over_is_named(words, subject):
     engine = ["model_engine=megatron"] if MICRO in words else []
-    assert subject in judged(*engine, "trainer.n_gpus_per_node=2", *words.split())
+    assert subject in checked(*engine, "trainer.n_gpus_per_node=2", *words.split())
 
 
 def test_what_the_run_itself_would_say_is_said(monkeypatch):
-    assert "loss_agg_mode" in judged()["GTPO"] and "GTPO" not in judged(GRPO)
+    assert "loss_agg_mode" in checked()["GTPO"] and "GTPO" not in checked(GRPO)
     monkeypatch.setattr(preflight_problems, "problems", lambda config: ["a=1: no"])
-    assert "a=1: no" in judged()
+    assert "a=1: no" in checked()
