@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from verl_config import COMPLETE, verl_config
 
 from gtpo_verl.tools.check import names
-from gtpo_verl.tools.check import settings as judgement
+from gtpo_verl.tools.check import settings as settings_check
 from gtpo_verl.verl_plugin import values
 from gtpo_verl.verl_plugin.ranges import RANGES
 from gtpo_verl.verl_plugin.run_config import NOT_SELECTED
@@ -25,7 +25,7 @@ ATTENTION = f"{MODEL}.override_config.attn_implementation"
 @cache
 def findings(*words):
     """What a check of the settings says of a command, by the key that it is about."""
-    in_settings, _ = judgement.judge(verl_config(*GTPO, *words), with_machine=False)
+    in_settings, _ = settings_check.check(verl_config(*GTPO, *words), with_machine=False)
     return {finding.subject.partition("=")[0] or finding.remedy.partition("=")[0]: finding for finding in in_settings}
 
 
@@ -113,6 +113,11 @@ def test_the_remedies_of_values_that_verl_cannot_use_leave_no_problem(commands):
     assert not [finding for finding in after if finding.says.startswith(("is ", "no such value")) and finding.remedy]
 
 
+@pytest.mark.parametrize("modules", ["all-linear", "[q_proj,v_proj]"])
+def test_a_value_for_which_verl_takes_any_kind_is_no_finding(modules):
+    assert f"{MODEL}.target_modules" not in findings(f"{MODEL}.target_modules={modules}")
+
+
 @pytest.mark.parametrize(
     ("word", "meant"),
     [(f"{ROLLOUT}.load_format=safetensor", "safetensors"), (f"{ROLLOUT}.multi_turn.format=hermess", "hermes")],
@@ -154,7 +159,7 @@ def test_what_is_left_out_is_named(key):
     OmegaConf.set_struct(config, False)
     section, _, name = key.rpartition(".")
     del (OmegaConf.select(config, section) if section else config)[name]
-    found, _ = judgement.judge(config, with_machine=False)
+    found, _ = settings_check.check(config, with_machine=False)
     assert [finding.remedy for finding in found if finding.subject == key and finding.says == "is not there"]
 
 
@@ -166,7 +171,7 @@ def test_nothing_in_place_of_what_verl_reads_first_is_named(key, value):
     config = verl_config(*GTPO)
     OmegaConf.set_struct(config, False)
     OmegaConf.update(config, key, value, merge=False)
-    found, _ = judgement.judge(config, with_machine=False)
+    found, _ = settings_check.check(config, with_machine=False)
     assert key in [finding.subject for finding in found]
 
 
@@ -195,7 +200,7 @@ def test_no_value_of_any_kind_ends_the_check_itself(words):
     for key, value in words.items():
         with suppress(*NOT_SELECTED):  # its section is none any more
             OmegaConf.update(config, key, value, merge=False, force_add=True)
-    found, _ = judgement.judge(config, with_machine=True)
+    found, _ = settings_check.check(config, with_machine=True)
     assert all(finding.says or finding.remedy for finding in found)
 
 
