@@ -1,4 +1,4 @@
-"""What a run that asks for GTPO (arXiv:2508.03772) is told before verl starts a worker."""
+"""What a run is told of GTPO (arXiv:2508.03772) before verl starts a worker."""
 
 import logging
 import textwrap
@@ -26,7 +26,11 @@ _CALCULATE_ENTROPY = "actor_rollout_ref.actor.calculate_entropy"
 
 
 def check_and_log(config: DictConfig) -> None:
-    """Check the config of a run, and log what its user has to know of it; raises what `validated` raises."""
+    """Check the config of a run, and log what its user has to know of it.
+
+    Turns on `actor.calculate_entropy` in the config where `entropy_from=update` needs it, and raises what `validated`
+    raises.
+    """
     from verl.trainer.ppo.utils import need_reference_policy
 
     run = validated(config)
@@ -35,10 +39,10 @@ def check_and_log(config: DictConfig) -> None:
         table = textwrap.indent(as_table(differing), "GTPO: ")
         logger.warning("GTPO: with these settings the run is not the paper's:\n%s", table)
 
-    chosen = select(config, ADV_ESTIMATOR)
-    other = foreign_function(chosen)
-    if other and not other.startswith("verl."):
-        logger.warning("%s=%s is %s; for GTPO of arXiv:2508.03772 set it to %s", ADV_ESTIMATOR, chosen, other, ALIAS)
+    name = select(config, ADV_ESTIMATOR)
+    owner = foreign_function(name)  # the function that another package has registered under this name
+    if owner and not owner.startswith("verl."):
+        logger.warning("%s=%s is %s; for GTPO of arXiv:2508.03772 set it to %s", ADV_ESTIMATOR, name, owner, ALIAS)
     if not run.applies_gtpo:
         return
 
@@ -63,8 +67,8 @@ def validated(config: DictConfig) -> RunConfig:
 
     Raises:
         RuntimeError: GTPO cannot run in this process.
-        ValueError: settings with which GTPO, its token dump or the watch for collapse cannot run, if the config asks
-            for one; naming key, value and remedy of each.
+        ValueError: what the config asks for, GTPO, its token dump or the monitor, cannot run with its settings or with
+            the packages that are installed; the message names each key, its value and the remedy.
     """
     if uses_gtpo(config):
         compat.check_loaded()
@@ -74,6 +78,6 @@ def validated(config: DictConfig) -> RunConfig:
         if missing:
             remedy = f"pip install {' '.join(missing)}"
             messages.append(f"trainer.use_v1=True needs packages that are not installed: {remedy}")
-    if run is None or messages:
+    if run is None or messages:  # without a run there always is a message
         raise ValueError("; ".join(messages))
     return run

@@ -1,4 +1,4 @@
-"""The few places where verl and vLLM assume an accelerator, each changed when its module is imported."""
+"""What verl and vLLM need changed to run without an accelerator: mostly a module of theirs, as it is imported."""
 
 import functools
 import sys
@@ -16,7 +16,7 @@ def install() -> None:
     wrapt.register_post_import_hook(use_one_gloo_backend, "torch.distributed")
     wrapt.register_post_import_hook(offload_without_pinning, "verl.workers.engine.fsdp.transformer_impl")
     wrapt.register_post_import_hook(pad_in_plain_torch, "verl.utils.attention_utils")
-    wrapt.register_post_import_hook(refuse_accelerators_engines, "verl.utils.config")
+    wrapt.register_post_import_hook(require_own_weight_transfer, "verl.utils.config")
     wrapt.register_post_import_hook(keep_linear_weights, "vllm._custom_ops")
     sys.meta_path.append(VLLMCPUFinder())
 
@@ -39,7 +39,10 @@ def offload_without_pinning(module: Any) -> None:
 
 
 def pad_in_plain_torch(module: Any) -> None:
-    """Before 0.9.1 verl takes these from flash-attn, except on NPU, for which it has them in plain torch."""
+    """Give verl its padding in plain torch, which it has for NPU.
+
+    Before 0.9.1, which lacks `_fallback_unpad_input`, verl takes it from flash-attn on all other devices.
+    """
 
     def for_npu() -> tuple:
         from verl.utils import npu_flash_attn_utils as npu
@@ -50,17 +53,19 @@ def pad_in_plain_torch(module: Any) -> None:
         module._get_attention_functions = for_npu
 
 
-def refuse_accelerators_engines(module: Any) -> None:
-    """verl's weight transfers to rollouts with workers of their own need an accelerator; verl does not say so, or only
-    once the workers are up."""
+def require_own_weight_transfer(module: Any) -> None:
+    """Have verl's check of a config refuse rollouts apart from their trainer, unless a transfer of one's own is named.
 
+    verl's own transfers need an accelerator. verl does not say so, or only once the workers are up.
+    """
     validate_config = module.validate_config
 
-    # No wrapt proxy: the legacy `main_ppo` sends Ray its TaskRunner with all that it calls, and a proxy has no pickle.
+    # No wrapt proxy: Ray pickles the legacy `main_ppo`'s TaskRunner with this function, and a proxy has no pickle.
     @functools.wraps(validate_config)
     def check_weight_transfer(*args: Any, **kwargs: Any) -> Any:
         config = kwargs["config"] if "config" in kwargs else args[0]
-        actor_rollout_ref, trainer = config.actor_rollout_ref, config.trainer
+        actor_rollout_ref = config.actor_rollout_ref
+        trainer = config.trainer
         apart = not actor_rollout_ref.hybrid_engine
         apart |= trainer.use_v1 and trainer.v1.trainer_mode == "separate_async"
         engine = actor_rollout_ref.rollout.checkpoint_engine

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Iterator
 from gtpo_verl.monitor.frameworks import METRICS, is_metric
 from gtpo_verl.tools.diagnose.entries import STEP_COLUMNS, Entry, numbers, step_number
 
-_VALIDATION = ("val", "eval")
+_VALIDATION_PREFIXES = ("val", "eval")
 _UNDERSCORED = {name.replace("/", "_"): name for name in sorted(METRICS)}
 
 
-def columns(name: str, header: Iterable[str]) -> list[str]:
-    """Return the metric of each column, "" of one that is not read; nothing if no column has the steps.
+def columns(log_name: str, header: Iterable[str]) -> list[str]:
+    """Return the metric of each column; nothing if no column has the steps.
+
+    A column that is not read, such as W&B's `__MIN` and `__MAX`, has "".
 
     W&B's chart has `run - metric` as names, a notebook's table blanks around the slash, and some loggers underscores.
 
@@ -22,14 +24,14 @@ def columns(name: str, header: Iterable[str]) -> list[str]:
     found = []
     runs = set()
     for column in header:
-        run, of_chart, metric = column.strip().rpartition(" - ")
-        if of_chart:
+        run, separator, metric = column.strip().rpartition(" - ")
+        if separator:
             runs.add(run)
         found.append(_metric(metric))
     if not {*found} & {*STEP_COLUMNS}:
         return []
     if len(runs) > 1:
-        raise ValueError(f"{name} has the runs {', '.join(sorted(runs))}: export the chart of one")
+        raise ValueError(f"{log_name} has the runs {', '.join(sorted(runs))}: export the chart of one")
     return found
 
 
@@ -43,10 +45,10 @@ def _metric(column: str) -> str:
     return _UNDERSCORED.get(metric, metric)
 
 
-def entries(names: list[str], rows: Iterable[list[str]]) -> Iterator[Entry]:
-    """Yield the entry of each row."""
+def entries(metrics: list[str], rows: Iterable[list[str]]) -> Iterator[Entry]:
+    """Yield the entry of each row, whose columns have these metrics."""
     for cells in rows:
-        row = dict(zip(names, cells, strict=False))
+        row = dict(zip(metrics, cells, strict=False))
         if "nan" in map(str.lower, cells):
             row = _without_missing(row)
         steps = [step_number(row.get(column)) for column in STEP_COLUMNS]
@@ -56,16 +58,20 @@ def entries(names: list[str], rows: Iterable[list[str]]) -> Iterator[Entry]:
 def _without_missing(row: dict[str, str]) -> dict[str, str]:
     """Return a row without the nan that stands for a missing number.
 
-    Some write it into a validation's cells beside training, and into those of training beside a validation.
+    Some write it into a validation's cells beside training, and into those of training where a row has a validation
+    alone. A training metric that is really nan in such a row is lost.
     """
     finite = [name for name, value in numbers(row.items()).items() if is_metric(name) and math.isfinite(value)]
-    kinds = {name.startswith(_VALIDATION) for name in finite}
+    kinds = {name.startswith(_VALIDATION_PREFIXES) for name in finite}
     has_validation = True in kinds
     has_training = False in kinds
     kept = {}
     for name, value in row.items():
-        is_validation = name.startswith(_VALIDATION)
-        is_missing = has_training if is_validation else has_validation and not has_training
+        is_validation = name.startswith(_VALIDATION_PREFIXES)
+        if is_validation:
+            is_missing = has_training
+        else:
+            is_missing = has_validation and not has_training
         if value.lower() != "nan" or not is_missing:
             kept[name] = value
     return kept

@@ -66,7 +66,7 @@ def test_forward_only_engines_offload_without_pinned_memory():
 def validate_config():
     """verl's check of a config, behind which the fix looks for engines of accelerators."""
     module = SimpleNamespace(validate_config=lambda config: "validated")
-    fixes.refuse_accelerators_engines(module)
+    fixes.require_own_weight_transfer(module)
     return module.validate_config
 
 
