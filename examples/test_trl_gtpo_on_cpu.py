@@ -317,7 +317,7 @@ def test_command_of_the_documentation_trains(model, tmp_path, number):
     command = re.findall(r"^python (examples/trl_gtpo\.py .*)$", page, re.MULTILINE)[number]
     command = command.replace("Qwen/Qwen2.5-0.5B-Instruct", model).replace("outputs/trl", str(tmp_path))
     small = "--max_steps 2 --max_completion_length 5 --logging_steps 1 --use_cpu --report_to none"
-    run = [sys.executable, *shlex.split(command), *small.split()]
+    run = [sys.executable, *shlex.split(command, comments=True), *small.split()]
     log = subprocess.run(run, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert log.count("gtpo/conflict/token_frac") == 2
     assert (tmp_path / "model.safetensors").exists() or list(tmp_path.glob("checkpoint-*"))

@@ -30,7 +30,7 @@ only_negative_0.7    | 4c     | qwen  | gsm8k | gtpo.completion_filter=always gt
 only_negative_1.05   | 4c     | qwen  | gsm8k | gtpo.completion_filter=always gtpo.filter_scope=negative gtpo.entropy_threshold=1.05 | "OnlyNeg"
 only_negative_2.0    | 4c     | qwen  | gsm8k | gtpo.completion_filter=always gtpo.filter_scope=negative gtpo.entropy_threshold=2.0 | "OnlyNeg"
 grpo_entropy_control | 4d     | llama | gsm8k | gtpo.conflict_span=none gtpo.completion_filter=always gtpo.entropy_threshold=1.05 | GRPO with entropy control; beside kl_0, threshold_1.05
-group_8              | 5b     | qwen  | gsm8k | ROLLOUT_N=8 gtpo.completion_filter=never | also MODEL=llama, DATASET=math
+group_8              | 5b     | qwen  | gsm8k | ROLLOUT_N=8 gtpo.completion_filter=never | also DATASET=math; MODEL=llama with ++algorithm.gtpo.completion_filter=auto
 group_12             | 5b     | qwen  | gsm8k | ROLLOUT_N=12 gtpo.completion_filter=never |
 betas_default        | 6      | qwen  | gsm8k | ALGO=grpo | GRPO with Adam betas 0.9, 0.95; also MODEL=llama
 betas_paper          | 6      | qwen  | gsm8k | ALGO=grpo actor_rollout_ref.actor.optim.betas=[0.999999,0.999999] | GRPO with those of GTPO in Listing 1
