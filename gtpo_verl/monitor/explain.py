@@ -266,7 +266,7 @@ def constant_parts(history: History) -> dict[str, float]:
     """Return the parts of the reward that had one value in each of ten steps or more, with that value."""
     constant = {}
     for name, series in history.series.items():
-        if name.startswith(PART) and len(series) >= 10 and min(series.values) == max(series.values):
+        if name.startswith(PART) and len(series) >= 10 and series.sums().lowest == series.sums().highest:
             constant[name] = series.values[0]
     return constant
 

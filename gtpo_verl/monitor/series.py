@@ -109,18 +109,19 @@ class Series:
 
     def since(self, step: int) -> "Series":
         """Return the part of it from a step on."""
-        place = bisect_left(self.steps, step)
-        part = Series(self.is_share, self.completions, self.smallest)
-        part.steps = self.steps[place:]
-        part.values = self.values[place:]
-        return part
+        return self._part(bisect_left(self.steps, step), len(self.steps))
 
     def until(self, step: int) -> "Series":
         """Return the part of it up to a step."""
-        part = Series(self.is_share, self.completions, self.smallest)
-        part.steps = self.steps[: bisect_right(self.steps, step)]
-        part.values = self.values[: len(part.steps)]
+        part = self._part(0, bisect_right(self.steps, step))
         part.bad_steps = self.bad_steps[: bisect_right(self.bad_steps, step)]
+        return part
+
+    def _part(self, first: int, end: int) -> "Series":
+        """Return the series of some of its values, the last one before `end`, without what was not finite."""
+        part = Series(self.is_share, self.completions, self.smallest)
+        part.steps = self.steps[first:end]
+        part.values = self.values[first:end]
         return part
 
     def not_finite_since(self) -> int | None:

@@ -439,10 +439,12 @@ def _may_be_at_ceiling(history: History, name: str) -> bool:
 
     That may be its ceiling, where none is known.
     """
+    if history.ceiling(name) < math.inf:
+        return False
     series = history[name]
-    highest = max(series.values)
+    highest = history.most(name)
     shared = series.values.count(highest)
-    if history.ceiling(name) < math.inf or not max(WINDOW, TENTH * len(series)) <= shared < len(series):
+    if not max(WINDOW, TENTH * len(series)) <= shared < len(series):
         return False
     floor = history.floor(name)
     return series.levels().last - floor >= ROOM * (highest - floor)
@@ -473,7 +475,7 @@ def _what_would_tell(history: History, name: str) -> str:
     """Return what would tell more: so many steps that a rise of a tenth shows, or an outcome that is not logged."""
     series = history[name]
     if _may_be_at_ceiling(history, name):
-        return f"it is healthy if {max(series.values):.3g}, which many steps reach, is the most that it can be"
+        return f"it is healthy if {history.most(name):.3g}, which many steps reach, is the most that it can be"
     third = max(len(series) // 3, 1)
     needed = TENTH * abs(fmean(series.values[:third]) - history.floor(name))
     error = SEEN * series.error_of_thirds()

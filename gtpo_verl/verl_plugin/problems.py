@@ -1,4 +1,4 @@
-"""Settings with which GTPO (arXiv:2508.03772), its token dump or the watch cannot run, or would not do what they say.
+"""Settings with which GTPO (arXiv:2508.03772), its token dump or the monitor cannot run, or would not do what they say.
 
 Each check is a function that returns messages, with key, value and remedy.
 """
