@@ -69,10 +69,19 @@ def read_run(
     seen = None
     if rollouts is not None:
         seen = _add_rollouts(log, rollouts, tokenizer, limit)
-    counts = [name for numbers in log.steps.values() for name in numbers if name in LABELS]
-    if len(counts) == len(set(counts)):
+    if not _has_two_values_of_a_number(log):
         raise ValueError(f"{log.name} has one step, and nothing to compare it with: rerun once it has more steps")
     return Run(log, completions or completions_per_step(log), limit, seen)
+
+
+def _has_two_values_of_a_number(log: Log) -> bool:
+    seen = set[str]()
+    for numbers in log.steps.values():
+        ours = numbers.keys() & LABELS.keys()
+        if seen & ours:
+            return True
+        seen |= ours
+    return False
 
 
 def _translated(log: Log, limit: float | None) -> Log:
@@ -279,4 +288,7 @@ def _worst(name: str, seen: "Rollouts | None") -> list[dict[str, Any]]:
             having.append(completion)
     sign = -1 if is_worse_high else 1
     worst = sorted(having, key=lambda completion: (sign * completion[name], -completion["step"]))[:3]
-    return [{"step": x["step"], name: x[name], "text": x["text"]} for x in worst]
+    shown = []
+    for completion in worst:
+        shown.append({"step": completion["step"], name: completion[name], "text": completion["text"]})
+    return shown
