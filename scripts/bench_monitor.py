@@ -1,6 +1,6 @@
 """What the monitor costs a step, in CPU time, in a run of 10,000 steps that log 60 numbers.
 
-python scripts/watch_cost.py [STEPS]        a run that rises, one that is flat and one that fails: minutes
+python scripts/bench_monitor.py [STEPS]        a run that rises, one that is flat and one that fails: minutes
 """
 
 import random
