@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from own_process import run_python
+from rollout_files import write_rollouts
 
 from gtpo_verl import cli
 from recipes import __main__ as clones
@@ -18,6 +19,7 @@ from recipes import __main__ as clones
 PROGRAMS = {"gtpo-verl": (cli.main, cli.COMMANDS), "python3 -m recipes": (clones.main, clones.COMMANDS)}
 COMMANDS = {name: (prog, main) for prog, (main, commands) in PROGRAMS.items() for name in commands}
 LOG = Path(__file__).resolve().parent / "tools/diagnose/trainer_state.json"
+DEMO = Path(cli.__file__).parent / "tools/view/demo"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -122,6 +124,46 @@ def test_help_needs_neither_torch_nor_verl():
         "from gtpo_verl.cli import main; main(['--help'])"
     )
     assert "initial-entropy" in run_python(code).stdout
+
+
+LIGHT = """
+import sys
+from importlib.metadata import requires
+from gtpo_verl import cli
+
+own = {"gtpo_verl"} | {name for name in requires("gtpo-verl") if "extra ==" not in name}
+class NotInstalled:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in own | sys.stdlib_module_names:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, NotInstalled())
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_the_help_of_a_command_needs_what_an_installation_without_extras_has(name):
+    code = LIGHT + "sys.exit(cli.main([sys.argv[1], '--help']))"
+    assert f"example: gtpo-verl {name}" in run_python(code, name).stdout
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        ("view --demo -o -", "view"),
+        (f"diagnose {LOG} --rollouts {DEMO}", "view"),
+        ("view {text} --tokenizer MODEL -o -", "rollouts"),
+        (f"diagnose {LOG} --rollouts {{text}} --tokenizer MODEL", "rollouts"),
+    ],
+    ids=["view a dump", "diagnose a dump", "view text", "diagnose text"],
+)
+def test_what_is_missing_names_the_extra_that_has_all_of_it(arguments, extra, tmp_path):
+    text = write_rollouts(tmp_path / "rollouts", [[("2", 1.0, 1.0), ("3", 0.0, 0.0)]])
+    code = LIGHT + "sys.exit(cli.main(sys.argv[1:]))"
+    words = arguments.format(text=text).split()
+    failed = run_python(code, *words, status=4 if words[0] == "diagnose" else 2)
+    assert f"pip install '.[{extra}]'" in failed.stderr
 
 
 @pytest.fixture

@@ -1,16 +1,20 @@
 """What is monitored of completions, whatever trains them: repetition, and groups that teach nothing right."""
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 NGRAM = 8
 """Tokens; a power of two."""
 
 
-def repetition(token_ids: Sequence[int] | np.ndarray) -> float:
+def repetition(token_ids: "Sequence[int] | np.ndarray") -> float:
     """Return the share of a completion's (length,) tokens that lie in an n-gram of `NGRAM` tokens that it has more than
     once; 0 for a completion shorter than two such n-grams that overlap."""
+    import numpy as np  # here, since what imports this module may only print its help
+
     numbers = np.asarray(token_ids, dtype=np.int64)
     if len(numbers) <= NGRAM:
         return 0.0

@@ -8,7 +8,6 @@ from importlib.metadata import version
 from importlib.util import find_spec
 
 import wrapt
-from packaging.version import Version
 
 from gtpo_verl.links import DOCS
 
@@ -41,9 +40,12 @@ def main() -> None:
     """Run `openrlhf.cli.train_ppo_ray`, which has no function to call, with the arguments of this process."""
     if find_spec("openrlhf") is None:
         sys.exit(f"gtpo-verl openrlhf: no OpenRLHF in this environment; how to install it: {DOCS}/other-trainers.md")
+    from packaging.version import Version
+
     from gtpo_verl.openrlhf import options
 
-    first, installed = options.SUPPORTED_OPENRLHF[0], version("openrlhf")
+    first = options.SUPPORTED_OPENRLHF[0]
+    installed = version("openrlhf")
     if Version(installed) < Version(first):
         sys.exit(f"gtpo-verl openrlhf: it needs OpenRLHF {first} or later; this is {installed}: upgrade openrlhf")
     wrapt.wrap_function_wrapper(argparse, "ArgumentParser.parse_args", options.parse_args)

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -116,6 +117,9 @@ def _text_source(path: Path, tokenizer: str | None) -> Source:
         read_rows = _trl_rows
     if tokenizer is None:
         raise ValueError(f"{path} has {kind}, which are text: name the run's tokenizer with --tokenizer")
+    # Asked for before tokenizers, which is also in a smaller extra than the one that reads text.
+    if find_spec("torch") is None:
+        raise ModuleNotFoundError("no torch, which computes λ", name="torch")
     load_tokenizer(tokenizer)  # raises if there is none
 
     size = sum(file.stat().st_size for file in files)
