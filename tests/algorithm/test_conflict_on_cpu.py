@@ -78,15 +78,23 @@ def test_groups_do_not_mix():
     assert masks_of([[1, 2], [1, 2]], [1.0, -1.0], "ab") == ["00", "00"]
 
 
-def test_spans_differ_in_where_a_run_may_begin():
-    completions = [[1, 7, 7, 2, 7, 3, 4], [5, 7, 7, 6, 7, 8, 9]]
-    assert masks_of(completions, [1.0, -1.0], "aa", "leading") == ["0000000"] * 2
-    assert masks_of(completions, [1.0, -1.0], "aa", "first") == ["0110100"] * 2
-    assert masks_of(completions, [1.0, -1.0], "aa", "all") == ["0110100"] * 2
-    completions = [[7, 1, 7, 2, 7, 3, 7], [7, 4, 7, 5, 7, 6, 7]]
-    assert masks_of(completions, [1.0, -1.0], "aa", "leading") == ["1000001"] * 2
-    assert masks_of(completions, [1.0, -1.0], "aa", "all") == ["1010101"] * 2
-    assert masks_of(completions, [1.0, -1.0], "aa", "none") == ["0000000"] * 2
+SHARED_IN_BETWEEN = [[1, 7, 7, 2, 7, 3, 4], [5, 7, 7, 6, 7, 8, 9]]
+SHARED_AT_THE_ENDS = [[7, 1, 7, 2, 7, 3, 7], [7, 4, 7, 5, 7, 6, 7]]
+
+
+@pytest.mark.parametrize(
+    ("completions", "span", "mask"),
+    [
+        (SHARED_IN_BETWEEN, "leading", "0000000"),
+        (SHARED_IN_BETWEEN, "first", "0110100"),
+        (SHARED_IN_BETWEEN, "all", "0110100"),
+        (SHARED_AT_THE_ENDS, "leading", "1000001"),
+        (SHARED_AT_THE_ENDS, "all", "1010101"),
+        (SHARED_AT_THE_ENDS, "none", "0000000"),
+    ],
+)
+def test_spans_differ_in_where_a_run_may_begin(completions, span, mask):
+    assert masks_of(completions, [1.0, -1.0], "aa", span) == [mask] * 2
 
 
 def test_identical_completions_of_opposite_sign_are_masked_whole_over_many_blocks():
