@@ -74,11 +74,17 @@ def test_noise_moves_nothing():
     assert moves(found) == []
 
 
-def test_a_wider_clip_range_is_tried_only_where_something_was_clipped():
-    advice = row_of("entropy").advice
-    for clipped, expected in ((0.0, ""), (0.01, "actor_rollout_ref.actor.clip_ratio_high=0.28")):
-        assert override(advice, history({"clipped": clipped}, {}), "verl", None) == expected
-    assert override(advice, history({}, {}), "verl", None) == "" == override(None, history({}, {}), "verl", None)
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [({"clipped": 0.0}, ""), ({"clipped": 0.01}, "actor_rollout_ref.actor.clip_ratio_high=0.28"), ({}, "")],
+    ids=["nothing", "something", "not logged"],
+)
+def test_a_wider_clip_range_is_tried_only_where_something_was_clipped(numbers, expected):
+    assert override(row_of("entropy").advice, history(numbers, {}), "verl", None) == expected
+
+
+def test_without_advice_nothing_is_tried():
+    assert override(None, history({}, {}), "verl", None) == ""
 
 
 @pytest.mark.parametrize(

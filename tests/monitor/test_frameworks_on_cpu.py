@@ -10,17 +10,22 @@ from gtpo_verl.monitor.frameworks import FRAMEWORKS, framework_of, limit_of, rem
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_first_metric_that_is_logged_counts_and_a_share_of_the_opposite_is_turned():
+def test_a_share_of_the_opposite_is_turned():
     assert translate({"completions/clipped_ratio": 0.25}, "TRL") == {"terminated": 0.75}
-    assert translate(
-        {"rewards/think_format_reward/mean": 0.5, "rewards/tag/mean": 0.25, "rewards/tag/std": 9}, "TRL"
-    ) == {
-        "format": 0.5,
-        "part tag": 0.25,
-    }
+
+
+def test_the_first_metric_that_is_logged_counts():
+    assert translate({"actor/entropy_loss": 2.0, "actor/entropy": 1.0}, "verl") == {"entropy": 1.0}
+
+
+def test_a_reward_function_of_trl_is_a_part_unless_it_is_the_format():
+    metrics = {"rewards/think_format_reward/mean": 0.5, "rewards/tag/mean": 0.25, "rewards/tag/std": 9}
+    assert translate(metrics, "TRL") == {"format": 0.5, "part tag": 0.25}
+
+
+def test_a_reward_of_verl_is_a_part_unless_it_is_the_format():
     named = {f"reward/{name}/mean": 1.0 for name in ("format", "format_tags", "accuracy", "tags")}
     assert {*translate(named, "verl")} == {"format", "part format_tags", "part accuracy", "part tags"}
-    assert translate({"actor/entropy_loss": 2.0, "actor/entropy": 1.0}, "verl") == {"entropy": 1.0}
 
 
 def test_what_is_to_be_tried_or_logged_is_in_verls_config(compose_config):
@@ -93,10 +98,16 @@ def test_the_limit_is_the_longest_if_several_steps_have_completions_cut_off_at_i
     assert limit_of(cut[1:]) is None and limit_of([*cut, {"longest": 70, "cut": 0.1}]) is None
 
 
-def test_the_framework_is_that_which_calls_most_metrics_so():
-    assert framework_of(["reward", "reward_std", "completion_length", "kl"]) == "TRL"
-    assert framework_of(["critic/score/mean", "response_length/mean"]) == "verl"
-    assert framework_of(["rollout/reward_mean", "actor_lr"]) == "OpenRLHF"
+@pytest.mark.parametrize(
+    ("metrics", "framework"),
+    [
+        (["reward", "reward_std", "completion_length", "kl"], "TRL"),
+        (["critic/score/mean", "response_length/mean"], "verl"),
+        (["rollout/reward_mean", "actor_lr"], "OpenRLHF"),
+    ],
+)
+def test_the_framework_is_that_which_calls_most_metrics_so(metrics, framework):
+    assert framework_of(metrics) == framework
 
 
 @pytest.mark.parametrize(
