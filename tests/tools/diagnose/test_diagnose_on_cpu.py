@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,16 +34,16 @@ def command(capsys, *arguments):
 @pytest.mark.parametrize(
     ("log", "status", "verdict"),
     [
-        (HEALTHY, 0, "HEALTHY: accuracy 0."),
-        (NO_END, 1, "DEGRADED since step 271: exact format fell from 0.96"),
-        (NO_ACCURACY, 2, "FAILED since step 195: accuracy fell from 0.33"),
-        (TRL, 1, "DEGRADED since step 13: completions with EOS fell from 0.33"),
+        (HEALTHY, 0, r"HEALTHY: accuracy 0\."),
+        (NO_END, 1, r"DEGRADED since step 271: exact format fell [^.]*0\.96\d* to "),
+        (NO_ACCURACY, 2, r"FAILED since step 195: accuracy fell [^.]*0\.33\d* to "),
+        (TRL, 1, r"DEGRADED since step 13: completions .*EOS fell [^.]*0\.33\d* to "),
     ],
     ids=lambda value: value.name if isinstance(value, Path) else None,
 )
 def test_what_is_wrong_with_a_run_that_trained(capsys, log, status, verdict):
     found, said, _ = command(capsys, log)
-    assert " ".join(said.split()).startswith(verdict) and found == status
+    assert re.match(verdict, " ".join(said.split())) and found == status
     assert len(said.splitlines()) <= 40 and max(map(len, said.splitlines())) <= 80
     assert "GTPO" not in said
 

@@ -28,6 +28,11 @@ def same(log, framework="verl"):
         assert len(known) > 8 and known == pytest.approx({name: expected[step][name] for name in known})
 
 
+def note_of(log):
+    (note,) = log.notes
+    return note
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 def test_verls_console_is_read_with_the_config_that_it_prints(tmp_path, encoding):
     log = read_log(run_logs.write_console(tmp_path / "train.log", RECORDS, encoding=encoding))
@@ -47,14 +52,14 @@ def test_of_several_starts_in_one_file_the_last_counts(tmp_path):
         tmp_path / "train.log", [*RECORDS[:8], *(x | {"actor/lr": 5e-7} for x in RECORDS[4:])]
     )
     log = read_log(path)
-    assert log.notes == ["the last of 2 starts in this file"] and [*log.steps] == [*range(1, 13)]
+    assert "last of 2 starts" in note_of(log) and [*log.steps] == [*range(1, 13)]
     assert [x["actor/lr"] for x in log.steps.values()] == [1e-6] * 4 + [5e-7] * 8
 
 
 def test_of_several_printed_starts_the_last_counts_which_begins_where_the_epoch_falls(tmp_path):
     records = [x | {"epoch": 0.1 * n} for start in (OF_TRL[:8], OF_TRL) for n, x in enumerate(start)]
     log = read_log(run_logs.write_printed(tmp_path / "nohup.out", records, bar=False))
-    assert log.notes == ["the last of 2 starts in this file"] and [*log.steps] == [*range(1, 13)]
+    assert "last of 2 starts" in note_of(log) and [*log.steps] == [*range(1, 13)]
 
 
 def test_a_line_that_is_being_written_is_said(tmp_path):
@@ -62,7 +67,7 @@ def test_a_line_that_is_being_written_is_said(tmp_path):
     path.write_text(path.read_text()[:-10])
     log = read_log(path)
     same(log)
-    assert log.notes == ["its last line is not finished: is the run still going?"]
+    assert "not finished" in note_of(log)
 
 
 def test_verls_file_logger_is_read_and_null_is_nan(tmp_path):
@@ -280,17 +285,17 @@ def test_a_config_that_opens_a_thousand_times_takes_no_time(tmp_path):
     same(read_log(path))
 
 
-def test_a_file_has_no_more_steps_than_a_run(tmp_path, monkeypatch):
+@pytest.mark.parametrize("write", [run_logs.write_console, run_logs.write_csv])
+def test_a_file_has_no_more_steps_than_a_run(tmp_path, monkeypatch, write):
     monkeypatch.setattr(entries, "MAX_STEPS", 10)
-    for write in (run_logs.write_console, run_logs.write_csv):
-        with pytest.raises(ValueError, match="has more than 10 steps"):
-            read_log(write(tmp_path / "a.log", RECORDS))
+    with pytest.raises(ValueError, match=r"a\.log .*more than 10 steps"):
+        read_log(write(tmp_path / "a.log", RECORDS))
 
 
 @pytest.mark.parametrize("write", [run_logs.write_console, run_logs.write_csv, run_logs.write_jsonl])
 def test_a_step_has_no_more_metrics_than_a_trainer_logs(tmp_path, write):
     many = {f"reward/{number}/mean": 0.5 for number in range(entries.MAX_METRICS)}
-    with pytest.raises(ValueError, match="more than 10000 metrics: give a log"):
+    with pytest.raises(ValueError, match="more than 10000 metrics"):
         read_log(write(tmp_path / "a.log", [record | many for record in RECORDS]))
 
 
@@ -305,14 +310,14 @@ def test_a_long_line_and_much_other_text_hide_no_metrics(tmp_path):
 def test_a_tensorboard_record_beyond_any_memory_is_named(tmp_path):
     length = struct.pack("<Q", 1 << 50)
     (tmp_path / "events.out.tfevents.1.x").write_bytes(length + struct.pack("<I", masked_crc32c(length)))
-    with pytest.raises(ValueError, match=r"tfevents.1.x cannot be read \(MemoryError\)"):
+    with pytest.raises(ValueError, match=r"tfevents\.1\.x .*\(MemoryError\)"):
         read_log(tmp_path)
 
 
 def test_a_row_of_a_table_that_does_not_end_is_named(tmp_path):
     path = run_logs.write_csv(tmp_path / "a.csv", RECORDS)
     path.write_text(path.read_text() + "\0" * (1 << 20))
-    with pytest.raises(ValueError, match="a.csv cannot be read .field larger than field limit"):
+    with pytest.raises(ValueError, match=r"a\.csv .*field limit"):
         read_log(path)
 
 
@@ -394,7 +399,7 @@ def test_of_several_starts_in_a_tensorboard_folder_the_last_counts(tmp_path):
 def test_a_second_start_is_seen_by_the_tokens_that_trl_counts(tmp_path):
     records = [x | {"num_tokens": 100 * n} for start in (OF_TRL[:8], OF_TRL) for n, x in enumerate(start)]
     log = read_log(run_logs.write_printed(tmp_path / "nohup.out", records, bar=False))
-    assert log.notes == ["the last of 2 starts in this file"]
+    assert "last of 2 starts" in note_of(log)
 
 
 @pytest.mark.parametrize("bar", [False, True])
@@ -407,7 +412,7 @@ def test_a_printed_start_from_a_checkpoint_replaces_what_came_after_that(tmp_pat
     path = tmp_path / "nohup.out"
     path.write_text("".join(f"{before}{line}\n" for before, line in zip(bars, lines, strict=True)))
     log = read_log(path)
-    assert log.notes == ["the last of 2 starts in this file"] and [*log.steps] == [*range(1, 13)]
+    assert "last of 2 starts" in note_of(log) and [*log.steps] == [*range(1, 13)]
     assert [x["learning_rate"] for x in log.steps.values()] == [1e-6] * 4 + [5e-7] * 8
 
 

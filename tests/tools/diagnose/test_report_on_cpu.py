@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import run_logs
@@ -167,16 +168,22 @@ def test_what_the_log_implies_is_used_and_an_option_overrides_it(tmp_path):
     assert (report["completions"], report["limit"]) == (16, 2048)
 
 
-def test_of_how_many_completions_a_log_is():
-    def of(*steps, **config):
-        return completions_per_step(Log("log", "verl", dict(enumerate(steps)), config, []))
-
-    assert of({"tokens": 410.0 * 512, "prompt": 110.0, "length": 300.0}, prompts=1, n=1) == 512
-    assert of({"terminated": 0.875}, prompts=64, n=8) == 512
-    assert of({"terminated": 0.875}, {"terminated": 0.5}) == 8
-    assert of({"terminated": 1.0}, {"terminated": 0.9583333134651184}) == 24  # in single precision
-    assert of({"terminated": 0.8438}, {"terminated": 0.0312}, {"terminated": 0.2188}) == 32  # rounded
-    assert of({"terminated": 1.0, "accuracy": 0.3}) is None
+@pytest.mark.parametrize(
+    ("steps", "config", "completions"),
+    [
+        pytest.param(
+            [{"tokens": 410.0 * 512, "prompt": 110.0, "length": 300.0}], {"prompts": 1, "n": 1}, 512, id="tokens"
+        ),
+        pytest.param([{"terminated": 0.875}], {"prompts": 64, "n": 8}, 512, id="config"),
+        pytest.param([{"terminated": 0.875}, {"terminated": 0.5}], {}, 8, id="shares"),
+        pytest.param([{"terminated": 1.0}, {"terminated": 0.9583333134651184}], {}, 24, id="single precision"),
+        pytest.param([{"terminated": share} for share in (0.8438, 0.0312, 0.2188)], {}, 32, id="rounded"),
+        pytest.param([{"terminated": 1.0, "accuracy": 0.3}], {}, None, id="unknown"),
+    ],
+)
+def test_of_how_many_completions_a_log_is(steps, config, completions):
+    log = Log("log", "verl", dict(enumerate(steps)), config, [])
+    assert completions_per_step(log) == completions
 
 
 def test_a_gradient_that_was_not_finite_once_is_named_and_no_failure(tmp_path):
@@ -184,9 +191,8 @@ def test_a_gradient_that_was_not_finite_once_is_named_and_no_failure(tmp_path):
     records[50] |= {"actor/grad_norm": math.inf}
     report = diagnose(run_logs.write_console(tmp_path / "train.log", records))
     assert report["verdict"] == "healthy"
-    assert report["notes"] == [
-        "gradient norm was not finite in 1 steps, last in step 51: no failure if the trainer skipped them"
-    ]
+    (note,) = report["notes"]
+    assert re.match(r"gradient norm .*\b1 steps\b.* step 51\b.*no failure", note)
 
 
 def test_an_outcome_that_is_lost_counts_though_its_last_value_is_not_finite(tmp_path):
@@ -201,14 +207,15 @@ def test_an_outcome_that_is_lost_counts_though_its_last_value_is_not_finite(tmp_
 
 def test_advice_is_that_of_the_verdict(tmp_path):
     report = diagnose(run_logs.write_console(tmp_path / "train.log", TO_NAN))
-    assert "Go back to the last checkpoint before step 63;" in report["advice"]
-    assert report["why"] == "not finite: loss, gradient norm"
+    assert "checkpoint before step 63;" in report["advice"]
+    kind, numbers = report["why"].split(": ")
+    assert kind == "not finite" and numbers.split(", ") == ["loss", "gradient norm"]
 
 
 @pytest.mark.parametrize("steps", [2, 5, 11])
 def test_a_log_that_is_too_short_is_no_verdict_and_says_what_it_needs(tmp_path, steps):
     report = diagnose(run_logs.write_console(tmp_path / "train.log", [*run_logs.verl(steps=steps)]))
-    assert report["verdict"] == "cannot tell" and "it needs 12 steps with a reward" in report["why"]
+    assert report["verdict"] == "cannot tell" and "needs 12 steps " in report["why"]
 
 
 def test_a_move_beside_an_outcome_at_its_best_has_its_own_remedy(tmp_path):
@@ -242,7 +249,8 @@ def test_a_validation_set_that_was_added_later_is_left_out_of_the_mean(tmp_path)
     records = [x | ({"val-core/b/acc/mean@1": 0.03} if s > 60 and s % 10 == 0 else {}) for s, x in enumerate(rising, 1)]
     report = diagnose(run_logs.write_jsonl(tmp_path / "a.jsonl", records))
     assert report["verdict"] == "healthy" and report["numbers"]["validation"]["now"] > 0.75
-    assert report["notes"] == ["left out, since not every validation has it: val-core/b/acc/mean@1"]
+    (note,) = report["notes"]
+    assert note.startswith("left out") and note.endswith(": val-core/b/acc/mean@1")
 
 
 def test_a_validation_of_another_scale_than_the_others_is_left_out(tmp_path):
@@ -263,4 +271,4 @@ def test_a_log_without_an_outcome_gets_no_verdict(tmp_path):
     numbers = {"actor/entropy": 0.3, "response_length/mean": 30.0, "actor/pg_loss": 0.1}
     records = [{"training/global_step": step, **numbers} for step in range(1, 41)]
     report = diagnose(run_logs.write_jsonl(tmp_path / "a.jsonl", records))
-    assert (report["verdict"], report["why"]) == ("cannot tell", "no validation, accuracy or reward is logged")
+    assert report["verdict"] == "cannot tell" and re.search(r"no validation, accuracy .*reward", report["why"])

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import run_logs
 from rollout_files import LETTER_COUNTING as DEMO
@@ -13,7 +15,7 @@ def test_the_demos_rollouts_show_repetition_and_three_completions():
     said = screen(report)
     assert report["verdict"] == "cannot tell"  # 11 steps of one prompt
     assert said.count("step 400: '<reasoning>") == 3
-    assert "Good and bad completions share " in said and "in 73% of groups." in " ".join(said.split())
+    assert re.search(r"completions share .* in 73% of groups\.", " ".join(said.split()))
     assert max(map(len, said.splitlines())) <= 80 and len(said.splitlines()) <= 40
 
 
@@ -42,9 +44,10 @@ def test_rollouts_of_steps_that_the_log_has_not_are_left_out(tmp_path):
     log = run_logs.write_jsonl(tmp_path / "run.jsonl", [*run_logs.verl(steps=40, length=lambda step: 2.0)])
     run = read_run(log, rollouts=folder, tokenizer=str(DEMO))
     assert max(run.log.steps) == 40 == max(run.seen.steps) and {x["text"] for x in run.seen.completions} == {"12", "13"}
-    assert report_on(run)["notes"] == [f"20 steps of {folder} are left out: they are after the log's last"]
+    (note,) = report_on(run)["notes"]
+    assert note.startswith(f"20 steps of {folder} are left out")
     later = write_rollouts(tmp_path / "later", groups, first=41)
-    with pytest.raises(ValueError, match="later has no step up to 40, the log's last: give rollouts of the same run"):
+    with pytest.raises(ValueError, match=r"later has no step .*\b40\b.*same run"):
         read_run(log, rollouts=later, tokenizer=str(DEMO))
 
 

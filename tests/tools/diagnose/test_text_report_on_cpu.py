@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 import run_logs
@@ -14,12 +15,12 @@ def report(tmp_path, **curves):
 def test_it_is_one_screen_with_the_verdict_first_and_one_override(tmp_path):
     said = screen(report(tmp_path, kl=lambda step: 0.1 if step < 70 else 9.0)).splitlines()
     assert said[0].startswith("FAILED since step 7") and len(said) <= 36 and max(map(len, said)) <= 80
-    assert "verl, steps 1 to 120, 512 completions a step, cut off at 1024 tokens" in said
+    (run,) = (line for line in said if line.startswith("verl, "))
+    assert [part for part in ("steps 1 to 120", "512 completions", "cut off at 1024 tokens") if part not in run] == []
     assert said.count("Try actor_rollout_ref.actor.optim.lr=5e-07") == 1
     table = next(place for place, line in enumerate(said) if line.startswith("means over"))
-    assert (
-        said.index("Try actor_rollout_ref.actor.optim.lr=5e-07") < said.index("What moved, the largest first:") < table
-    )
+    moved = next(place for place, line in enumerate(said) if line.startswith("What moved"))
+    assert said.index("Try actor_rollout_ref.actor.optim.lr=5e-07") < moved < table
     (row,) = (line for line in said if line.startswith("reward  "))
     assert [float(x) for x in row.split()[1:]] == pytest.approx([0.35, 0.6, 0.01, 0.01], abs=0.06)
 
@@ -29,7 +30,7 @@ def test_nan_shows_as_no_number_and_the_advice_is_to_go_back(tmp_path):
     (row,) = (line for line in said.splitlines() if line.startswith("entropy"))
     assert row.split()[-1] == "NaN"
     assert said.startswith("FAILED since step 63: not finite: entropy")
-    assert "Go back to the last checkpoint before step 63;" in said
+    assert "checkpoint before step 63;" in said
 
 
 def test_entries_that_are_ten_steps_apart_are_counted_in_both(tmp_path):
@@ -47,14 +48,13 @@ def test_what_is_not_logged_is_one_line_at_the_end_without_any_key(tmp_path):
 
 def test_a_move_has_its_levels_its_step_and_its_size(tmp_path):
     said = " ".join(screen(report(tmp_path)).split())
-    assert (
-        "- entropy, nats per token 0.450 to 6.000 since step 72 (over 1000 times its noise): the policy drifts" in said
-    )
+    move = re.search(r"- entropy, nats .*?: .*?policy drifts", said)[0]
+    assert [part for part in (" 0.450 to 6.000 ", "since step 72 ", "(over 1000 times ") if part not in move] == []
 
 
 def test_healthy_by_the_reward_alone_is_said(tmp_path):
     records = [*run_logs.verl()]
     said = screen(report_on(read_run(run_logs.write_console(tmp_path / "train.log", records))))
-    assert said.startswith("HEALTHY: ") and "by the reward alone" in said
+    assert said.startswith("HEALTHY: ") and "reward alone" in said
     records = [x | {"reward/acc/mean": x["critic/score/mean"]} for x in records]
     assert "alone" not in screen(report_on(read_run(run_logs.write_console(tmp_path / "train.log", records))))
