@@ -325,7 +325,7 @@ def test_a_wrong_key_of_gtpo_is_a_problem_beside_the_others():
 def test_a_verl_that_does_not_load_the_plugin_is_a_problem(monkeypatch):
     monkeypatch.delitem(sys.modules, "gtpo_verl.verl_plugin")
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "gtpo_check")
-    assert "set it to gtpo,gtpo_check" in checked()["plugin gtpo"]
+    assert " gtpo,gtpo_check" in checked()["plugin gtpo"]
 
 
 MICRO = f"{ACTOR}.ppo_micro_batch_size_per_gpu=1"
