@@ -303,7 +303,7 @@ def test_a_record_that_is_none_is_named_and_kept(broken, command, record, text, 
     assert main(command.split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{prog} {command.split()[0]}: ") and record in line
-    assert line.endswith(": restore or remove it")
+    assert "restore or remove" in line
     assert (broken / "held" / record).read_text() == text
     assert not (broken / "out").exists() and [path.name for path in (broken / "figures").iterdir()] == ["kept"]
 
@@ -324,4 +324,4 @@ def test_a_data_source_that_would_break_the_table_is_an_error(broken, capsys):
 def test_a_wrong_model_is_named(broken, capsys):
     pq.write_table(pa.table({"prompt": [[{"role": "user", "content": "1+1="}]]}), broken / "prompts.parquet")
     assert cli.main(["initial-entropy", "--model", "./none", "--data", "prompts.parquet", "--samples", "1"]) == 2
-    assert "--model ./none cannot be loaded" in capsys.readouterr().err
+    assert " --model ./none cannot " in capsys.readouterr().err

@@ -386,7 +386,7 @@ def test_a_python_without_verl_is_named(tmp_path, name, smoke):
     ("command", "missing"),
     [
         ("run_gtpo_openrlhf.sh", "no torch: activate"),
-        ("export.sh", "arguments are required: checkpoint"),
+        ("export.sh", "required: checkpoint"),
         ("export.sh outputs/run/checkpoints/global_step_5", "filelock here: activate"),
     ],
 )
