@@ -80,7 +80,7 @@ def test_a_run_of_another_package_of_our_name_is_left_alone_and_told_of_the_alia
     monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "gtpo", group_turn_policy_optimization)
     validate(compose_config("actor_rollout_ref.rollout.n=1", "+algorithm.gtpo.unknown=1", "critic.enable=true"))
     (record,) = caplog.records
-    assert "group_turn_policy_optimization" in record.getMessage() and "set it to gtpo_traj" in record.getMessage()
+    assert "group_turn_policy_optimization" in record.getMessage() and " gtpo_trajectory" in record.getMessage()
 
 
 def test_a_loss_of_another_package_of_our_name_is_an_error_under_our_estimator(compose_config, monkeypatch):
