@@ -188,19 +188,23 @@ def batch_of_four():
     return fast.Batch([Rollout(PROMPT, responses, mask)], *tensors), advantages
 
 
-def test_controls_take_away_negative_updates_and_nothing_else():
+def test_without_negative_updates_the_others_stay():
     batch, advantages = batch_of_four()
-    generator = torch.Generator().manual_seed(0)
-    only_positive = fast.drop_negative(advantages, batch, generator)
+    only_positive = fast.drop_negative(advantages, batch, torch.Generator().manual_seed(0))
     assert torch.equal(only_positive, torch.where(advantages > 0, advantages, 0))
+
+
+@pytest.mark.parametrize("control", [fast.skip_at_random, fast.skip_confident])
+def test_controls_take_away_negative_updates_and_nothing_else(control):
+    batch, advantages = batch_of_four()
+    skipped = control(advantages, batch, torch.Generator().manual_seed(0))
     positive = advantages[:, 0] > 0
-    for control in (fast.skip_at_random, fast.skip_confident):
-        skipped = control(advantages, batch, generator)
-        assert torch.equal(skipped[positive], advantages[positive])
-        # Of the second completion two tokens are on the forward and three on the backward mask, of the fourth all.
-        zeroed = (skipped == 0) & (batch.response_mask == 1)
-        assert zeroed.sum(-1).tolist() == [0, 5, 0, 5]
-    assert zeroed[1, :5].all()  # the most probable ones
+    assert torch.equal(skipped[positive], advantages[positive])
+    # Of the second completion two tokens are on the forward and three on the backward mask, of the fourth all.
+    zeroed = (skipped == 0) & (batch.response_mask == 1)
+    assert zeroed.sum(-1).tolist() == [0, 5, 0, 5]
+    if control is fast.skip_confident:
+        assert zeroed[1, :5].all()  # the most probable ones
 
 
 def test_the_tokens_of_the_format_are_those_that_write_the_tags_and_the_end():

@@ -23,10 +23,17 @@ def test_sign_flips_of_thirty_pairs():
     assert sign_flips([0.1] * 30) == 2 / 2**30
 
 
-def test_holm_doubles_the_smaller_of_two_and_keeps_their_order():
-    assert holm({"a": 0.04, "b": 0.01}) == {"b": 0.02, "a": 0.04}
-    assert holm({"a": 0.03, "b": 0.02}) == {"b": 0.04, "a": 0.04}
-    assert holm({"a": 0.9, "b": 0.8}) == {"b": 1.0, "a": 1.0}
+@pytest.mark.parametrize(
+    ("p_values", "corrected"),
+    [
+        ({"a": 0.04, "b": 0.01}, {"b": 0.02, "a": 0.04}),
+        ({"a": 0.03, "b": 0.02}, {"b": 0.04, "a": 0.04}),
+        ({"a": 0.9, "b": 0.8}, {"b": 1.0, "a": 1.0}),
+    ],
+    ids=["doubled", "not above the larger", "at most 1"],
+)
+def test_holm_doubles_the_smaller_of_two_and_keeps_their_order(p_values, corrected):
+    assert holm(p_values) == corrected
 
 
 def test_the_exact_tests_by_hand():
