@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -141,22 +142,22 @@ main()
 
 @pytest.mark.skipif(OPENRLHF != Version("0.11.2"), reason="the recipe is for this one")
 @pytest.mark.parametrize(
-    "algo, more, said",
+    "algo, more, last_line",
     [
         ("gtpo", [], "Ray would start"),
         ("grpo", [], "Ray would start"),
-        ("gtpo", ["--algo.kl.init_coef", "0.5"], "gtpo-verl openrlhf: --algo.kl.init_coef 0.5: GTPO has no KL term"),
-        ("grpo", ["--algo.kl.coef", "0.5"], "train_ppo_ray.py: error: unrecognized arguments: --algo.kl.coef 0.5"),
+        ("gtpo", ["--algo.kl.init_coef", "0.5"], r"gtpo-verl openrlhf: --algo\.kl\.init_coef 0\.5: .*KL"),
+        ("grpo", ["--algo.kl.coef", "0.5"], r"train_ppo_ray\.py: error: .*: --algo\.kl\.coef 0\.5"),
     ],
 )
-def test_openrlhf_takes_every_option_of_the_recipe(algo, more, said, tmp_path):
+def test_openrlhf_takes_every_option_of_the_recipe(algo, more, last_line, tmp_path):
     (tmp_path / "train.parquet").touch()
     (tmp_path / "python3").write_text(f"#!{sys.executable}\n{PARSES}")
     (tmp_path / "python3").chmod(0o755)
     variables = environment(ALGO=algo, DATA_DIR=str(tmp_path), PATH=f"{tmp_path}:{os.environ['PATH']}")
     words = ["bash", ROOT / "recipes/run_gtpo_openrlhf.sh", *more]
     done = subprocess.run(words, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.stderr.splitlines()[-1].startswith(said)
+    assert re.match(last_line, done.stderr.splitlines()[-1])
 
 
 @pytest.mark.skipif(OPENRLHF != Version("0.11.2"), reason="the recipe is for this one")
