@@ -143,9 +143,10 @@ class InitialEntropy:
             fields = read_record(path)
             fields.pop(_SETTINGS, None)
             record = cls(**fields)
-            if not (math.isfinite(record.value) and record.value >= 0):
-                raise ValueError(f"value={record.value}")
-        except (TypeError, ValueError) as error:
+            for name, number in asdict(record).items():
+                if not (math.isfinite(number) and number >= 0):
+                    raise ValueError(f"{name}={number}")
+        except (OverflowError, TypeError, ValueError) as error:
             raise ValueError(f"this run is resumed, but {path} is not a valid record ({error}); {remedy}") from error
         return record
 

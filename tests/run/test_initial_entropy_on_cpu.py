@@ -97,6 +97,10 @@ def test_record_survives_a_round_trip(tmp_path):
         ('{"value": "high"}', "real number"),
         ('{"value": -1}', "value=-1"),
         ('{"v": 0.1}', "'v'"),
+        ('{"value": 0.1, "prompts": null}', "real number"),
+        ('{"value": 0.1, "prompts": "few"}', "real number"),
+        ('{"value": 0.1, "completions": -1}', "completions=-1"),
+        ('{"value": 1' + "0" * 400 + "}", "too large"),
     ],
 )
 def test_a_truncated_or_edited_record_names_its_file_and_the_key_to_set(tmp_path, text, why):
