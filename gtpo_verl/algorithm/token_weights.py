@@ -54,9 +54,11 @@ def load_function(name: str, setting: str) -> "Callable[..., torch.Tensor]":
 
 def fields_of(function: "Callable[..., torch.Tensor]") -> list[str]:
     """Return the fields of a batch that a function declares by its arguments' names; a ValueError if it needs another
-    argument."""
+    argument. What it takes by `*args` or `**kwargs` it does not need."""
     fields = []
     for name, parameter in signature(function).parameters.items():
+        if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
+            continue
         can_be_named = parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
         if can_be_named and name in FIELDS:
             fields.append(name)

@@ -76,6 +76,16 @@ def test_an_argument_that_is_no_field_is_named_with_the_function_and_the_fields(
         fields_of(my_rule)
 
 
+def test_a_function_may_take_further_arguments():
+    def rule(advantages, *args, response_mask, **kwargs):
+        assert not args and not kwargs
+        return response_mask.float()
+
+    assert fields_of(rule) == ["advantages", "response_mask"]
+    completions = Completions(torch.ones(1, 2), "p")
+    assert compute_own_weights(rule, {"advantages": torch.ones(1)}, completions).tolist() == [[1.0, 1.0]]
+
+
 def test_a_function_in_place_of_its_name_is_sent_where_it_belongs():
     with pytest.raises(ValueError, match=r"compute_gtpo\(token_weights="):
         GTPOConfig(token_weights=lambda responses: responses)
