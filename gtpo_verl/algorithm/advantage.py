@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gtpo_verl.algorithm.completions import Completions, GroupIds
-from gtpo_verl.algorithm.config import GTPOConfig
+from gtpo_verl.algorithm.completions import Completions, GroupIds, as_completions, check_shapes
+from gtpo_verl.algorithm.config import GTPOConfig, check_initial_entropy
 from gtpo_verl.algorithm.conflict import Conflicts, compute_conflict_weights, find_conflicts
 from gtpo_verl.algorithm.token_weights import compute_own_weights
 
@@ -88,12 +88,15 @@ def compute_gtpo(
             neither rewards nor advantages; a wrong setting.
     """
     settings = GTPOConfig.from_config(config)
-    completions = group_ids if isinstance(group_ids, Completions) else Completions(response_mask, group_ids)
-    _check_shapes(completions.shape, response_mask=response_mask, responses=responses)
+    completions = as_completions(response_mask, group_ids)
+    check_shapes(completions.shape, responses=responses)
     if entropy is not None:
-        _check_shapes(completions.shape, entropy=entropy)
+        check_shapes(completions.shape, entropy=entropy)
+    if old_log_probs is not None:
+        check_shapes(completions.shape, old_log_probs=old_log_probs)
     if trajectory_entropy is None:
         trajectory_entropy = _mean_entropy(entropy, completions)
+    _check_one_per_completion("trajectory_entropy", trajectory_entropy, completions)
     check_finite("entropy", trajectory_entropy, completions.uids)
 
     group_advantages = _group_advantages(rewards, advantages, completions, settings, norm_adv_by_std_in_grpo, epsilon)
@@ -164,7 +167,7 @@ def compute_gtpo_outcome_advantage(
     Returns:
         (advantages, returns), the same (bs, response_length) tensor twice.
     """
-    _check_shapes(token_level_rewards.shape, response_mask=response_mask)
+    check_shapes(token_level_rewards.shape, response_mask=response_mask)
     result = compute_gtpo(
         rewards=token_level_rewards.sum(-1),
         responses=responses,
@@ -233,6 +236,9 @@ def compute_group_advantages(
         completions = group_ids
     else:
         completions = Completions(torch.ones_like(rewards, dtype=torch.bool).unsqueeze(-1), group_ids)
+    _check_one_per_completion("rewards", rewards, completions)
+    if base is not None:
+        _check_one_per_completion("base", base, completions)
     check_finite("reward", rewards, completions.uids)
     groups = completions.groups
     exact = rewards.double()
@@ -288,16 +294,22 @@ def compute_completion_filter(
     advantages: torch.Tensor | None = None,
     initial_entropy: float | None = None,
 ) -> torch.Tensor:
-    """Return δ of Eq. 10, (bs,) bool: whether ⟨H⟩_i <= threshold (nats per token).
+    """Return δ of Eq. 10, (bs,) bool: whether the (bs,) ⟨H⟩_i are at most the threshold.
 
-    With (bs,) `advantages`, before the entropy term, only those below 0 are filtered (OnlyNeg, Fig. 4c). With
-    `initial_entropy`, ⟨H⟩_ini, the filter acts only if that is below the threshold; without, it acts.
+    The threshold is a number, or (bs,), a number for each completion; entropies are in nats per token. With (bs,)
+    `advantages`, before the entropy term, only those below 0 are filtered (OnlyNeg, Fig. 4c). With `initial_entropy`,
+    ⟨H⟩_ini, the filter acts only if that is below the threshold; without, it acts.
+
+    Raises:
+        ValueError: `initial_entropy` is no entropy.
     """
     keep = trajectory_entropy <= threshold
     if advantages is not None:
         keep = keep | (advantages >= 0)
-    if initial_entropy is not None and not initial_entropy < threshold:
-        keep = torch.ones_like(keep)
+    if initial_entropy is not None:
+        check_initial_entropy(initial_entropy)
+        acts = torch.as_tensor(initial_entropy < threshold, device=keep.device)
+        keep = keep | ~acts
     return keep
 
 
@@ -354,11 +366,10 @@ def _group_advantages(
     epsilon: float,
 ) -> torch.Tensor:
     """Return A_i as `compute_gtpo` takes them from its arguments."""
-    shape = completions.shape[:1]
-    for name, values in (("rewards", rewards), ("advantages", advantages)):
-        if values is not None and values.shape != shape:
-            raise ValueError(f"{name} has shape {tuple(values.shape)}: give one per completion, {tuple(shape)}")
+    if advantages is not None:
+        _check_one_per_completion("advantages", advantages, completions)
     if rewards is not None:
+        _check_one_per_completion("rewards", rewards, completions)
         least = settings.min_correct_reward
         return compute_group_advantages(rewards, completions, norm_by_std, epsilon, least, base=advantages)
     if advantages is None:
@@ -385,10 +396,10 @@ def _mean_entropy(entropy: torch.Tensor | None, completions: Completions) -> tor
     return means
 
 
-def _check_shapes(shape: torch.Size, **tensors: torch.Tensor) -> None:
-    for name, tensor in tensors.items():
-        if tensor.shape != shape:
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not (bs, response_length) = {tuple(shape)}")
+def _check_one_per_completion(name: str, values: torch.Tensor, completions: Completions) -> None:
+    shape = completions.shape[:1]
+    if values.shape != shape:
+        raise ValueError(f"{name} has shape {tuple(values.shape)}: give one per completion, {tuple(shape)}")
 
 
 def check_finite(name: str, values: torch.Tensor, uids: Sequence[Hashable]) -> None:

@@ -189,8 +189,8 @@ class GTPOConfig:
         Raises:
             ValueError: the filter is `auto` and `initial_entropy` is None, or it is no entropy.
         """
-        if initial_entropy is not None and not 0 <= initial_entropy < math.inf:
-            raise ValueError(f"initial_entropy={initial_entropy}: must be a number of nats per token of at least 0")
+        if initial_entropy is not None:
+            check_initial_entropy(initial_entropy)
         if self.completion_filter != "auto":
             return self.completion_filter == "always"
         if initial_entropy is None:
@@ -199,3 +199,9 @@ class GTPOConfig:
                 f"{self.section}.initial_entropy (nats per token), or set completion_filter to always or never"
             )
         return initial_entropy < self.entropy_threshold
+
+
+def check_initial_entropy(initial_entropy: float) -> None:
+    """Raise a ValueError if ⟨H⟩_ini, in nats per token, is no entropy."""
+    if not 0 <= initial_entropy < math.inf:
+        raise ValueError(f"initial_entropy={initial_entropy}: must be a number of nats per token of at least 0")

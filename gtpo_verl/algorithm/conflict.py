@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from gtpo_verl.algorithm.completions import Completions, GroupIds
+from gtpo_verl.algorithm.completions import Completions, GroupIds, as_completions, check_shapes
 from gtpo_verl.algorithm.config import ConflictMasks, ConflictSpan, GTPOConfig
 
 _BLOCK = 32  # positions looked at together; later blocks only while a run continues
@@ -44,23 +44,31 @@ def compute_conflict_mask(
     responses: torch.Tensor,
     response_mask: torch.Tensor,
     advantages: torch.Tensor,
-    index: GroupIds,
+    index: GroupIds | Completions,
     span: ConflictSpan = "leading",
     masks: ConflictMasks = "both",
 ) -> torch.Tensor:
-    """`find_conflicts` as a (bs, response_length) bool mask; span and masks are keys of `GTPOConfig`."""
+    """Compute the conflict mask M (arXiv:2508.03772, Sec. 5.1), (bs, response_length) bool: the tokens on which λ acts.
+
+    `span` and `masks` are the keys `conflict_span` and `conflict_masks` of `GTPOConfig`. All else is as for
+    `compute_token_weights`; `index` are the ids of the groups.
+
+    Raises:
+        ValueError: wrong shapes, a wrong mask, or a wrong span or masks.
+    """
     config = GTPOConfig(conflict_span=span, conflict_masks=masks)
-    conflicts = find_conflicts(responses, Completions(response_mask, index), advantages, config)
+    conflicts = find_conflicts(responses, as_completions(response_mask, index), advantages, config)
     mask = torch.zeros_like(responses, dtype=torch.bool)
     mask[conflicts.rows, conflicts.columns] = True
     return mask
 
 
 def compute_conflict_weights(advantages: torch.Tensor, positive: float = 2.0, negative: float = 0.0) -> torch.Tensor:
-    """λ of each completion's conflict tokens (arXiv:2508.03772, Eq. 9), (bs,) float32; off the conflict mask it is 1.
+    """Compute λ of each completion's conflict tokens (arXiv:2508.03772, Eq. 9), (bs,) float32; other tokens have λ = 1.
 
-    `positive` where the (bs,) advantage is above 0, `negative` where it is below: with the paper's 2 and 0, negative
-    updates of conflict tokens are skipped and positive ones doubled. A = 0, which Eq. 9 leaves open, keeps λ = 1.
+    It is `positive` where the (bs,) advantage is above 0 and `negative` where it is below: with the paper's 2 and 0,
+    negative updates of conflict tokens are skipped and positive ones doubled. A = 0, which Eq. 9 leaves open, keeps
+    λ = 1.
     """
     return torch.where(advantages > 0, positive, torch.where(advantages < 0, negative, 1.0))
 
@@ -69,7 +77,7 @@ def compute_token_weights(
     *,
     responses: torch.Tensor,
     response_mask: torch.Tensor,
-    group_ids: GroupIds,
+    group_ids: GroupIds | Completions,
     advantages: torch.Tensor,
     config: GTPOConfig | Mapping[str, Any] | None = None,
 ) -> torch.Tensor:
@@ -78,7 +86,7 @@ def compute_token_weights(
     Responses, mask and ids are as for `compute_gtpo`; `advantages` are (bs,) A_i, before the entropy term.
 
     Raises:
-        ValueError: the settings have `token_weights`, a rule in place of Eq. 9.
+        ValueError: the settings have `token_weights`, a rule in place of Eq. 9; wrong shapes; a wrong mask.
     """
     settings = GTPOConfig.from_config(config)
     if settings.token_weights is not None:
@@ -86,7 +94,7 @@ def compute_token_weights(
             f"{settings.section}.token_weights={settings.token_weights} takes the place of Eq. 9: read "
             "compute_gtpo(…).token_weights"
         )
-    conflicts = find_conflicts(responses, Completions(response_mask, group_ids), advantages, settings)
+    conflicts = find_conflicts(responses, as_completions(response_mask, group_ids), advantages, settings)
     weights = compute_conflict_weights(advantages, settings.conflict_weight_positive, settings.conflict_weight_negative)
     return conflicts.spread(weights, responses.shape)
 
@@ -104,19 +112,27 @@ def find_conflicts(
     Args:
         responses (torch.Tensor): (bs, response_length) int64 token ids.
         advantages (torch.Tensor): (bs,), one per completion, before the entropy term; only the sign is used.
-        completions, config: whose `prompts`, `conflict_span` and `conflict_masks` are used.
+        completions (Completions): says which tokens are whose, and which completions answer one prompt.
+        config (GTPOConfig): its `conflict_span` and `conflict_masks` are used.
+
+    Raises:
+        ValueError: responses that are not of the shape of the completions, or advantages that are not (bs,).
     """
+    check_shapes(completions.shape, responses=responses)
     bs, width = responses.shape
     if advantages.shape != (bs,):
         raise ValueError(f"advantages has shape {tuple(advantages.shape)}: give one per completion, {(bs,)}")
     # Places are indices into the flattened (bs * response_length,) batch.
-    forward = forks = backward = np.empty(0, dtype=int)
+    forward = np.empty(0, dtype=int)
+    forks = np.empty(0, dtype=int)
+    backward = np.empty(0, dtype=int)
     if config.conflict_span != "none" and config.conflict_masks in ("both", "forward"):
         forward, forks = _find_runs(responses, completions, advantages, config.conflict_span, from_end=False)
     if config.conflict_span != "none" and config.conflict_masks in ("both", "backward"):
         backward, _ = _find_runs(responses, completions, advantages, config.conflict_span, from_end=True)
+    # Each place once. numpy's unique takes a second for a large batch.
     on_either = np.sort(np.concatenate([forward, backward]))
-    on_mask = on_either[np.diff(on_either, prepend=-1) > 0]  # once each
+    on_mask = on_either[np.diff(on_either, prepend=-1) > 0]
 
     def tensor(values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(values).to(responses.device)

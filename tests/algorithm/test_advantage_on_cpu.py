@@ -1,4 +1,5 @@
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -504,6 +505,31 @@ def test_the_given_entropies_of_completions_are_those_of_their_tokens(two_comple
     assert torch.equal(first.advantages, second.advantages)
 
 
+@pytest.mark.parametrize("shape", [(), (3,), (2, 1)])
+@pytest.mark.parametrize("name", ["trajectory_entropy", "rewards", "advantages"])
+def test_what_is_not_one_number_per_completion_is_an_error(two_completions, name, shape):
+    del two_completions["token_level_rewards"]
+    two_completions["group_ids"] = two_completions.pop("index")
+    batch = two_completions | {"rewards": torch.tensor([20.0, 10.0]), name: torch.full(shape, 0.2)}
+    with pytest.raises(ValueError, match=rf"^{name} has shape {re.escape(str(shape))}: .*\(2,\)$"):
+        compute_gtpo(**batch, initial_entropy=0.3)
+
+
+@pytest.mark.parametrize("name", ["rewards", "base"])
+def test_rewards_of_another_number_than_completions_are_an_error(name):
+    completions = Completions(torch.ones(2, 1), "aa")
+    fields = {"rewards": torch.tensor([1.0, 0.0]), name: torch.ones(3)}
+    with pytest.raises(ValueError, match=rf"^{name} has shape \(3,\): .*\(2,\)$"):
+        compute_group_advantages(group_ids=completions, **fields)
+
+
+def test_log_probs_of_another_shape_are_an_error(two_completions):
+    rewards = two_completions.pop("token_level_rewards").sum(-1)
+    two_completions["group_ids"] = two_completions.pop("index")
+    with pytest.raises(ValueError, match=NOT_THE_SHAPE.format(name="old_log_probs", width=3, expected=4)):
+        compute_gtpo(**two_completions, rewards=rewards, initial_entropy=0.3, old_log_probs=torch.zeros(2, 3))
+
+
 def test_without_entropies_the_advantages_are_lambda_a(two_completions):
     result = compute_gtpo(
         rewards=torch.tensor([20.0, 10.0]),
@@ -597,3 +623,11 @@ def test_entropy_from_logits_is_that_of_the_distribution(dtype, temperature):
 def test_equation_10_with_the_initial_entropy_filters_only_from_below_the_threshold(initial_entropy, kept):
     entropy = torch.tensor([0.5, 1.5])
     assert compute_completion_filter(entropy, 1.0, initial_entropy=initial_entropy).tolist() == kept
+    of_each = compute_completion_filter(entropy, torch.tensor([1.0, 1.0]), initial_entropy=initial_entropy)
+    assert of_each.tolist() == kept
+
+
+@pytest.mark.parametrize("initial_entropy", [math.nan, -0.1, math.inf])
+def test_equation_10_refuses_an_initial_entropy_that_is_none(initial_entropy):
+    with pytest.raises(ValueError, match=f"^initial_entropy={initial_entropy}:"):
+        compute_completion_filter(torch.tensor([0.5, 1.5]), 1.0, initial_entropy=initial_entropy)

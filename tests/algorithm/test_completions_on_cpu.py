@@ -35,13 +35,19 @@ def test_groups_are_numbered_by_their_first_rows_and_a_row_without_tokens_is_alo
     mask = torch.tensor([[1], [1], [0], [1], [1], [1], [0]])
     completions = Completions(mask, "aabacbb", [1, 2, 2, 1, 1, 1, 1])
     assert completions.groups.tolist() == [0, 0, 1, 0, 2, 3, 4]
-    assert completions.prompts.tolist() == [0, 1, 2, 0, 0, 0, 3]
+    assert completions.prompts.tolist() == [0, 1, 2, 0, 3, 4, 5]
     assert Completions(mask, "aabacbb").prompts.tolist() == completions.groups.tolist()
 
 
 def test_another_number_of_uids_than_of_rows_is_an_error():
     with pytest.raises(ValueError, match="^index .*3 uids .*2 rows"):
         Completions(torch.ones(2, 1), "aaa")
+
+
+@pytest.mark.parametrize(("prompts", "message"), [("xyz", "3 prompts .*2 rows"), (torch.zeros(2, 1), r"\(2, 1\)")])
+def test_prompts_of_a_wrong_size_are_an_error_that_names_them(prompts, message):
+    with pytest.raises(ValueError, match=f"^prompts .*{message}"):
+        Completions(torch.ones(2, 1), "aa", prompts)
 
 
 @given(

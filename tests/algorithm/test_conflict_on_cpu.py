@@ -138,6 +138,40 @@ def test_positions_are_compared_between_equal_prompts_only():
     assert found.rows.tolist() == [1, 2]
 
 
+def test_groups_with_the_same_prompt_have_no_conflict_with_each_other():
+    """Row 0 and row 2 begin with one token and have opposite signs, but are in two groups."""
+    responses = torch.tensor([[5, 1], [6, 2], [5, 3], [7, 4]])
+    advantages = torch.tensor([1.0, -1.0, -1.0, 1.0])
+    completions = Completions(torch.ones(4, 2), "aabb", prompts="xxxx")
+    assert find_conflicts(responses, completions, advantages, GTPOConfig()).rows.tolist() == []
+
+
+def test_a_mask_and_weights_are_computed_of_completions_too():
+    """Their prompts count: the first two rows answer the same."""
+    response_mask = torch.ones(3, 1)
+    completions = Completions(response_mask, "aaa", prompts="xxy")
+    batch = {"responses": torch.tensor([[7], [7], [7]]), "response_mask": response_mask}
+    batch["advantages"] = torch.tensor([1.0, -1.0, -1.0])
+    assert compute_conflict_mask(**batch, index=completions).tolist() == [[True], [True], [False]]
+    assert compute_token_weights(**batch, group_ids=completions).tolist() == [[2.0], [0.0], [1.0]]
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (2, 2), (3, 3)])
+@pytest.mark.parametrize("given_as", ["ids", "completions"])
+def test_responses_of_another_shape_than_the_mask_are_an_error(shape, given_as):
+    response_mask = torch.ones(2, 3)
+    group_ids = "aa" if given_as == "ids" else Completions(response_mask, "aa")
+    responses = torch.zeros(shape, dtype=torch.int64)
+    advantages = torch.tensor([1.0, -1.0])
+    message = rf"^responses has shape \({shape[0]}, {shape[1]}\), .*\(2, 3\)$"
+    with pytest.raises(ValueError, match=message):
+        compute_conflict_mask(responses, response_mask, advantages, group_ids)
+    with pytest.raises(ValueError, match=message):
+        compute_token_weights(
+            responses=responses, response_mask=response_mask, group_ids=group_ids, advantages=advantages
+        )
+
+
 @st.composite
 def batches(draw):
     """Groups of any sizes in any row order, few token ids so that conflicts are common, rows of any length, holes."""
