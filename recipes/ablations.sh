@@ -44,7 +44,7 @@ shift
 line=$(awk -v name="$name" 'NR > 2 && $1 == name' <<<"$ablations")
 [ -n "$line" ] || { echo "$name: there is no such ablation; bash recipes/ablations.sh lists them" >&2; exit 2; }
 IFS='|' read -r _ _ model dataset settings _ <<<"$line"
-read -r model dataset <<<"${MODEL:-$model} ${DATASET:-$dataset}"
+read -r model dataset <<<"${MODEL:-$model} ${DATASET:-$dataset}"     # without the spaces of the table
 case $model in qwen | llama | cpu) ;; *) echo "MODEL=$model: must be qwen, llama or cpu" >&2; exit 2 ;; esac
 
 export ALGO=gtpo KL_LOSS_COEF=0

@@ -7,14 +7,21 @@ source recipes/checks.sh
 # Before 3.13 Python reads the path of an editable install in the locale's encoding.
 [ "$(locale charmap 2>/dev/null)" = UTF-8 ] || export LC_ALL=C.UTF-8
 
+# Each of the variables named: a path or a name that Hydra can be given.
 check_names() {
-    case $1 in
-        *'${'* | *$'\n'*) fail "a folder's name has \${ or a line break, which Hydra does not take for a part of it: rename it" ;;
-    esac
+    local name
+    for name; do
+        case ${!name:-} in
+            *'${'* | *$'\n'*)
+                fail "$name=${!name}: the name has \${ or a line break, which Hydra does not take for a part of it: rename it"
+                ;;
+        esac
+    done
 }
-check_names "$PWD${OUT:-}${MODEL_PATH:-}${DATA_DIR:-}"
+check_names PWD OUT MODEL_PATH DATA_DIR DATA_ROOT TRAIN_FILE VAL_FILE ROLLOUT_DUMP PROJECT_NAME EXPERIMENT_NAME
 
-# $1 as a value in an override: in quotes if it has a character that means something to Hydra.
+# Print $1 as a value in an override: in quotes if it has a character that means something to Hydra. Within the quotes a
+# backslash is one, but before a quote and at the end it has to be doubled. In other locales than C, A-Z has more letters.
 hydra() {
     local LC_ALL=C
     case $1 in
@@ -43,9 +50,12 @@ set_linked() {
 }
 
 # Set $1 to the path of a folder of data or of a model, or of a file, in which datasets and vLLM see no pattern: they would
-# take [1], * and ? for one.
+# take [1], * and ? for one. The folder of a file can be linked, the file cannot: its name says what it holds.
 set_plain_folder() { set_linked "$1" "$2" '[][*?]'; }
 set_plain_file() {
+    case $(basename "$2") in
+        *[][*?]*) fail "$2: datasets takes [ ] * and ? in a file's name for a pattern: rename the file" ;;
+    esac
     set_plain_folder "$1" "$(dirname "$2")"
     printf -v "$1" '%s' "${!1}/$(basename "$2")"
 }
@@ -76,7 +86,7 @@ check_counts TRAIN_BATCH_SIZE PPO_MINI_BATCH_SIZE ROLLOUT_N MAX_PROMPT_LENGTH MA
     PPO_MAX_TOKEN_LEN_PER_GPU STEPS TOTAL_EPOCHS NNODES NGPUS_PER_NODE ROLLOUT_TP ACTOR_TP ACTOR_PP LORA_RANK SAMPLES BATCH \
     STALL_SECONDS
 [ "${KEEP:-null}" = null ] || check_counts KEEP
-[ "${TEST_FREQ:-}" = 0 ] || check_steps TEST_FREQ
+[ "${TEST_FREQ:-}" = 0 ] || check_steps TEST_FREQ       # verl's PPO trainer takes 0 for none, too
 check_steps SAVE_FREQ
 check_seed
 check_number ACTOR_LR
@@ -145,16 +155,16 @@ import importlib.util, torch
 print(max(1, torch.cuda.device_count()), "flash_attention_2" if importlib.util.find_spec("flash_attn") else "sdpa")')
 fi
 
-# The most GPUs over which the $2 completions of an update can be split evenly: at most two for each of the batch's $1
-# prompts, since more are hardly faster, and no more than the machine has.
+# Print the most GPUs over which the $2 completions of an update can be split evenly: at most two for each of the batch's
+# $1 prompts, since more are hardly faster, and no more than the machine has.
 gpus_for() {
     local n=$((gpus < 2 * $1 ? gpus : 2 * $1))
     while (($2 % n)); do n=$((n - 1)); done
     echo "$n"
 }
 
-# FINETUNE, as settings of the section $1. Neither the paper nor Listing 1 gives LoRA's alpha; the authors' code takes the
-# rank.
+# Add to MODEL what FINETUNE asks for in the section $1 of the config. Neither the paper nor Listing 1 gives LoRA's alpha;
+# the authors' code takes the rank.
 add_finetune_to_model() {
     case $finetune in
         lora)
@@ -169,7 +179,7 @@ add_finetune_to_model() {
     esac
 }
 
-# What verl's PPO and SFT trainers call by one name.
+# Set TRAINER to the settings that verl's PPO and SFT trainers call by one name.
 set_trainer() {
     TRAINER=(
         seed="$seed"
@@ -184,7 +194,7 @@ set_trainer() {
     )
 }
 
-# The data of the run, unless it is there already; "$@": options of `python3 -m recipes data`.
+# Make the data of the run, unless it is there already; "$@" are options of `python3 -m recipes data`.
 make_data() {
     local remedy="no such file beside the other: set TRAIN_FILE and VAL_FILE (one may be both), or remove the other to have both made"
     if [ -e "$train_file" ] || [ -e "$val_file" ]; then
@@ -196,7 +206,8 @@ make_data() {
     fi
 }
 
-# The value that a key has in COMMAND, where the last one counts, as Hydra reads it.
+# Print the value of the key $1 in COMMAND, where the last one counts, as Hydra reads it: without quotes, and without the
+# backslashes that `hydra` has put before a quote and at the end.
 setting() {
     local word value=
     for word in "${COMMAND[@]}"; do
@@ -208,21 +219,23 @@ setting() {
     esac
 }
 
-# Whether ⟨H⟩_ini is measured before the run, as the paper does it, on 100 training prompts: asked for by
-# STRICT_INITIAL_ENTROPY=1, needed by ENTROPY_FROM=update, and in either case only where the filter rests on it.
+# Succeed if ⟨H⟩_ini is to be measured before the run, as the paper does it, on 100 training prompts:
+# STRICT_INITIAL_ENTROPY=1 asks for it and ENTROPY_FROM=update needs it, and in either case only where the filter rests
+# on it.
 measures_initial_entropy() {
     [ "$ALGO-$(setting algorithm.gtpo.initial_entropy)" = gtpo- ] || return 1
     case $(setting algorithm.gtpo.completion_filter) in '' | auto) ;; *) return 1 ;; esac
     [ "${STRICT_INITIAL_ENTROPY:-0}" != 0 ] || [ "$ENTROPY_FROM" = update ]
 }
 
-# Before anything is measured; 0 stands for the value that is measured later.
+# Check the command and the machine, before anything is measured; 0 stands for the ⟨H⟩_ini that is measured later.
 check_command() {
     local later=()
     ! measures_initial_entropy || later=(algorithm.gtpo.initial_entropy=0)
     python3 -m gtpo_verl check -- "${COMMAND[@]}" "${later[@]}"
 }
 
+# Set INITIAL_ENTROPY to the override with the measured ⟨H⟩_ini; it stays empty where none is to be measured.
 INITIAL_ENTROPY=()
 measure_initial_entropy() {
     measures_initial_entropy || return 0

@@ -15,6 +15,7 @@ shift
 if [ -d "$checkpoint" ]; then checkpoint=$(realpath "$checkpoint"); fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source recipes/common.sh
+check_names checkpoint LABEL
 
 # ---- user-adjustable ----
 datasets=${DATASETS:-gsm8k math aime2024 aime2025 amc2023}
@@ -37,7 +38,8 @@ NGPUS_PER_NODE=${NGPUS_PER_NODE:-$gpus}
 test_files=() test_file=
 for dataset in $datasets; do
     if [ ! -e "$data_root/$dataset/test.parquet" ]; then
-        split=()    # both, since a recipe refuses one without the other
+        # Both splits are made, since a training recipe refuses one without the other; one that is there is kept.
+        split=()
         [ ! -e "$data_root/$dataset/train.parquet" ] || split=(--split test)
         python3 -m recipes data --dataset "$dataset" "${split[@]}" --out "$data_root/$dataset"
     fi
@@ -62,18 +64,18 @@ print(*(shlex.quote(f"++{key}={value}") for key, value in given if key.startswit
     eval "template=($words)"
 fi
 if [ -e "$model_path/adapter_config.json" ]; then
-    of_adapter() {
+    adapter_setting() {
         python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))[sys.argv[2]])' "$model_path/adapter_config.json" "$1"
     }
     adapter_path=
     set_plain_folder adapter_path "$model_path"
     adapter=(
         actor_rollout_ref.model.lora_adapter_path="$(hydra "$adapter_path")"
-        actor_rollout_ref.model.lora_rank="$(of_adapter r)"
+        actor_rollout_ref.model.lora_rank="$(adapter_setting r)"
         actor_rollout_ref.rollout.load_format=safetensors
         actor_rollout_ref.rollout.layered_summon=True
     )
-    model_path=$(of_adapter base_model_name_or_path)
+    model_path=$(adapter_setting base_model_name_or_path)
 elif [ -d "$model_path" ]; then
     set_plain_folder model_path "$model_path"
 fi
@@ -130,5 +132,6 @@ COMMAND=(
 python3 -m gtpo_verl check -- "${COMMAND[@]}"
 "${COMMAND[@]}"
 
-dumps=("$OUT"/*.jsonl)
-python3 -m recipes evaluate "${dumps[@]/#/$label=}" --samples "$samples" --out "$OUT"
+dumps=()
+for dump in "$OUT"/*.jsonl; do dumps+=("$label=$dump"); done
+python3 -m recipes evaluate "${dumps[@]}" --samples "$samples" --out "$OUT"

@@ -27,7 +27,7 @@ steps=${STEPS:-$steps}
 save_freq=${SAVE_FREQ:-$((save_freq < steps ? save_freq : steps))}
 OUT=$(realpath -m "${OUT:-outputs/${ALGO}_${name}_${rollout}_seed${seed}}")
 task_dir=$(realpath -m "${TASK:-.cache/${task}-seed${seed}}")   # data and model, made once
-check_names "$task_dir"
+check_names TASK
 stall=${STALL_SECONDS:-$stall}                      # a run without a step for this long is ended
 # ---- end user-adjustable ----
 
@@ -51,7 +51,8 @@ export HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 RAY_DEDUP_LOGS=0
 python3 -m recipes make-task "$task" --out "$task_dir" --seed "$seed"
 set_plain_folder task_dir "$task_dir"
 
-# SmolLM2's supervised start by recipes/run_sft.sh: the tags are mostly known, the legs of few animals.
+# Make SmolLM2's supervised start by recipes/run_sft.sh. After it the model mostly writes the tags, and it knows the legs
+# of few animals.
 sft_steps=5
 warm_start() {
     local out=$task_dir/warm_start
@@ -62,12 +63,12 @@ warm_start() {
     echo "the supervised start:"
     MODEL_PATH=$task_dir/model DATA_DIR=$task_dir FINETUNE=full OFFLOAD=False OUT=$out SEED=$seed \
         ACTOR_LR=5e-5 TRAIN_BATCH_SIZE=4 MAX_LENGTH=256 PPO_MAX_TOKEN_LEN_PER_GPU=640 SAVE_FREQ=$sft_steps \
-        bash recipes/run_sft.sh 2>&1 \
+        bash recipes/run_sft.sh \
         data.val_files=null \
         model.enable_gradient_checkpointing=False \
         optim.lr_scheduler_type=constant optim.lr_warmup_steps_ratio=0 optim.weight_decay=0.0 optim.clip_grad=1.0 \
         checkpoint.save_contents=[hf_model] \
-        trainer.total_training_steps=$sft_steps |
+        trainer.total_training_steps=$sft_steps 2>&1 |
         grep --line-buffered -vE 'UserWarning|warnings.warn'
 }
 

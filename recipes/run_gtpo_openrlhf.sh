@@ -45,20 +45,22 @@ case $ALGO in
     *) fail "ALGO=$ALGO: must be gtpo or grpo" ;;
 esac
 why='only the recipes in verl read it; the variables of this one are at its top, and a KL term is --algo.kl.init_coef'
+# Unset, empty and 0 (or 0.0) are taken for the same.
 for name in SMOKE KL_LOSS_COEF STRICT_INITIAL_ENTROPY EXTEND ENTROPY_FROM FINETUNE TRAIN_BATCH_SIZE ROLLOUT_N \
     MAX_PROMPT_LENGTH MAX_RESPONSE_LENGTH SAVE_FREQ; do
     [[ ${!name:-0} != *[!0.]* ]] || fail "$name: unset it: $why"
 done
 need_package torch
 need_package openrlhf "docs/other-trainers.md says how to make one"
-if [ -z "${RAY_ADDRESS:-}" ]; then
+if [ -n "${RAY_ADDRESS:-}" ]; then
+    [ -n "$NGPUS_PER_NODE" ] ||
+        fail "RAY_ADDRESS=$RAY_ADDRESS: set NGPUS_PER_NODE; how many GPUs a node of that cluster has is not seen from here"
+else
     read -r gpus _ < <(python3 -c 'import torch; print(torch.cuda.device_count())')
     NGPUS_PER_NODE=${NGPUS_PER_NODE:-$((gpus > 1 ? 2 : 1))}
-elif [ -z "$NGPUS_PER_NODE" ]; then
-    fail "RAY_ADDRESS=$RAY_ADDRESS: set NGPUS_PER_NODE; how many GPUs a node of that cluster has is not seen from here"
+    ((NGPUS_PER_NODE <= gpus)) ||
+        fail "NGPUS_PER_NODE=$NGPUS_PER_NODE: this machine has $gpus GPUs, and OpenRLHF would wait for more without end"
 fi
-((NGPUS_PER_NODE <= ${gpus:-NGPUS_PER_NODE})) ||
-    fail "NGPUS_PER_NODE=$NGPUS_PER_NODE: this machine has $gpus GPUs, and OpenRLHF would wait for more without end"
 completions=$((batch_size * n_samples_per_prompt))      # of a rollout, and of an update
 ((completions % NGPUS_PER_NODE == 0)) ||
     fail "NGPUS_PER_NODE=$NGPUS_PER_NODE must divide BATCH_SIZE * N_SAMPLES_PER_PROMPT=$completions"

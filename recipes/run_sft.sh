@@ -9,6 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source recipes/common.sh
+check_steps TEST_FREQ       # verl's SFT trainer divides by it
 
 # ---- user-adjustable ----
 MODEL_PATH=${MODEL_PATH:-Qwen/Qwen2.5-3B-Instruct}

@@ -433,6 +433,7 @@ def test_a_python_without_packages_gives_one_line(tmp_path, command, missing):
         ("run_gtpo_qwen", {"SAVE_LORA_ONLY": "1"}, "SAVE_LORA_ONLY=1: .*True"),
         ("run_gtpo_qwen", {"FREE_CACHE_ENGINE": "null"}, "FREE_CACHE_ENGINE=null: .*True"),
         ("run_gtpo_qwen", {"SEED": "4294967296"}, "SEED=4294967296: .*whole number"),
+        ("run_sft", {"TEST_FREQ": "0"}, "TEST_FREQ=0: .*number of steps"),
         ("run_sft", {"MAX_LENGTH": "-5"}, "MAX_LENGTH=-5: .*number above 0"),
         ("evaluate the/model", {"BATCH": "08"}, "BATCH=08: .*number above 0"),
         ("run_gtpo_cpu", {"STEPS": "abc"}, "STEPS=abc: .*whole number"),
@@ -440,6 +441,12 @@ def test_a_python_without_packages_gives_one_line(tmp_path, command, missing):
         ("run_gtpo_cpu", {"SAVE_FREQ": "0"}, "SAVE_FREQ=0: .*number of steps"),
         ("run_gtpo_cpu", {"TASK": "a${b}"}, "name has .{ "),
         ("run_gtpo_cpu", {"OUT": "a\nb"}, "name has .{ "),
+        ("run_gtpo_qwen", {"TRAIN_FILE": "a${b}.parquet"}, "^TRAIN_FILE=a.{b}"),
+        ("run_gtpo_qwen", {"ROLLOUT_DUMP": "a${b}"}, "^ROLLOUT_DUMP=a.{b}"),
+        ("evaluate the/model", {"DATA_ROOT": "a${b}"}, "^DATA_ROOT=a.{b}"),
+        ("evaluate a${b}", {}, "^checkpoint=a.{b}"),
+        ("run_gtpo_qwen", {"TRAIN_FILE": "of [1].parquet"}, r"^of \[1\]\.parquet: .*rename the file"),
+        ("run_sft", {"VAL_FILE": "data/*.parquet"}, r"^data/\*\.parquet: .*rename the file"),
         ("ablations gtpo", {"MODEL": "foo"}, "MODEL=foo: .*qwen, llama or cpu"),
         ("run_gtpo_qwen", OF_A_CLUSTER, "RAY_ADDRESS=head:6379: set NGPUS_PER_NODE"),
         ("run_gtpo_openrlhf", {"SMOKE": "1"}, "SMOKE: unset it"),
@@ -601,6 +608,12 @@ def test_evaluation_checks_first_and_reads_what_verl_has_sampled(call, tmp_path)
     assert evaluated[1:3] == ["recipes", "evaluate"] and evaluated[evaluated.index("--samples") + 1] == str(samples)
     label, _, dump = parse_dump_argument(evaluated[3])
     assert (label.method, dump.parent) == ("GTPO", Path(config.trainer.validation_data_dir))
+
+
+def test_a_label_may_have_any_character_but_the_two_that_part_it(call, tmp_path):
+    *_, evaluated = call("evaluate", "a/model", DATASETS="gsm8k", DATA_ROOT=str(tmp_path), LABEL="R&D \\& [1]*")
+    label, _, _ = parse_dump_argument(evaluated[3])
+    assert label.method == "R&D \\& [1]*"
 
 
 def test_a_checkpoint_of_verl_is_exported_and_its_adapter_sampled_on_its_base(call, tmp_path):
