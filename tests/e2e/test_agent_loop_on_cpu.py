@@ -24,7 +24,7 @@ def test_a_tools_tokens_earlier_outputs_and_a_failed_session_count_for_nothing(t
         options=(),  # with --stall the run would end where a session fails
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert re.search(r"GTPO: the agent loop made 28 outputs in 14 sessions", result.stdout)
+    assert re.search(r"GTPO: .* 28 outputs in 14 sessions", result.stdout)
 
     tokenizer = AutoTokenizer.from_pretrained(task / "model")
     initial = train.records()[0]["gtpo/entropy/initial"]

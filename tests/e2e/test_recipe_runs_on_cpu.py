@@ -46,13 +46,14 @@ def test_the_gtpo_recipe_trains_without_a_reference_worker_from_the_papers_initi
     variables = {"INFER_BACKEND": "vllm", "STRICT_INITIAL_ENTROPY": "1"}
     output, steps = recipe("run_gtpo_qwen", "trainer.total_training_steps=2", **variables)
     log = (tmp_path / "run_gtpo_qwen/train.log").read_text()
-    assert "GTPO runs without a reference policy" in log and "GTPO completion filter on" in log
+    assert "no reference worker" in log
     assert "actor_rollout" in log and "ref_init_model" not in log and "RefPolicy" not in log
     assert "| steps | reward | format | accuracy | strict |" in output
     assert (tmp_path / "run_gtpo_qwen/training.png").stat().st_size > 10_000
 
     measured = float(re.search(r"^initial_entropy=(.*)$", output, re.MULTILINE)[1])
     assert 0 < measured < 0.6
+    assert re.search(rf"filter on: {measured:.3f} < 0\.693 nats, .*algorithm\.gtpo\.initial_entropy", log)
     assert [step["gtpo/entropy/initial"] for step in steps] == [pytest.approx(measured, abs=1e-6)] * 2
     for step in steps:
         assert step["actor/grad_norm"] > 0 and abs(step["actor/ppo_kl"]) < 1e-3
@@ -74,7 +75,7 @@ def test_the_grpo_recipe_trains_after_a_launch_that_failed_goes_on_as_gtpo_and_i
     output, _ = recipe("run_gtpo_qwen", "algorithm.adv_estimater=grpo", status=1, **twin)
     assert "algorithm.adv_estimater" in output.replace("'", "")
     output, _ = recipe("run_gtpo_qwen", status=1, ROLLOUT_N="1")
-    assert "actor_rollout_ref.rollout.n=1: GTPO compares the completions of one prompt" in output
+    assert re.search(r"actor_rollout_ref\.rollout\.n=1: .* 2 or more", output)
     assert not (tmp_path / "run_gtpo_qwen/train.log").exists()  # Ray would be in it
     _, steps = recipe("run_gtpo_qwen", "trainer.total_training_steps=2", **twin)
     assert len(steps) == 2
@@ -88,8 +89,8 @@ def test_the_grpo_recipe_trains_after_a_launch_that_failed_goes_on_as_gtpo_and_i
         assert change in output
     (tmp_path / "run_gtpo_qwen/settings.json").unlink()
     output, _ = recipe("run_gtpo_qwen", "trainer.total_training_steps=3", status=1)
-    assert "gtpo_initial_entropy.json with its initial entropy is missing" in output
-    assert (tmp_path / "run_gtpo_qwen/train.log").read_text().count("Started a local Ray instance") == 1
+    assert re.search(r"/gtpo_initial_entropy\.json .*missing; .*algorithm\.gtpo\.initial_entropy", output)
+    assert (tmp_path / "run_gtpo_qwen/train.log").read_text().count("local Ray instance") == 1
     goes_on = "trainer.total_training_steps=3", "algorithm.gtpo.initial_entropy=0.3"
     _, (*grpo, gtpo) = recipe("run_gtpo_qwen", *goes_on)
     assert [step["step"] for step in grpo] == [1, 2] and gtpo["step"] == 3
