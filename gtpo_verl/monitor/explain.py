@@ -30,18 +30,22 @@ LABELS = {
     "grad_norm": "gradient norm",
     "loss": "loss",
 }
-"""The numbers that are read, by what they are called on the screen, in the order of its table."""
+"""What each number of a run is called on the screen, in the order of its table."""
 LESS_IS_BETTER = ("aborted", "repetition", "no_correct_groups", "mismatch", "kl")
 """Numbers whose best level is the lowest one."""
 FACTOR = 3.0
 """A number that is no share moved if its levels differ by this factor."""
 SHARE = 0.15
-"""A share moved if its levels differ by so much; a part of the reward, by this share of the reward's range."""
+"""A share moved if its levels differ by so much; a part of the reward, by so much of what the reward spans."""
 
 
 class Advice(NamedTuple):
-    """What to do, with {since} for the step since which it is so, and a kind of override
-    (`frameworks.Framework.remedies`), empty if there is none."""
+    """What to do.
+
+    Args:
+        sentence: for the screen, with {since} for the step since which something is wrong.
+        remedy: a key of `frameworks.Framework.remedies`, whose override is named with it; empty if there is none.
+    """
 
     sentence: str
     remedy: str = ""
@@ -104,9 +108,14 @@ NO_PROGRESS = Advice(
 
 
 class Row(NamedTuple):
-    """One way in which a number gets worse, `up` or `down`: what that means and what to do.
+    """One way in which a number gets worse.
 
-    A level below `least` counts as that, since a change below it means nothing.
+    Args:
+        number: a key of `LABELS`, or a part of the reward.
+        worse: "up" or "down".
+        meaning: what it means that it got worse.
+        advice: what to do.
+        least: levels below this one are taken for it, since what happens below means nothing.
     """
 
     number: str
@@ -226,7 +235,10 @@ ROWS = (
 
 
 class Move(NamedTuple):
-    """A number that got worse: from its first level to its last one, since a step, by so many standard errors."""
+    """A number that got worse: from its first level to its last one, since a step.
+
+    `deviations` is the change in standard errors of a level.
+    """
 
     row: Row
     first: float
@@ -245,7 +257,7 @@ def label(name: str) -> str:
 
 
 def row_of(number: str, worse: str = "down") -> Row:
-    """Return the row of a number that gets worse in a way."""
+    """Return the row of a number that gets worse by going up, or down."""
     return next(row for row in ROWS if (row.number, row.worse) == (number, worse))
 
 
@@ -254,19 +266,19 @@ def moves(history: History) -> list[Move]:
 
     The last level differs from the first one by more than chance, *and* by a factor, or by a share if it is one.
     """
-    found = []
+    moved = []
     for row in [*ROWS, *_rows_of_parts(history)]:
         move = _move(row, history)
         if move is not None:
-            found.append(move)
-    return sorted(found, key=lambda move: -move.deviations)
+            moved.append(move)
+    return sorted(moved, key=lambda move: -move.deviations)
 
 
 def constant_parts(history: History) -> dict[str, float]:
     """Return the parts of the reward that had one value in each of ten steps or more, with that value."""
     constant = {}
     for name, series in history.series.items():
-        if name.startswith(PART) and len(series) >= 10 and series.sums().lowest == series.sums().highest:
+        if name.startswith(PART) and len(series) >= 10 and series.statistics().lowest == series.statistics().highest:
             constant[name] = series.values[0]
     return constant
 
@@ -288,8 +300,14 @@ def _rows_of_parts(history: History) -> list[Row]:
 def _move(row: Row, history: History) -> Move | None:
     """Return how far a number went the way that is worse; None if that is not far."""
     series = history[row.number]
-    if len(series) < 4 or not _is_far(row, history, series.sums().lowest, series.sums().highest):
-        return None  # most numbers, at little cost
+    if len(series) < 4:
+        return None
+
+    # Levels are no further apart than values: for most numbers this costs little and is enough.
+    extremes = series.statistics()
+    if not _is_far(row, history, extremes.lowest, extremes.highest):
+        return None
+
     window = series.window()
     first, last = series.ends(window)
     is_up = row.worse == "up"
@@ -307,6 +325,7 @@ def _move(row: Row, history: History) -> Move | None:
 
 
 def _is_far(row: Row, history: History, first: float, last: float) -> bool:
+    """Return whether two levels differ by the factor, or by the share, from which on a number moved."""
     if row.number.startswith(PART):
         return abs(last - first) >= SHARE * history.span("reward")
     if history[row.number].is_share:
@@ -316,7 +335,7 @@ def _is_far(row: Row, history: History, first: float, last: float) -> bool:
 
 
 def override(advice: Advice | None, history: History, framework: str, limit: float | None) -> str:
-    """Return the override to try, in a run's framework; empty if there is none, or its old value is not known."""
+    """Return the override to try, in a run's framework; empty if there is none, or an old value that it needs."""
     if advice is None:
         return ""
     if advice.remedy == "explore" and not history.most("clipped"):

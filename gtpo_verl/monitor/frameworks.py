@@ -14,13 +14,18 @@ class Framework(NamedTuple):
     """The names of one framework.
 
     Args:
-        metrics: those that give each of our numbers (`explain.LABELS`; `lowest` and `highest` reward of a step; `lr`;
-            `longest`, tokens of the longest completion; `cut`, the share as long as it; `clipped`, the share of ratios
-            that were; `tokens` of a step; `prompt`, the mean ones of a prompt). The first that is logged counts, and
-            `1 - x` is one subtracted from it.
+        metrics: for each of our numbers the metrics that say it, of which the first that is logged counts; `1 - x` is
+            the metric x subtracted from 1. Our numbers are those of `explain.LABELS`, and these:
+            `lowest`, `highest`: the reward of the worst and of the best completion of a step;
+            `lr`: the learning rate;
+            `longest`: the tokens of a step's longest completion;
+            `cut`: the share of completions that are as long as that;
+            `clipped`: the share of ratios that were clipped;
+            `tokens`: those of a step, its prompts included;
+            `prompt`: the mean tokens of a prompt.
         remedies: overrides by their kind, with {lr} and {limit} for new values.
-        parts: matches a part of the reward, and its name.
-        validation: the first of these that matches names the results of a validation.
+        parts: a pattern of the metrics that are a part of the reward; its group is the name of the part.
+        validation: patterns of the results of a validation; the first that matches a metric counts.
     """
 
     metrics: Mapping[str, tuple[str, ...]]
@@ -70,7 +75,7 @@ _SWIFT_REMEDIES = {
 }
 FRAMEWORKS = {
     "verl": Framework(
-        {
+        metrics={
             "terminated": ("completion/eos_rate",),
             "repetition": ("completion/repetition/mean",),
             "zero_std_groups": ("gtpo/group/zero_std_frac", "group/zero_std_frac"),
@@ -97,7 +102,7 @@ FRAMEWORKS = {
             "tokens": ("perf/total_num_tokens",),
             "prompt": ("prompt_length/mean",),
         },
-        {
+        remedies={
             "lr": "actor_rollout_ref.actor.optim.lr={lr}",
             "limit": "data.max_response_length={limit}",
             "filter": "algorithm.filter_groups.enable=True algorithm.filter_groups.metric=acc",
@@ -105,13 +110,13 @@ FRAMEWORKS = {
             "explore": "actor_rollout_ref.actor.clip_ratio_high=0.28",
             "look": "trainer.rollout_data_dir=rollouts",
         },
-        r"reward/(?!(?:score|acc|format|strict|timeout)/)(\w+)/mean",
-        (r"val-core/.+/mean@\d+|val/(.+/)?test_score(/.+)?", r"val-aux/.+/(acc|score|reward)/mean@\d+"),
+        parts=r"reward/(?!(?:score|acc|format|strict|timeout)/)(\w+)/mean",
+        validation=(r"val-core/.+/mean@\d+|val/(.+/)?test_score(/.+)?", r"val-aux/.+/(acc|score|reward)/mean@\d+"),
     ),
-    "TRL": Framework(_TRL, _TRL_REMEDIES),
-    "ms-swift": Framework(_TRL, _SWIFT_REMEDIES),
+    "TRL": Framework(metrics=_TRL, remedies=_TRL_REMEDIES),
+    "ms-swift": Framework(metrics=_TRL, remedies=_SWIFT_REMEDIES),
     "OpenRLHF": Framework(
-        {
+        metrics={
             "terminated": ("1 - rollout/truncated_rate", "1 - truncated"),
             "zero_std_groups": ("gtpo/group/zero_std_frac",),
             "positive": ("gtpo/group/positive_frac",),
@@ -124,22 +129,26 @@ FRAMEWORKS = {
             "loss": ("policy_loss",),
             "kl": ("kl",),
         },
-        {"lr": "--actor.adam.lr {lr}", "limit": "--rollout.max_new_tokens {limit}"},
+        remedies={"lr": "--actor.adam.lr {lr}", "limit": "--rollout.max_new_tokens {limit}"},
         validation=(r"(eval/)?eval_.+_pass1",),
     ),
 }
+
+
+_FROM_1 = "1 - "
+"""Begins the name of a metric that is subtracted from 1."""
 
 
 def _metrics_of(framework: Framework) -> set[str]:
     """Return what a framework calls the numbers of a run."""
     names = set[str]()
     for sources in framework.metrics.values():
-        names.update(source.removeprefix("1 - ") for source in sources)
+        names.update(source.removeprefix(_FROM_1) for source in sources)
     return names
 
 
-_OF_METRICS = {name: _metrics_of(framework) for name, framework in FRAMEWORKS.items()}
-METRICS = frozenset().union(*_OF_METRICS.values())
+_METRICS = {name: _metrics_of(framework) for name, framework in FRAMEWORKS.items()}
+METRICS = frozenset().union(*_METRICS.values())
 """What some framework calls a number of a run."""
 PREFIXES = ("rewards/", "reward/", "val-core/", "val-aux/", "val/", "eval_", "eval/")
 """What the names of parts of the reward and of validations begin with."""
@@ -153,27 +162,28 @@ def is_metric(name: str) -> bool:
 def framework_of(metrics: Iterable[str]) -> str:
     """Return the framework that names most of these metrics, the first of those that name as many."""
     names = set(metrics)
-    return max(FRAMEWORKS, key=lambda framework: len(names & _OF_METRICS[framework]))
+    return max(FRAMEWORKS, key=lambda framework: len(names & _METRICS[framework]))
 
 
 def translate(metrics: Mapping[str, Any], framework: str, limit: float | None = None) -> dict[str, float]:
-    """Return our numbers in what a framework logged at one step, with `validation_limit`, 1, if it is an accuracy.
+    """Return our numbers at one step, from what a framework logged at it.
 
-    verl's `response_length/clip_ratio` counts completions that were cut off, but in its V1 trainer those as long as the
-    longest, of any length (verl #7817): it is read if it is 0, or the longest has `limit` tokens.
+    Beside a validation that is an accuracy stands `validation_limit`, 1. verl's `response_length/clip_ratio` counts the
+    completions that were cut off, but in its V1 trainer those as long as the longest, whatever its length (verl #7817):
+    it is read if it is 0, or if the longest has `limit` tokens.
     """
     names = FRAMEWORKS[framework]
-    values = _finite_or_inf(metrics)
+    values = _as_floats(metrics)
     numbers = {}
     for number, sources in names.metrics.items():
-        for source in reversed(sources):  # so that the first one counts
-            if source in values:
-                numbers[number] = values[source]
-            elif source.startswith("1 - ") and source[4:] in values:
-                numbers[number] = 1 - values[source[4:]]
+        for source in sources:
+            metric = source.removeprefix(_FROM_1)
+            if metric in values:
+                numbers[number] = 1 - values[metric] if source.startswith(_FROM_1) else values[metric]
+                break
     for metric, value in values.items():
         part = re.fullmatch(names.parts, metric)
-        if part and metric not in _OF_METRICS[framework]:
+        if part and metric not in _METRICS[framework]:
             numbers[f"{PART}{part[1]}"] = value
 
     results = validation_results(values, framework)
@@ -186,17 +196,19 @@ def translate(metrics: Mapping[str, Any], framework: str, limit: float | None = 
         if numbers["cut"] == 0:
             numbers["terminated"] = 1.0
         elif limit is not None and "longest" in numbers:
-            numbers["terminated"] = 1 - numbers["cut"] * (numbers["longest"] >= limit)
+            numbers["terminated"] = 1 - numbers["cut"] if numbers["longest"] >= limit else 1.0
     return numbers
 
 
-def _finite_or_inf(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics that are numbers, as floats."""
+def _as_floats(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics that are numbers; one that is too large for a float is infinite."""
     values = {}
     for metric, value in metrics.items():
         if isinstance(value, Real):
-            is_too_large = value == value and abs(value) >= 1e300  # type: ignore[operator]
-            values[metric] = math.inf if is_too_large else float(value)
+            try:
+                values[metric] = float(value)
+            except OverflowError:
+                values[metric] = math.inf
     return values
 
 
@@ -211,13 +223,16 @@ def validation_results(metrics: Iterable[str], framework: str) -> list[str]:
 
 
 def limit_of(steps: Iterable[Mapping[str, float]]) -> float | None:
-    """Return the tokens at which completions are cut off: the longest, if three steps have some so long; else None."""
+    """Return the tokens at which completions are cut off: those of the longest one, if three steps or more have some of
+    that length; else None."""
     longest = []
     for numbers in steps:
         has_cut = numbers.get("cut", 0) > 0 or numbers.get("terminated", 1) < 1
         if has_cut and "longest" in numbers:
             longest.append(numbers["longest"])
-    limit = max(longest, default=math.nan)
+    if not longest:
+        return None
+    limit = max(longest)
     return limit if longest.count(limit) >= 3 else None
 
 

@@ -13,15 +13,15 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 WINDOW = 4
-"""A level is a mean over at least so many values, where there are three times as many."""
+"""A level is a mean over at least so many values, or over a third of them if that is less."""
+VALIDATION_WINDOW = 2
+"""The same for a level of validations, of which there are few."""
 BEYOND_NOISE = 5.0
 """Two levels differ by more than chance if they differ by more than so many standard errors of a level."""
 TENTH = 0.1
 """A change counts from a tenth of what lies between a number's floor and its best."""
 SHARES = ("terminated", "exact_format", "accuracy", "zero_std_groups", "no_correct_groups", "repetition", "aborted")
-"""Numbers that are shares, mostly of a step's completions."""
-FEW = 2
-"""A level of validations is a mean over at least so many, where there are three times as many."""
+"""Numbers that are judged as shares: from 0 to 1, and as noisy as a share of so many completions is at least."""
 USUAL = 0.9
 """The share of steps whose highest reward is at most the ceiling of the reward."""
 ROUNDING = 1e-9
@@ -45,34 +45,39 @@ class Levels(NamedTuple):
     chance: float
 
 
-class Sums:
-    """Running sums over a series: of its values, of the squares of their differences, and the largest difference.
+class RunningStatistics:
+    """Statistics of a series that go on with each value, so that a long run is not added up anew at every step.
 
-    `totals[n]` is over its first n values, `squares[n]` and `largest[n]`, the one furthest from 0, over the first n
-    differences; `lowest` and `highest` are the extremes of all values, and `levels` those asked for since the last
-    value, by their windows.
+    Attributes:
+        totals: `totals[n]` is the sum of the first n values.
+        squares: `squares[n]` is the sum of the squares of the first n differences between a value and the one before.
+        jumps: `jumps[n]` is the difference furthest from 0 among the first n.
+        lowest: the lowest value of all.
+        highest: the highest value of all.
+        levels: those that were computed since the last value came, by their windows.
     """
 
     def __init__(self) -> None:
         self.totals = array("d", [0.0])
         self.squares = array("d", [0.0])
-        self.largest = array("d", [0.0])
+        self.jumps = array("d", [0.0])
         self.lowest = math.inf
         self.highest = -math.inf
         self.levels: dict[int, Levels] = {}
 
     def extend(self, values: array) -> None:
-        """Take those of the values that are new."""
-        first = len(self.totals) - 1
-        if first == len(values):
+        """Go on to the newest of all values of the series."""
+        count = len(self.totals) - 1
+        if count == len(values):
             return
-        new = values[first:]
-        later = values[max(first, 1) :]
-        earlier = values[max(first, 1) - 1 :]
-        differences = list(map(sub, later, earlier))
+        new = values[count:]
+        start = max(count, 1)  # the very first value has none before it
+        differences = list(map(sub, values[start:], values[start - 1 :]))
+
+        # The last entry is taken off, since `accumulate` begins by yielding it again.
         self.totals.extend(accumulate(new, initial=self.totals.pop()))
         self.squares.extend(accumulate(map(mul, differences, differences), initial=self.squares.pop()))
-        self.largest.extend(accumulate(differences, _larger, initial=self.largest.pop()))
+        self.jumps.extend(accumulate(differences, _further_from_0, initial=self.jumps.pop()))
         self.lowest = min(self.lowest, min(new))
         self.highest = max(self.highest, max(new))
         self.levels = {}
@@ -84,17 +89,17 @@ class Series:
     Args:
         is_share: whether it is a share of completions, from 0 to 1.
         completions: of how many completions a value is the mean; None if that is unknown.
-        smallest: the values that a level is a mean over at least.
+        is_validation: whether its values are of validations, which are few.
     """
 
-    def __init__(self, is_share: bool = False, completions: int | None = None, smallest: int = WINDOW) -> None:
+    def __init__(self, is_share: bool = False, completions: int | None = None, is_validation: bool = False) -> None:
         self.is_share = is_share
         self.completions = completions
-        self.smallest = smallest
+        self.is_validation = is_validation
         self.steps = array("q")
         self.values = array("d")
         self.bad_steps = array("q")
-        self._sums = Sums()
+        self._statistics = RunningStatistics()
 
     def __len__(self) -> int:
         return len(self.values)
@@ -118,8 +123,8 @@ class Series:
         return part
 
     def _part(self, first: int, end: int) -> "Series":
-        """Return the series of some of its values, the last one before `end`, without what was not finite."""
-        part = Series(self.is_share, self.completions, self.smallest)
+        """Return the series of the values from the place `first` to before `end`, without what was not finite."""
+        part = Series(self.is_share, self.completions, self.is_validation)
         part.steps = self.steps[first:end]
         part.values = self.values[first:end]
         return part
@@ -132,59 +137,64 @@ class Series:
                 return step
         return None
 
-    def sums(self) -> Sums:
-        """Return its running sums, which are kept, and go on with the values since."""
-        self._sums.extend(self.values)
-        return self._sums
+    def statistics(self) -> RunningStatistics:
+        """Return the running statistics of all its values."""
+        self._statistics.extend(self.values)
+        return self._statistics
 
     def noise(self, count: int | None = None) -> float:
-        """Return the standard deviation of a step's value around its trend, over the first `count` values.
+        """Return the standard deviation of a value around its trend, over the first `count` values.
 
-        It comes from the differences of consecutive values, without the largest one, which may be a fall: how they
-        deviate from their mean, which is a trend. It is at least that of a share of so many completions, and infinite
-        for three values or fewer.
+        The mean difference between consecutive values is the trend, and the deviation of the differences from it is
+        noise. The largest difference is left out, since it may be a fall. A share is at least as noisy as one of so
+        many completions. The noise of three values or fewer is infinite.
         """
         count = count or len(self.values)
         if count < 4:
             return math.inf
-        sums = self.sums()
-        jump = sums.largest[count - 1]
+        statistics = self.statistics()
+        jump = statistics.jumps[count - 1]
         trend = (self.values[count - 1] - self.values[0] - jump) / (count - 2)
-        squares = sums.squares[count - 1] - jump**2 - (count - 2) * trend**2
+        squares = statistics.squares[count - 1] - jump**2 - (count - 2) * trend**2
+        # The trend takes one degree of freedom, and a difference has twice the variance of a value.
         noise = math.sqrt(max(squares, 0.0) / (2 * (count - 3)))
         if self.is_share and self.completions:
-            share = min(max(sums.totals[count] / count, 0.0), 1.0)
+            share = min(max(statistics.totals[count] / count, 0.0), 1.0)
             noise = max(noise, math.sqrt(share * (1 - share) / self.completions))
         return noise
 
     def chance(self, window: int, count: int | None = None) -> float:
         """Return the most by which two levels differ by chance, over the first `count` values.
 
-        The best of many windows is further from their mean, and the noise of few values is less certain.
+        Among many windows the best one is further from their mean, and the noise of few values is less certain.
         """
         count = count or len(self.values)
-        rounding = ROUNDING * abs(self.sums().totals[count]) / count
+        rounding = ROUNDING * abs(self.statistics().totals[count]) / count
         noise = self.noise(count)
         if noise == 0 or noise == math.inf:
             return noise + rounding
         luck = max(BEYOND_NOISE, 2 * math.sqrt(2 * math.log(count / window)))
         certainty = (count - 3) / (count - 1)
-        if self.smallest != FEW:  # a step is a mean over fewer prompts than a validation, with larger outliers
+        if not self.is_validation:  # a step is a mean over fewer prompts than a validation, with larger outliers
             certainty **= 2
         return luck * noise / math.sqrt(window) / certainty + rounding
 
     def windows(self) -> list[int]:
-        """Return the numbers of values that its levels are means over, each twice the one before, up to a third."""
+        """Return how many values its levels can be means over: each twice the one before, up to a third of them."""
         most = max(1, len(self.values) // 3)
-        windows = [min(self.smallest, most)]
+        windows = [min(VALIDATION_WINDOW if self.is_validation else WINDOW, most)]
         while 2 * windows[-1] <= most:
             windows.append(2 * windows[-1])
         return windows
 
     def window(self, change: float = TENTH) -> int:
-        """Return the smallest of its windows, from the second on, whose levels show a change of such a share of what
-        lies between its floor and its highest value; the largest one if none does."""
-        span = 1.0 if self.is_share else self.sums().highest - min(0.0, self.sums().lowest)
+        """Return the smallest of its windows, but the first, whose levels are certain enough to show a change.
+
+        `change` is a share of what lies between 0, or its lowest value if that is less, and its highest value. If no
+        window is large enough for it, the largest one is returned.
+        """
+        statistics = self.statistics()
+        span = 1.0 if self.is_share else statistics.highest - min(0.0, statistics.lowest)
         noise = self.noise()
         windows = self.windows()
         for window in windows[1:]:
@@ -194,37 +204,37 @@ class Series:
 
     def ends(self, window: int) -> tuple[float, float]:
         """Return its first and its last level over a window."""
-        totals = self.sums().totals
+        totals = self.statistics().totals
         return totals[window] / window, (totals[-1] - totals[-1 - window]) / window
 
     def levels(self, window: int | None = None) -> Levels:
-        """Return its levels, of at least one value, over a window, that of `window` if none is given."""
+        """Return its levels over a window, or over that of `window()`; it must have a value."""
         window = window or self.window()
-        sums = self.sums()
-        if window not in sums.levels:
-            sums.levels[window] = self._levels(window)
-        return sums.levels[window]
+        known = self.statistics().levels
+        if window not in known:
+            known[window] = self._levels(window)
+        return known[window]
 
     def _levels(self, window: int) -> Levels:
-        totals = self.sums().totals
-        of_windows = list(map(sub, islice(totals, window, None), totals))
+        totals = self.statistics().totals
+        window_sums = list(map(sub, islice(totals, window, None), totals))
         return Levels(
             window=window,
-            first=of_windows[0] / window,
-            best=max(of_windows) / window,
-            lowest=min(of_windows) / window,
-            last=of_windows[-1] / window,
+            first=window_sums[0] / window,
+            best=max(window_sums) / window,
+            lowest=min(window_sums) / window,
+            last=window_sums[-1] / window,
             error=self.noise() / math.sqrt(window),
             chance=self.chance(window),
         )
 
     def rose(self) -> bool:
-        """Return whether some level of it was above its first one by more than chance, as far as was known by then.
+        """Return whether some level was above the first one by more than chance, judged by the values up to it.
 
         What rose once has risen, whatever came later; whether it fell is another question.
         """
         count = len(self.values)
-        totals = self.sums().totals
+        totals = self.statistics().totals
         for window in self.windows():
             for end in range(3 * window, count + 1, max(1, window // 2)):
                 gained = (totals[end] - totals[end - window] - totals[window]) / window
@@ -232,8 +242,8 @@ class Series:
                     return True
         return False
 
-    def rise(self) -> float:
-        """Return by how many standard errors its last third is above its first one."""
+    def rise_in_errors(self) -> float:
+        """Return by how many standard errors the mean of its last third is above that of its first one."""
         third = len(self.values) // 3
         if third == 0:
             return 0.0
@@ -244,22 +254,22 @@ class Series:
         return difference / error
 
     def error_of_thirds(self) -> float:
-        """Return the standard error of the difference between its last and its first third."""
+        """Return the standard error of the difference between the means of its last and its first third."""
         count = len(self.values)
         if count < 4:
             return math.inf
         return self.noise() * math.sqrt(2 / (count // 3)) * (count - 1) / (count - 3)
 
     def left_since(self, levels: Levels, is_up: bool = False) -> int:
-        """Return the step since which it has left its best level, or with `is_up` its lowest one.
+        """Return the step since which it has been away from its best level, or with `is_up` from its lowest one.
 
-        It follows the last window whose mean is as near to that level as half of what chance explains, and a quarter of
-        what is between that level and the last one.
+        That is the step after the last window whose mean is still near to that level: no further from it than half of
+        what chance explains, and than a quarter of the way to the last level.
         """
         window = levels.window
         left_at_last = levels.last - levels.lowest if is_up else levels.best - levels.last
         near = min(levels.chance / 2, left_at_last / 4)
-        totals = self.sums().totals
+        totals = self.statistics().totals
         for end in range(len(self.values), window - 1, -1):
             mean = (totals[end] - totals[end - window]) / window
             left = mean - levels.lowest if is_up else levels.best - mean
@@ -268,7 +278,7 @@ class Series:
         return self.steps[0]
 
 
-def _larger(one: float, other: float) -> float:
+def _further_from_0(one: float, other: float) -> float:
     return one if abs(one) >= abs(other) else other
 
 
@@ -293,8 +303,7 @@ class History:
         self.steps.append(step)
         for name, value in numbers.items():
             if name not in self.series:
-                smallest = FEW if name == "validation" else WINDOW
-                self.series[name] = Series(name in SHARES, self.completions, smallest)
+                self.series[name] = Series(name in SHARES, self.completions, is_validation=name == "validation")
             self.series[name].add(step, value)
 
     def until(self, step: int) -> "History":
@@ -309,19 +318,21 @@ class History:
 
     def most(self, name: str) -> float:
         """Return the largest value of a number, 0 if it has none."""
-        return self[name].sums().highest if len(self[name]) else 0.0
+        return self[name].statistics().highest if len(self[name]) else 0.0
 
     def floor(self, name: str) -> float:
-        """Return the least that a number can be: 0, or what it was if that is less; the reward also what the lowest
-        completion of a usual step has."""
-        floor = self[name].sums().lowest
+        """Return the least that a number can be: 0, or its lowest value if that is less.
+
+        A reward can also be as low as that of the worst completion of a usual step.
+        """
+        floor = self[name].statistics().lowest
         if name == "reward" and len(self["lowest"]):
             floor = min(floor, median(self["lowest"].values))
         return min(floor, 0.0)
 
     def ceiling(self, name: str) -> float:
-        """Return the most that an outcome can be: 1 of a share, else what the highest completion of a usual step has;
-        infinite where that is not logged."""
+        """Return the most that an outcome can be: 1 if it is a share, else the reward of the best completion of a usual
+        step; infinite where that is not logged."""
         is_share = self[name].is_share or (name == "validation" and len(self["validation_limit"]) > 0)
         if is_share:
             return 1.0 if self.most(name) <= 1 else math.inf

@@ -24,37 +24,39 @@ OUTCOMES = ("validation", "accuracy", "reward")
 UNSEEN = ("terminated", "exact_format", "format")
 """What the reward need not see."""
 VALIDATIONS = 4
-"""Validations from which on they decide."""
+"""Fewer validations decide nothing."""
 VALUES = 12
-"""Values of accuracy or the reward from which on these decide."""
+"""Fewer values of accuracy or the reward decide nothing."""
 FIRST_STEPS = 10
-"""Values from which on something is so "from the first step on"."""
+"""What is so in as many first values, and nearly always after, is so "from the first step on"."""
 NEARLY_ALL = 0.9
-"""The share of steps in which something is so always."""
-CUT_OFF = 0.85
-"""The share of completions cut off from which on hardly one teaches anything."""
+"""What is so in this share of steps is so nearly always."""
+ALL_EQUAL = 0.99
+"""All groups have equal rewards if at least this share has."""
+MOSTLY_CUT_OFF = 0.85
+"""Nearly all completions are cut off if at least this share is."""
 HARDLY_EVER = 0.02
-"""The share of right answers up to which there is hardly one."""
+"""Hardly a completion is right if at most this share is."""
 HALF = 0.5
-"""The share of what an outcome was or had gained that is gone if the run failed."""
-NO_PROGRESS = 100
-"""Steps from which on an outcome that stays where it is makes no progress."""
+"""The run failed if more than this share of what an outcome was, or had gained, is gone."""
+NO_PROGRESS_STEPS = 100
+"""In fewer steps an outcome need not make progress."""
 SEEN = 2.5
-"""Standard errors of a change between two thirds of a run that would have been seen."""
+"""A change between two thirds of a run is seen from so many of its standard errors on."""
 AT_CEILING = 0.9
-"""The share of what an outcome can be from which on it has nowhere to rise."""
+"""An outcome has nowhere to rise from this share of its ceiling on."""
 ROOM = 0.8
-"""The share of what an outcome can be below which it has room to rise."""
+"""An outcome has room to rise below this share of its ceiling."""
 FAR = 8.0
-"""Standard errors by which a number moved "far"."""
-MOVED = 48
-"""Values from which on a move is a fault beside an outcome that does not rise."""
+"""A number that moved by more standard errors than that moved "far"."""
+MOVED_VALUES = 48
+"""A move is a fault beside an outcome that does not rise if its number has so many values."""
 AT_FLOOR = 0.1
-"""The share of its first level below which a number is at its floor."""
-LOOKED_BACK = 10
-"""Steps between two earlier verdicts, of which the last counts where the steps so far show nothing."""
+"""A number is at its floor below this share of its first level."""
+BETWEEN_LOOKS_BACK = 10
+"""Where the steps so far show nothing, the verdicts at every tenth of them are looked at, from the last one back."""
 LONG = 2500
-"""Steps from which on there are more between two, so that a long run takes no longer."""
+"""From so many steps on the verdicts that are looked at are further apart, so that a long run takes no longer."""
 
 
 class Verdict(NamedTuple):
@@ -80,22 +82,22 @@ class Verdict(NamedTuple):
 
 
 def judge(history: History) -> Verdict:
-    """Return the answer of the first question that has one; if it is "cannot tell", that of earlier steps.
+    """Return the verdict on a run: the current one, or an earlier one if that is "cannot tell".
 
     What was decided stays decided until other numbers decide otherwise: noise alone takes no verdict back.
     """
-    verdict = answer(history)
+    verdict = current_verdict(history)
     if verdict.word != CANNOT_TELL:
         return verdict
-    return _answer_before(history) or verdict
+    return _earlier_verdict(history) or verdict
 
 
-def answer(history: History) -> Verdict:
+def current_verdict(history: History) -> Verdict:
     """Return the answer of the first question that has one, by all steps so far."""
-    return not_finite(history) or _answer_by_finite_numbers(history)
+    return not_finite(history) or _verdict_on_finite_numbers(history)
 
 
-def _answer_by_finite_numbers(history: History) -> Verdict:
+def _verdict_on_finite_numbers(history: History) -> Verdict:
     questions: list[Callable[[History], Verdict | None]] = [nothing_to_learn_from, outcome_fell, unseen_loss]
     for question in questions:
         verdict = question(history)
@@ -104,32 +106,38 @@ def _answer_by_finite_numbers(history: History) -> Verdict:
     return outcome_rose(history)
 
 
-def _answer_before(history: History) -> Verdict | None:
-    """Return the answer at the last tenth step that had one; None if none had.
+def _earlier_verdict(history: History) -> Verdict | None:
+    """Return what is left of the last earlier verdict; None if every one was "cannot tell".
 
-    A number that was not finite then is finite now, which is no noise. A failure that is no longer seen is none: the
-    run is degraded, by what it lost then; or healthy, if that is back.
+    A number that was not finite then is finite now, which is no noise, so such verdicts do not count.
     """
-    between = LOOKED_BACK * (1 + len(history.steps) // LONG)
+    between = BETWEEN_LOOKS_BACK * (1 + len(history.steps) // LONG)
     last = (len(history.steps) - 1) // between * between
     for count in range(last, 0, -between):
         step = history.steps[count - 1]
-        before = _answer_by_finite_numbers(history.until(step))
+        before = _verdict_on_finite_numbers(history.until(step))
         if before.word != CANNOT_TELL:
-            return _still(history, before, step)
+            return _what_is_left_of(before, step, history)
     return None
 
 
-def _still(history: History, before: Verdict, step: int) -> Verdict:
-    """Return what is left of the verdict at an earlier step, after which nothing was decided."""
+def _what_is_left_of(before: Verdict, step: int, history: History) -> Verdict:
+    """Return the verdict at an earlier step, after which nothing was decided, as it is now.
+
+    A failure that is no longer seen is none: the run is degraded, or healthy if what it had lost is back.
+    """
     series = history[before.number]
     now = series.levels().last
     if not before.lost:
         return before._replace(why=f"as of step {step}, {before.why}; {label(before.number)} is {now:.3g} now")
     best = series.levels(before.window).best
     if best - now <= TENTH * (best - history.floor(before.number)):
-        why = f"{before.why} by step {step}, and is back at {now:.3g}"
-        return Verdict(HEALTHY, why, before.number, window=series.window())
+        return Verdict(
+            word=HEALTHY,
+            why=f"{before.why} by step {step}, and is back at {now:.3g}",
+            number=before.number,
+            window=series.window(),
+        )
     return before._replace(word=DEGRADED, why=f"{before.why} by step {step}; it is {now:.3g} now")
 
 
@@ -161,27 +169,26 @@ def not_finite(history: History) -> Verdict | None:
 
 def nothing_to_learn_from(history: History) -> Verdict | None:
     """Was something so in nearly every step, from the first one on, that nothing can be learned?"""
-    differ = _rewards_differ(history)
+    rewards_differ = _rewards_differ(history)
     can_be_equal = not _is_at_ceiling(history)
-    equal = "all groups have equal rewards"
-    if _mean_is_always(history["terminated"], 0.0, 1 - CUT_OFF):
-        return _always(history, "terminated", "nearly all completions are cut off", explain.CUT_OFF)
+    if _mean_is_always(history["terminated"], 0.0, 1 - MOSTLY_CUT_OFF):
+        return _from_the_start(history, "terminated", "nearly all completions are cut off", explain.CUT_OFF)
     if _mean_is_always(history["dropped"], NEARLY_ALL, 1.0):
-        return _always(history, "dropped", "GTPO's filter drops nearly every completion", explain.FILTERED)
-    if can_be_equal and _mean_is_always(history["zero_std_groups"], 0.99, 1.0):
-        return _always(history, "zero_std_groups", equal, explain.EQUAL_REWARDS)
+        return _from_the_start(history, "dropped", "GTPO's filter drops nearly every completion", explain.FILTERED)
+    if can_be_equal and _mean_is_always(history["zero_std_groups"], ALL_EQUAL, 1.0):
+        return _from_the_start(history, "zero_std_groups", "all groups have equal rewards", explain.EQUAL_REWARDS)
     if can_be_equal and not len(history["zero_std_groups"]) and _is_always_0(history["reward_std"]):
-        return _always(history, "reward_std", f"nearly {equal}", explain.EQUAL_REWARDS)
-    if _is_always_0(history["grad_norm"]) and not _equal_rewards_explain_it(history):
-        advice = explain.FROZEN if differ else explain.NO_GRADIENT
-        why = "the gradient is 0 although rewards differ" if differ else "the gradient is 0"
-        return _always(history, "grad_norm", why, advice)
-    if differ and _is_always_0(history["positive"]):
-        return _always(history, "positive", "no advantage is positive", explain.NONE_POSITIVE)
+        return _from_the_start(history, "reward_std", "nearly all groups have equal rewards", explain.EQUAL_REWARDS)
+    if _is_always_0(history["grad_norm"]) and not _equal_rewards_stop_the_gradient(history):
+        if rewards_differ:
+            return _from_the_start(history, "grad_norm", "the gradient is 0 although rewards differ", explain.FROZEN)
+        return _from_the_start(history, "grad_norm", "the gradient is 0", explain.NO_GRADIENT)
+    if rewards_differ and _is_always_0(history["positive"]):
+        return _from_the_start(history, "positive", "no advantage is positive", explain.NONE_POSITIVE)
     if _is_always_0(history["reward"]):
-        return _always(history, "reward", "hardly a completion ever got a reward", explain.NEVER_PAID)
+        return _from_the_start(history, "reward", "hardly a completion ever got a reward", explain.NEVER_PAID)
     if _mean_is_always(history["accuracy"], 0.0, HARDLY_EVER):
-        return _always(history, "accuracy", "hardly a completion was ever right", explain.NEVER_PAID)
+        return _from_the_start(history, "accuracy", "hardly a completion was ever right", explain.NEVER_PAID)
     return None
 
 
@@ -191,19 +198,27 @@ def outcome_fell(history: History) -> Verdict | None:
     Failed if half of what lies between its floor and its best, or half of what it had gained, is gone; else degraded.
     Validations outweigh a fall in training that some of them came before and after.
     """
-    names = outcomes(history)
-    if "accuracy" in names:
-        names.remove("accuracy")
-        if history["accuracy"].levels().best > TENTH:  # it says more than the reward
-            names = [name for name in names if name != "reward"]
-        names.append("accuracy")
-    for name in names:
+    for name in _outcomes_that_may_fall(history):
         verdict = _fell(history, name, explain.VALIDATION_FELL if name == "validation" else explain.LOST)
         if verdict is None or verdict.since is None:
             continue
         if name == "validation" or not _validation_holds(history, verdict.since):
             return verdict._replace(word=FAILED if verdict.lost > HALF else DEGRADED)
     return None
+
+
+def _outcomes_that_may_fall(history: History) -> list[str]:
+    """Return the outcomes that can decide, the one that says most of a fall first.
+
+    An accuracy says more than the reward, which is left out; but one that was never above a tenth says less.
+    """
+    names = outcomes(history)
+    if "accuracy" not in names or "reward" not in names:
+        return names
+    names.remove("reward")
+    if history["accuracy"].levels().best <= TENTH:
+        names.insert(names.index("accuracy"), "reward")
+    return names
 
 
 def unseen_loss(history: History) -> Verdict | None:
@@ -223,17 +238,22 @@ def outcome_rose(history: History) -> Verdict:
     rise of a tenth would have been seen.
     """
     names = outcomes(history)
-    flat = ""
-    for name in names:
-        verdict = _rose(history, name)
-        if verdict is not None:
-            return verdict
-        if _shows_a_tenth(history, name) and not _may_be_at_ceiling(history, name):
-            flat = name
-            break
     if not names:
         return _no_outcome(history)
-    name = flat or names[0]
+
+    # The first outcome that rose decides; one that did not, though that would have been seen, makes no progress.
+    name = names[0]
+    makes_no_progress = False
+    for candidate in names:
+        verdict = _rose(history, candidate)
+        if verdict is not None:
+            return verdict
+        if _shows_a_tenth(history, candidate) and not _may_be_at_ceiling(history, candidate):
+            name = candidate
+            makes_no_progress = True
+            break
+
+    window = history[name].window()
     moved = _moved_far(history)
     if moved:
         worst = moved[0]
@@ -243,35 +263,36 @@ def outcome_rose(history: History) -> Verdict:
             number=worst.row.number,
             since=worst.since,
             advice=worst.row.advice,
-            window=history[name].window(),
+            window=window,
         )
-    if flat:
+    if makes_no_progress:
         return Verdict(
             word=DEGRADED,
             why=f"no progress: {_levels_text(history, name)}",
             number=name,
             since=history[name].steps[0],
             advice=explain.NO_PROGRESS,
-            window=history[name].window(),
+            window=window,
         )
     return Verdict(
         word=CANNOT_TELL,
         why=f"neither rose nor fell beyond noise: {_levels_text(history, name)}; {_what_would_tell(history, name)}",
         number=name,
-        window=history[name].window(),
+        window=window,
     )
 
 
 def outcomes(history: History) -> list[str]:
     """Return the outcomes that can decide, the one that says most first."""
-    found = []
+    names = []
     for name in OUTCOMES:
         if len(history[name]) >= (VALIDATIONS if name == "validation" else VALUES):
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
-def _always(history: History, name: str, why: str, advice: Advice) -> Verdict:
+def _from_the_start(history: History, name: str, why: str, advice: Advice) -> Verdict:
+    """Return the verdict on a run that has been degraded since its first value of a number."""
     return Verdict(word=DEGRADED, why=why, number=name, since=history[name].steps[0], advice=advice)
 
 
@@ -298,10 +319,10 @@ def _rewards_differ(history: History) -> bool:
     return min(equal, default=1.0) < 1 or history.most("reward_std") > 0
 
 
-def _equal_rewards_explain_it(history: History) -> bool:
+def _equal_rewards_stop_the_gradient(history: History) -> bool:
     """Return whether the gradient is 0 in hardly more steps than groups have equal rewards, as in steps of one group.
 
-    Where all groups have, that is a fault of its own.
+    If all groups have equal rewards, that is a fault by itself.
     """
     equal = history["zero_std_groups"].values
     gradients = history["grad_norm"].values
@@ -318,19 +339,18 @@ def _fell(history: History, name: str, advice: Advice) -> Verdict | None:
     """Return how a number fell below its best level, beyond noise and a tenth; None if it did not."""
     series = history[name]
     floor = history.floor(name)
-    windows = [window for window in series.windows() if window >= series.window(2 * TENTH)]
-    first = series.levels(windows[0]).first
+    smallest = series.window(2 * TENTH)
+    windows = [window for window in series.windows() if window >= smallest]
+    first = series.levels(smallest).first
     worst: Verdict | None = None
     for window in windows:
         levels = series.levels(window)
         lost = levels.best - levels.last
         whole = levels.best - floor
         gained = levels.best - first
-        if (
-            lost <= levels.chance
-            or lost <= TENTH * whole
-            or not _stays_below(series, window, levels.best - TENTH * whole)
-        ):
+        if lost <= levels.chance or lost <= TENTH * whole:
+            continue
+        if not _stays_below(series, window, levels.best - TENTH * whole):
             continue
         share = lost / whole
         if name in OUTCOMES and gained > TENTH * whole:
@@ -371,7 +391,7 @@ def _rose(history: History, name: str) -> Verdict | None:
     healthy = Verdict(HEALTHY, _levels_text(history, name), name, window=series.window())
     if series.rose():
         return _lost_its_gain(history, name) or _stands_still(history, name) or healthy
-    if _shows_a_tenth(history, name) and series.rise() > SEEN:
+    if _shows_a_tenth(history, name) and series.rise_in_errors() > SEEN:
         return _stands_still(history, name) or healthy
     filled = history.filled(name, series.levels().first)
     if filled >= AT_CEILING or (filled >= ROOM and _shows_a_tenth(history, name)):
@@ -385,7 +405,7 @@ def _lost_its_gain(history: History, name: str) -> Verdict | None:
     levels = series.levels(series.windows()[-1])
     lost = levels.best - levels.last
     gained = levels.best - levels.first
-    if lost <= HALF * gained or lost <= TENTH * (levels.best - history.floor(name)) or series.rise() >= 1:
+    if lost <= HALF * gained or lost <= TENTH * (levels.best - history.floor(name)) or series.rise_in_errors() >= 1:
         return None
     return Verdict(
         word=DEGRADED,
@@ -398,19 +418,24 @@ def _lost_its_gain(history: History, name: str) -> Verdict | None:
 
 
 def _stands_still(history: History, name: str) -> Verdict | None:
-    """Return the verdict on an outcome that stands still, below its ceiling, for most of the run: from when the entropy
-    reached its floor."""
+    """Return the verdict on an outcome that has not risen since the entropy reached its floor.
+
+    None if that was less than half of the run ago, or if the outcome has no room to rise.
+    """
     series = history[name]
     entropy = history["entropy"]
-    if len(entropy) < MOVED or history.filled(name, series.levels().last) >= ROOM:
+    if len(entropy) < MOVED_VALUES or history.filled(name, series.levels().last) >= ROOM:
         return None
     levels = entropy.levels()
-    if levels.last >= AT_FLOOR * levels.first:
+    floor = AT_FLOOR * levels.first
+    if levels.last >= floor:
         return None
-    place = len(entropy)
-    while place > levels.window and fmean(entropy.values[place - levels.window : place]) < AT_FLOOR * levels.first:
-        place -= 1
-    since = entropy.steps[min(place, len(entropy) - 1)]
+
+    # Back from the end, to the last window whose mean is above the floor.
+    end = len(entropy)
+    while end > levels.window and fmean(entropy.values[end - levels.window : end]) < floor:
+        end -= 1
+    since = entropy.steps[min(end, len(entropy) - 1)]
     rest = series.since(since)
     if len(rest) <= HALF * len(series) or rest.rose():
         return None
@@ -428,7 +453,7 @@ def _stands_still(history: History, name: str) -> Verdict | None:
 def _shows_a_tenth(history: History, name: str) -> bool:
     """Return whether a rise of a tenth, in a hundred steps or more, would have been seen."""
     series = history[name]
-    if history.steps[-1] - history.steps[0] + 1 < NO_PROGRESS:
+    if history.steps[-1] - history.steps[0] + 1 < NO_PROGRESS_STEPS:
         return False
     first = fmean(series.values[: len(series) // 3])
     return SEEN * series.error_of_thirds() < TENTH * (first - history.floor(name))
@@ -455,11 +480,11 @@ def _moved_far(history: History) -> list[Move]:
     for name in outcomes(history):
         if history.filled(name, history[name].levels().last) >= ROOM or _may_be_at_ceiling(history, name):
             return []
-    found = []
+    far = []
     for move in explain.moves(history):
-        if move.deviations > FAR and len(history[move.row.number]) >= MOVED:
-            found.append(move)
-    return found
+        if move.deviations > FAR and len(history[move.row.number]) >= MOVED_VALUES:
+            far.append(move)
+    return far
 
 
 def _no_outcome(history: History) -> Verdict:
@@ -476,13 +501,16 @@ def _what_would_tell(history: History, name: str) -> str:
     series = history[name]
     if _may_be_at_ceiling(history, name):
         return f"it is healthy if {history.most(name):.3g}, which many steps reach, is the most that it can be"
+    # A standard error falls with the square root of the number of steps.
     third = max(len(series) // 3, 1)
-    needed = TENTH * abs(fmean(series.values[:third]) - history.floor(name))
-    error = SEEN * series.error_of_thirds()
-    between = (series.steps[-1] - series.steps[0]) / max(len(series) - 1, 1)
-    made = len(series) * between
-    steps = max(made * (error / needed) ** 2, NO_PROGRESS) if needed else math.inf
-    more = f"about {steps:.0f} steps" if steps < 10 * made else "more completions a step"
+    tenth = TENTH * abs(fmean(series.values[:third]) - history.floor(name))
+    change_seen = SEEN * series.error_of_thirds()
+    steps_between = (series.steps[-1] - series.steps[0]) / max(len(series) - 1, 1)
+    steps_made = len(series) * steps_between
+    steps_needed = math.inf
+    if tenth:
+        steps_needed = max(steps_made * (change_seen / tenth) ** 2, NO_PROGRESS_STEPS)
+    more = f"about {steps_needed:.0f} steps" if steps_needed < 10 * steps_made else "more completions a step"
     if len(history["validation"]) < VALIDATIONS:
         more += f", or {VALIDATIONS} validations"
     if not len(history["accuracy"]):

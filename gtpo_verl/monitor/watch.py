@@ -11,22 +11,25 @@ from gtpo_verl.monitor.verdict import (
     FAILED,
     HALF,
     Verdict,
-    answer,
+    current_verdict,
     not_finite,
     outcome_fell,
     unseen_loss,
 )
 
-NOT_FINITE = 5
-"""Steps in a row with a number that is not finite after which a run ends."""
+NOT_FINITE_STEPS = 5
+"""A run ends after so many steps in a row with a number that is not finite."""
 LOOKS = 250
-"""The verdict is asked for at each step, and in a longer run about so many times."""
+"""The verdict is asked for at each of so many steps, at every second of as many more, at every third, and so on."""
 COMPLETIONS = 640
-"""A failure ends a run once it has lasted for the steps that have so many completions, and for a window."""
-VALIDATIONS = 3
-"""Validations after which the next one is waited for."""
-MOVES = 3
-"""What else moved, so much of it is told."""
+"""A failure ends a run after a window, and after the steps that have so many completions.
+
+Of a number that is not logged at each step, such as a validation, each value counts as a step.
+"""
+VALIDATIONS_AWAITED = 3
+"""After so many validations the next one is waited for."""
+MOVES_TOLD = 3
+"""Beside a verdict, so many other numbers that moved are named."""
 
 _FAILURES = (not_finite, outcome_fell, unseen_loss)
 
@@ -67,10 +70,12 @@ class Watch:
         between = 1 + len(self.history.steps) // LOOKS
         if len(self.history.steps) % between:
             return []
+
         alarms = []
-        verdict = answer(self.history)  # those of earlier steps were told then
+        verdict = current_verdict(self.history)  # `judge` would repeat what was told at an earlier step
         if verdict.word in (DEGRADED, FAILED) and self._is_new(verdict.number, verdict.word):
             alarms.append(Alarm(self._sentence(verdict), ends=False, is_unseen=False))
+
         for question in _FAILURES:
             failure = question(self.history)
             if failure is None or (question is outcome_fell and failure.word != FAILED):
@@ -98,7 +103,7 @@ class Watch:
         if override:
             parts.append(f"Try {override}.")
         others = [move for move in explain.moves(self.history) if move.row.number != verdict.number]
-        for move in others[:MOVES]:
+        for move in others[:MOVES_TOLD]:
             parts.append(f"{move.text().capitalize()} since step {move.since}.")
         return " ".join(parts)
 
@@ -106,12 +111,16 @@ class Watch:
         """Return whether a failure has lasted, is not half undone, and no validation that may outweigh it is due."""
         series = self.history[verdict.number]
         if series.not_finite_since() is not None:
-            return lasting >= NOT_FINITE
-        if lasting <= max(verdict.window, COMPLETIONS / (self.history.completions or COMPLETIONS)):
+            return lasting >= NOT_FINITE_STEPS
+
+        steps = COMPLETIONS / self.history.completions if self.history.completions else 1
+        if lasting <= max(verdict.window, steps):
             return False
+
         levels = series.levels(verdict.window)
         if verdict.number == "accuracy" and series.levels(series.windows()[-1]).best <= TENTH:
             return False  # too little to lose
+
         newest = fmean(series.values[-max(1, verdict.window // 4) :])
         if levels.best - newest < HALF * (levels.best - levels.last):
             return False
@@ -120,6 +129,6 @@ class Watch:
     def _validation_is_due(self, since: int | None, step: int) -> bool:
         """Return whether the next validation after a fall, which may outweigh it, has yet to come."""
         validation = self.history["validation"]
-        if len(validation) < VALIDATIONS or since is None or validation.steps[-1] > since:
+        if len(validation) < VALIDATIONS_AWAITED or since is None or validation.steps[-1] > since:
             return False
         return step < 2 * validation.steps[-1] - validation.steps[-2]

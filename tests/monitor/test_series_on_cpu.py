@@ -67,8 +67,8 @@ def test_what_rose_by_a_step_has_risen_at_each_later_one():
 
 
 def test_the_rise_between_thirds_is_in_standard_errors():
-    assert series(noisy(0.5, 0.5, 0.9)).rise() > 20 and abs(series(noisy(0.5, 0.5, 0.5)).rise()) < 3
-    assert series([0.1] * 3).rise() == 0 and series([0.0, 0.0, 1.0, 1.0]).rise() > 0
+    assert series(noisy(0.5, 0.5, 0.9)).rise_in_errors() > 20 and abs(series(noisy(0.5, 0.5, 0.5)).rise_in_errors()) < 3
+    assert series([0.1] * 3).rise_in_errors() == 0 and series([0.0, 0.0, 1.0, 1.0]).rise_in_errors() > 0
 
 
 @pytest.mark.parametrize("step", [40, 61, 83])
@@ -93,7 +93,7 @@ def test_a_part_ends_with_its_step():
     whole = series([1.0, 2.0, math.nan, 4.0, math.nan])
     part = whole.until(4)
     assert ([*part.steps], [*part.values], [*part.bad_steps]) == ([1, 2, 4], [1.0, 2.0, 4.0], [3])
-    assert (part.is_share, part.smallest) == (whole.is_share, whole.smallest)
+    assert (part.is_share, part.is_validation) == (whole.is_share, whole.is_validation)
     found = history(6, reward=1.0)
     found.add(7, {"kl": 0.1})
     until = found.until(6)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gtpo_verl.monitor import verdict as rules
 from gtpo_verl.monitor.explain import LABELS
 from gtpo_verl.monitor.series import History
-from gtpo_verl.monitor.verdict import CANNOT_TELL, DEGRADED, FAILED, HEALTHY, answer, judge
+from gtpo_verl.monitor.verdict import CANNOT_TELL, DEGRADED, FAILED, HEALTHY, current_verdict, judge
 
 SOUND = {"entropy": 0.3, "length": 100.0, "grad_norm": 0.5, "kl": 0.01, "loss": 0.1, "terminated": 1.0}
 
@@ -293,7 +293,7 @@ def of_eighths(counts, **numbers):
 def test_later_noise_does_not_take_back_that_an_outcome_fell():
     assert judge(of_eighths(LOST_EARLY[:20])).word == FAILED
     later = of_eighths(LOST_EARLY)
-    assert answer(later).word == CANNOT_TELL
+    assert current_verdict(later).word == CANNOT_TELL
     verdict = judge(later)
     assert (verdict.word, verdict.number, verdict.since) == (DEGRADED, "accuracy", 9)
     assert "fell from 0.562 to 0 by step 20" in verdict.why and verdict.advice.remedy == "lr"
@@ -301,8 +301,8 @@ def test_later_noise_does_not_take_back_that_an_outcome_fell():
 
 def test_the_last_earlier_step_that_decides_counts():
     """The last tenth step before these 35 is step 30, which decides nothing."""
-    assert answer(of_eighths(LOST_EARLY[:30])).word == CANNOT_TELL
-    assert judge(of_eighths(LOST_EARLY[:19])).word == answer(of_eighths(LOST_EARLY[:19])).word
+    assert current_verdict(of_eighths(LOST_EARLY[:30])).word == CANNOT_TELL
+    assert judge(of_eighths(LOST_EARLY[:19])).word == current_verdict(of_eighths(LOST_EARLY[:19])).word
 
 
 def test_what_fell_and_is_back_is_healthy():
@@ -325,7 +325,7 @@ def test_a_move_that_was_far_stays_told():
 
     curves = {"noise": 0.2, "reward": 0.5, "kl": kl}
     assert judge(run(50, **curves)).number == "kl"
-    assert answer(run(70, **curves)).word == CANNOT_TELL
+    assert current_verdict(run(70, **curves)).word == CANNOT_TELL
     verdict = judge(run(70, **curves))
     assert (verdict.word, verdict.number) == (DEGRADED, "kl") and "as of step 60" in verdict.why
 
@@ -338,7 +338,7 @@ def test_a_number_that_is_finite_again_is_no_noise():
 def test_of_a_long_run_no_more_earlier_steps_are_tried(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        rules, "_answer_by_finite_numbers", lambda history: asked.append(1) or rules.Verdict(CANNOT_TELL, "")
+        rules, "_verdict_on_finite_numbers", lambda history: asked.append(1) or rules.Verdict(CANNOT_TELL, "")
     )
     judge(run(10 * rules.LONG, reward=0.5))
     assert 200 < len(asked) < 300
