@@ -1,5 +1,6 @@
 """The verdict on a run that goes on, step by step: what is new about it, and whether the run should end."""
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from statistics import fmean
 from typing import NamedTuple
@@ -81,11 +82,19 @@ class Watch:
             if failure is None or (question is outcome_fell and failure.word != FAILED):
                 self._lasting[question] = 0
                 continue
-            if failure.number in numbers:
-                self._lasting[question] += between
+            self._lasting[question] += self._values_in_the_last(between, failure.number)
             if self._should_end(failure, self._lasting[question], step) and self._is_new(failure.number, "ends"):
                 alarms.append(Alarm(self._sentence(failure), ends=True, is_unseen=question is unseen_loss))
         return alarms
+
+    def _values_in_the_last(self, count: int, number: str) -> int:
+        """Return how many values a number has in the last `count` steps."""
+        first = self.history.steps[-count]
+        series = self.history[number]
+        values = 0
+        for steps in (series.steps, series.bad_steps):
+            values += len(steps) - bisect_left(steps, first)
+        return values
 
     def _is_new(self, number: str, word: str) -> bool:
         """Return whether this was not told before; now it is."""

@@ -116,6 +116,28 @@ def test_a_long_run_is_looked_at_now_and_then():
     assert looked == [4 * LOOKS]  # and ended at once: it has lasted since the look before
 
 
+def validated(first, between, last, steps, completions):
+    """Whether a run ends whose validations fall from 0.6 to 0.05 after step 400."""
+    watch = Watch("verl", completions)
+    for step in range(1, steps + 1):
+        numbers = {"entropy": 0.3}
+        if step % between == first and step <= last:
+            numbers["validation"] = 0.05 if step > 400 else 0.6
+        if any(alarm.ends for alarm in watch.observe(step, numbers)):
+            return True
+    return False
+
+
+def test_a_validation_of_a_step_that_is_not_looked_at_counts():
+    assert validated(first=5, between=10, last=499, steps=499, completions=640)  # each is at an odd step
+
+
+def test_a_validation_counts_once_where_each_second_step_is_looked_at():
+    ten_validations = {"first": 0, "between": 8, "last": 480, "steps": 499}
+    assert not validated(**ten_validations, completions=64)
+    assert validated(**ten_validations, completions=128)
+
+
 RESULTS = ROOT / "studies/results"
 PLACES = [RESULTS, *map(zipfile.Path, RESULTS.glob("verl.zip"))]  # neither is there under scripts/mutation.sh
 STUDY = {
