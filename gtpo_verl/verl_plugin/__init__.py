@@ -1,12 +1,12 @@
 """GTPO inside verl: names and hooks.
 
-verl loads this module in every process (entry point `verl.plugins`), which hooks the functions that `hooks` lists.
+verl loads this module in every process (entry point `verl.plugins`). It hooks the functions of verl that `hooks` lists.
 What happens to a batch:
 
 1. Before verl computes advantages, a hook fetches what verl does not give an estimator (token ids, entropy, prompts)
    from TransferQueue (V1 trainer) or from the batch (legacy trainer), and puts it into the trainer's `TrainerState`.
-2. verl's `compute_advantage` calls the estimator, which finds it there, and weighs each token. The result goes to the
-   token dump, if there is one.
+2. verl's `compute_advantage` calls the estimator, which reads it from there and computes an advantage for each token.
+   The result also goes to the token dump, if there is one.
 3. verl's update sees only `advantages`, under any policy loss; GTPO's metrics join those of the update.
 4. Where the trainer hands over the batch that it has updated with, its advantages are compared with GTPO's; the run
    ends if they are others (`update_check`).
@@ -16,11 +16,11 @@ the actor's loss, in the workers' processes, applies δ and −γ⟨H⟩ (`updat
 ⟨H⟩_i, from which GTPO's metrics are then computed.
 
 Before workers start, verl's `validate_config` runs `preflight`. While the trainer loops, `training_monitor` reads what
-it logs, if the config asks for it, under any estimator. A run that asks for nothing gets verl's own numbers, with two
-differences: one Ray cluster takes one run at a time, and each run has weight sockets of its own.
+it logs, if the config asks for it, under any estimator. A run that asks for nothing gets verl's own numbers. Only two
+things differ for it: one Ray cluster takes one run at a time, and each run has weight sockets of its own.
 
-verl swallows what a plugin raises while it loads. So `compat` keeps it (a hook that does not fit, a verl that is too
-old): `gtpo-verl check` shows it, and it is raised once a config asks for GTPO.
+verl swallows what a plugin raises while it loads. So `compat` keeps the reason why GTPO cannot run (a hook that does
+not fit, a verl that is too old): `gtpo-verl check` shows it, and it is raised once a config asks for GTPO.
 """
 
 import functools
@@ -39,13 +39,16 @@ logger = logging.getLogger("gtpo_verl")
 
 
 def _register(core_algos: ModuleType) -> None:
-    """Register what is ours alone; `hooks` serves `gtpo` where it is asked for and nobody else has the name."""
+    """Register estimator and loss by the alias, a name that only this plugin has.
+
+    Other packages may register the name `gtpo`, so `hooks` serves it when verl looks it up and nobody has taken it.
+    """
     core_algos.register_adv_est(ALIAS)(estimate_gtpo_advantage)
     core_algos.register_policy_loss(ALIAS)(compute_policy_loss_gtpo)
 
 
 def _configure_logging() -> None:
-    """Keep this package's log apart from the root logger, as verl keeps its own: importing vLLM raises it to ERROR."""
+    """Give this package's log a handler of its own, as verl does: vLLM sets the root logger's level to ERROR."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s:%(asctime)s:%(message)s"))
     logger.handlers = [handler]
@@ -54,7 +57,7 @@ def _configure_logging() -> None:
 
 
 def _install() -> None:
-    """Hook the functions of verl, those of modules that are imported later too."""
+    """Hook verl's functions, each when its module is imported."""
     if compat.is_too_old():
         first = compat.SUPPORTED_VERL[0]
         compat.load_errors[f"GTPO needs verl {first} or later; this is {verl.__version__}: upgrade verl"] = None

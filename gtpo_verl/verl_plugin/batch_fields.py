@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-ENTROPY, RESPONSE_MASK = "gtpo_entropy", "gtpo_response_mask"
-"""Fields of the legacy trainer's batch between its old-log-prob pass and its advantages."""
-
+# Fields of the legacy trainer's batch between its old-log-prob pass and its advantages.
+ENTROPY = "gtpo_entropy"
+RESPONSE_MASK = "gtpo_response_mask"
 
 _AT_ONCE = 64
 """Sessions whose pictures are fetched together."""
@@ -27,12 +27,13 @@ class BatchFields(NamedTuple):
     prompts: Sequence[np.ndarray]  # (bs,) token ids of each prompt
     last_outputs: list[int]  # rows that are the last output of their session, one for each session of the agent loop
     sessions: list[int]  # (bs,), for each row the place of its session in `last_outputs`
-    pictures: Sequence[bytes] = ()  # of each session's last prompt, a digest; empty where equal ids are equal prompts
+    # For each session a digest of the pictures in its last prompt; empty where prompts of equal ids are equal.
+    pictures: Sequence[bytes] = ()
     # (bs, response_length), of verl's old-log-prob pass; under its bypass mode those of the rollout
     old_log_probs: torch.Tensor | None = None
 
-    def of_sessions(self) -> "BatchFields":
-        """Return the last outputs alone, in the order in which verl's `grpo` has them."""
+    def select_last_outputs(self) -> "BatchFields":
+        """Return the fields of the last outputs alone, in the order in which verl's `grpo` has them."""
         if len(self.last_outputs) == len(self.sessions):
             return self
         rows = self.last_outputs
@@ -53,7 +54,10 @@ class BatchFields(NamedTuple):
 def from_transfer_queue(tq: Any, batch: Any, with_entropy: bool = True) -> BatchFields:
     """Return the fields of a batch of the V1 trainer, a KVBatchMeta whose keys are `{uid}_{session}_{output}`.
 
-    `tq` is verl's module `transfer_queue`; without an old-log-prob pass there is no entropy in it.
+    Args:
+        tq: the module `transfer_queue`, as verl imports it.
+        batch: verl's KVBatchMeta.
+        with_entropy: whether to fetch the entropy, which is there only after verl's old-log-prob pass.
 
     Raises:
         RuntimeError: TransferQueue does not hold a field, or entropy and responses do not fit together.
@@ -85,13 +89,16 @@ def from_transfer_queue(tq: Any, batch: Any, with_entropy: bool = True) -> Batch
         sessions=sessions,
     )
     if len(last_outputs) == len(prompts):
+        # Each session has one output, to the prompt of its group, so that equal uids are equal pictures.
         return fields
-    return fields._replace(pictures=_pictures_of(tq, batch, last_outputs))
+    return fields._replace(pictures=_digests_of_pictures(tq, batch, last_outputs))
 
 
-def _pictures_of(tq: Any, batch: Any, rows: Sequence[int]) -> list[bytes]:
-    """Return a digest of the pictures of each of these rows: an agent's later prompts may have some of their own, and
-    they are too large to be held together."""
+def _digests_of_pictures(tq: Any, batch: Any, rows: Sequence[int]) -> list[bytes]:
+    """Return a digest of the pictures in the prompt of each of these rows.
+
+    An agent's later prompts may have pictures of their own. Those of a batch are too large to be held together.
+    """
     name = "multi_modal_inputs"
     keys = [batch.keys[row] for row in rows]
     digests: list[bytes] = []
@@ -104,6 +111,7 @@ def _pictures_of(tq: Any, batch: Any, rows: Sequence[int]) -> list[bytes]:
 
 
 def _digest(pictures: dict[str, Any] | None) -> bytes:
+    """Return a digest of a row's `multi_modal_inputs`; equal ones, in whichever order and tensor, have the same."""
     digest = sha256()
     for name, value in sorted((pictures or {}).items()):
         digest.update(name.encode())
@@ -115,9 +123,10 @@ def _digest(pictures: dict[str, Any] | None) -> bytes:
 
 
 def keep_in_batch(old_log_prob: Any, batch: Any) -> None:
-    """Add what `take_from_batch` needs to the result of the legacy trainer's old-log-prob pass; it moves with the rows.
+    """Add what `take_from_batch` needs to `old_log_prob`, the result of the legacy trainer's old-log-prob pass.
 
-    verl joins `old_log_prob` with the batch, without its field `entropys`; both are a TensorDict.
+    verl takes the field `entropys` out of it and joins the rest with the batch, so that our fields move with the rows.
+    Both are TensorDicts.
     """
     old_log_prob[ENTROPY] = old_log_prob["entropys"]
     old_log_prob[RESPONSE_MASK] = batch["response_mask"]
@@ -126,13 +135,16 @@ def keep_in_batch(old_log_prob: Any, batch: Any) -> None:
 def take_from_batch(batch: Any, with_entropy: bool = True) -> BatchFields | None:
     """Return the fields of a batch of the legacy trainer, a TensorDict; None if `keep_in_batch` added nothing to it.
 
-    Without entropy they are those of the batch itself.
+    Without `with_entropy` all fields are the batch's own, whether or not `keep_in_batch` was called.
     """
     if with_entropy and ENTROPY not in batch.keys():
         return None
     responses = batch["responses"]
-    prompt_mask, mask = batch["attention_mask"].bool().tensor_split([-responses.shape[1]], dim=1)
-    prompts = [ids[own] for ids, own in zip(batch["prompts"].numpy(), prompt_mask.numpy(), strict=True)]
+    attention_mask = batch["attention_mask"].bool()
+    padded_prompts = batch["prompts"].numpy()
+    prompt_length = padded_prompts.shape[1]
+    prompt_mask = attention_mask[:, :prompt_length].numpy()
+    prompts = [ids[is_token] for ids, is_token in zip(padded_prompts, prompt_mask, strict=True)]
     entropy = None
     response_mask = batch["response_mask"]
     if with_entropy:
@@ -143,7 +155,7 @@ def take_from_batch(batch: Any, with_entropy: bool = True) -> BatchFields | None
         responses=responses,
         entropy=entropy,
         response_mask=response_mask,
-        response_len=mask.sum(-1),
+        response_len=attention_mask[:, prompt_length:].sum(-1),
         prompts=prompts,
         last_outputs=rows,
         sessions=rows,
@@ -151,8 +163,8 @@ def take_from_batch(batch: Any, with_entropy: bool = True) -> BatchFields | None
 
 
 def _sessions(keys: Iterable[str]) -> tuple[list[int], list[int]]:
-    """Return `last_outputs` and `sessions` of rows with these keys."""
-    places: dict[str, int] = {}  # of each session, in the order of their first rows
+    """Return `last_outputs` and `sessions` of `BatchFields` for rows with these keys."""
+    places: dict[str, int] = {}  # sessions are numbered in the order of their first rows
     sessions: list[int] = []
     outputs: list[int] = []
     for key in keys:

@@ -6,7 +6,8 @@ from packaging.version import InvalidVersion, Version
 SUPPORTED_VERL = ("0.9.0", "0.9.1")
 
 load_errors: dict[str, None] = {}
-"""Why GTPO cannot run in this process, each reason once: verl swallows exceptions while it loads plugins."""
+"""Why GTPO cannot run in this process: verl swallows exceptions while it loads plugins. The reasons are the keys of a
+dict, so that each is there once, in their order."""
 
 
 def verl_version() -> Version | None:
@@ -20,8 +21,8 @@ def verl_version() -> Version | None:
 def is_too_old() -> bool:
     """Whether this verl comes before the first of `SUPPORTED_VERL`.
 
-    What calls itself 0.9.0.dev does not. verl's branch `neo` does so, has the functions that GTPO hooks, and has no
-    later version to upgrade to. Where a function is missing, the hooks say so.
+    A version 0.9.0.dev counts as 0.9.0. verl's branch `neo` has it: the functions that GTPO hooks are there, and no
+    later version exists to which one could upgrade. Where a function is missing, the hooks say so.
     """
     installed = verl_version()
     return installed is not None and Version(installed.base_version) < Version(SUPPORTED_VERL[0])

@@ -9,12 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gtpo_verl.algorithm.advantage import (
-    GTPOAdvantage,
-    check_finite,
-    compute_gtpo,
-    regularize,
-)
+from gtpo_verl.algorithm.advantage import GTPOAdvantage, check_finite, compute_gtpo, regularize
 from gtpo_verl.algorithm.completions import Completions
 from gtpo_verl.algorithm.metrics import compute_gtpo_metrics
 from gtpo_verl.run.gtpo_run import GTPORun
@@ -28,7 +23,7 @@ logger = logging.getLogger("gtpo_verl")
 
 @dataclass
 class PendingUpdate:
-    """A batch whose update has not passed yet: what GTPO makes of it, and what is logged and dumped once it has."""
+    """A batch between its advantages and its update: GTPO's result, and what is logged and dumped with the update."""
 
     step: int  # verl's `global_steps`
     fields: BatchFields
@@ -64,7 +59,7 @@ def compute_base_advantages(name: str, token_level_rewards: torch.Tensor, comple
 class GTPOEstimator:
     """GTPO in one run: it fixes ⟨H⟩_ini on the first batch, then computes token advantages.
 
-    Under another estimator, with a token dump, it computes what GTPO would do.
+    Under another estimator, with a token dump, it computes the advantages that GTPO would give.
 
     Args:
         trainer: verl's, at its first batch.
@@ -78,10 +73,11 @@ class GTPOEstimator:
         config = trainer.config
         folder = config.trainer.default_local_dir
         resumed_from = None
-        if run.applies_gtpo and trainer.global_steps > 1:
-            resumed_from = run.resumed_from or folder
-        if not run.applies_gtpo:
-            # A dump under another estimator keeps the record beside itself.
+        if run.applies_gtpo:
+            if trainer.global_steps > 1:
+                resumed_from = run.resumed_from or folder
+        else:
+            # A dump under another estimator keeps the record of ⟨H⟩_ini beside itself.
             folder = run.gtpo.dump_dir or folder
             if InitialEntropy.path(folder).exists():
                 resumed_from = folder
@@ -102,9 +98,11 @@ class GTPOEstimator:
     ) -> torch.Tensor:
         """Return the advantages of a batch, (bs, response_length); λA, where the entropy comes from the update.
 
+        Keeps in `pending` the result, what the actor needs to complete λA, and the metrics, if they are known by now.
+
         If a session of an agent loop has several outputs, the last one counts, as in verl's `grpo`: group statistics,
-        entropy, conflicts and metrics are those of the last outputs. The other outputs of a session get
-        its δ(A − γ⟨H⟩) with λ = 1 on all their tokens, since their prompts are others. (With the entropy from the
+        entropy, conflicts and metrics are those of the last outputs. The other outputs of a session get its
+        δ(A − γ⟨H⟩) with λ = 1 on all their tokens, since their prompts are different. (With the entropy from the
         update δ and ⟨H⟩ are each output's own.)
 
         Raises:
@@ -112,49 +110,59 @@ class GTPOEstimator:
             Or too many batches in a row gave no signal (`SignalCheck`).
         """
         fields = pending.fields
-        last = fields.last_outputs
-        if len(last) == len(token_level_rewards):
-            rewards = token_level_rewards.sum(-1)
+        last_outputs = fields.last_outputs
+        if len(last_outputs) == len(token_level_rewards):
+            pending.rewards = token_level_rewards.sum(-1)
             result = self.compute(fields, token_level_rewards, index)
             advantages = result.advantages
         else:
             self._warn_of_sessions(fields)
-            rewards = token_level_rewards[last].sum(-1)
-            uids = np.asarray(index, dtype=object)[last]
-            result = self.compute(fields.of_sessions(), token_level_rewards[last], uids)
+            rewards = token_level_rewards[last_outputs]
+            pending.rewards = rewards.sum(-1)
+            uids = np.asarray(index, dtype=object)[last_outputs]
+            result = self.compute(fields.select_last_outputs(), rewards, uids)
             advantages = result.unweighted_advantages[fields.sessions].unsqueeze(-1) * fields.response_mask
-            advantages[last] = result.advantages
-        pending.rewards = rewards
+            advantages[last_outputs] = result.advantages
         pending.result = result
         if self.run.entropy_from_update:
-            a = result.group_advantages[fields.sessions]
-            scale = a
-            if result.own_weights is not None:
-                # Such a rule weighs a completion with A = 0 too, whose λA says nothing of λ.
-                scale = torch.where(a == 0, update_pass.WEIGHT_ALONE, a)
-                advantages = scale.unsqueeze(-1) * fields.response_mask
-                advantages[last] = scale[last].unsqueeze(-1) * result.own_weights
-            initial_entropy = self.gtpo_run.initial_entropy_value
-            pending.inputs = update_pass.UpdateInputs.make(a, self.config, initial_entropy, scale)
+            advantages = self._prepare_update(pending, result, advantages)
+        else:
+            self._check_and_measure(pending)
         if self._rejects:
             advantages = advantages * response_mask
-        if not self.run.entropy_from_update:
-            pending.metrics = self._metrics(pending)
+        return advantages
+
+    def _prepare_update(self, pending: PendingUpdate, result: GTPOAdvantage, advantages: torch.Tensor) -> torch.Tensor:
+        """Set what the actor needs to complete the advantages, λA, and return these (bs, response_length) advantages.
+
+        Where λ is a user's own, they are λ times `weight_scale` of the inputs: such a function weighs a completion with
+        A = 0 too, whose λA does not tell λ.
+        """
+        fields = pending.fields
+        group_advantages = result.group_advantages[fields.sessions]
+        scale = group_advantages
+        if result.own_weights is not None:
+            scale = torch.where(group_advantages == 0, update_pass.WEIGHT_ALONE, group_advantages)
+            advantages = scale.unsqueeze(-1) * fields.response_mask
+            advantages[fields.last_outputs] = scale[fields.last_outputs].unsqueeze(-1) * result.own_weights
+        initial_entropy = self.gtpo_run.initial_entropy_value
+        pending.inputs = update_pass.UpdateInputs.make(group_advantages, self.config, initial_entropy, scale)
         return advantages
 
     def complete(self, pending: PendingUpdate, trajectory_entropy: torch.Tensor) -> None:
-        """Give a batch the (bs,) ⟨H⟩_i that its update returned, nats per token, and its metrics.
+        """Complete a batch with the (bs,) ⟨H⟩_i of its update, nats per token, and add its metrics.
 
         Raises:
-            ValueError: an entropy that is not finite, or of which the update said nothing; it names uid and row.
+            ValueError: an entropy that is not finite, or that the update did not return; it names uid and row.
+                Or too many batches in a row gave no signal (`SignalCheck`).
         """
         assert pending.result and pending.inputs
         result = pending.result
-        last = pending.fields.last_outputs
-        entropy = trajectory_entropy[last]
+        last_outputs = pending.fields.last_outputs
+        entropy = trajectory_entropy[last_outputs]
         check_finite("entropy", entropy, result.completions.uids)
         self.gtpo_run.measure(entropy, result.completions)
-        highest_kept = pending.inputs.highest_entropy[last]
+        highest_kept = pending.inputs.highest_entropy[last_outputs]
         regularized = regularize(result.group_advantages, entropy, self.config.entropy_coeff, highest_kept)
         pending.result = result._replace(
             trajectory_entropy=entropy,
@@ -162,46 +170,57 @@ class GTPOEstimator:
             keep=regularized.keep,
             unweighted_advantages=regularized.advantages,
         )
-        pending.metrics |= self._metrics(pending)
+        self._check_and_measure(pending)
 
     def compute(self, fields: BatchFields, token_level_rewards: torch.Tensor, index: Any) -> GTPOAdvantage:
-        """GTPO on one output per session."""
-        # Token positions are compared between answers to the same prompt only, token for token.
-        prompts = [(uid, ids.tobytes()) for uid, ids in zip(index, fields.prompts, strict=True)]
-        if fields.pictures:
-            prompts = [*zip(prompts, fields.pictures, strict=True)]
+        """Compute GTPO on one output per session; the first batch with entropies fixes ⟨H⟩_ini."""
+        # Token positions are compared between answers to the same prompt only: equal uids, token ids and pictures.
+        pictures = fields.pictures or [b""] * len(fields.prompts)
+        prompts = []
+        for uid, ids, digest in zip(index, fields.prompts, pictures, strict=True):
+            prompts.append((uid, ids.tobytes(), digest))
         completions = Completions(fields.response_mask, index, prompts)
-        entropy = None if fields.entropy is None else completions.mean(fields.entropy)
-        if entropy is not None and self.run.applies_gtpo:
-            update_pass.check_range("entropy", entropy, self._entropy_range, completions.uids)
+
         name = self.config.base
-        base = None if name == "gtpo" else compute_base_advantages(name, token_level_rewards, completions)
-        rewards = token_level_rewards.sum(-1)
-        if entropy is not None:
-            self.gtpo_run.measure(entropy, completions)
+        base_advantages = None
+        if name != "gtpo":
+            base_advantages = compute_base_advantages(name, token_level_rewards, completions)
+
+        trajectory_entropy = None
+        if fields.entropy is not None:
+            trajectory_entropy = completions.mean(fields.entropy)
+            if self.run.applies_gtpo:
+                update_pass.check_range("entropy", trajectory_entropy, self._entropy_range, completions.uids)
+            self.gtpo_run.measure(trajectory_entropy, completions)
+
         return compute_gtpo(
-            rewards=rewards,
-            advantages=base,
+            rewards=token_level_rewards.sum(-1),
+            advantages=base_advantages,
             responses=fields.responses,
             response_mask=fields.response_mask,
             group_ids=completions,
             entropy=fields.entropy,
-            trajectory_entropy=entropy,
+            trajectory_entropy=trajectory_entropy,
             config=self.config,
             initial_entropy=self.gtpo_run.initial_entropy_value,
             norm_adv_by_std_in_grpo=self._norm_by_std,
             old_log_probs=fields.old_log_probs,
         )
 
-    def _metrics(self, pending: PendingUpdate) -> dict[str, float]:
+    def _check_and_measure(self, pending: PendingUpdate) -> None:
+        """Check that the batch has a signal, and add GTPO's metrics to those that its update logs."""
         assert pending.rewards is not None and pending.result
         self.gtpo_run.check(pending.rewards, pending.result)
-        last = pending.fields.of_sessions()
-        prompt_len = torch.tensor([len(ids) for ids in last.prompts])
-        fills_response = last.response_len >= self._max_response_length
-        fills_context = prompt_len + last.response_len >= self._max_model_len
-        truncated = fills_response | fills_context
-        return compute_gtpo_metrics(pending.result, self.config, self.gtpo_run.initial_entropy_value, truncated)
+        fields = pending.fields.select_last_outputs()
+        prompt_len = torch.tensor([len(ids) for ids in fields.prompts])
+        fills_response = fields.response_len >= self._max_response_length
+        fills_context = prompt_len + fields.response_len >= self._max_model_len
+        pending.metrics |= compute_gtpo_metrics(
+            pending.result,
+            self.config,
+            self.gtpo_run.initial_entropy_value,
+            truncated=fills_response | fills_context,
+        )
 
     def keep_with_checkpoint(self) -> None:
         """Write the record of ⟨H⟩_ini into a checkpoint that verl has saved since the last call.
@@ -217,7 +236,7 @@ class GTPOEstimator:
             self.gtpo_run.initial_entropy.save(checkpoint, self.config)
 
     def _last_saved(self) -> tuple[Path, int] | None:
-        """Return the last checkpoint, and when verl noted it."""
+        """Return the last checkpoint that verl has noted, and when it did so, in nanoseconds."""
         from verl.utils.checkpoint.checkpoint_manager import get_checkpoint_tracker_filename  # imports the engines
 
         tracker = Path(get_checkpoint_tracker_filename(self._folder))

@@ -1,4 +1,4 @@
-"""How a function of verl is hooked: when its module is imported, and without a trace in what verl sees of it."""
+"""Hook a function of verl: when its module is imported, and so that verl sees the same function as before."""
 
 import functools
 import inspect
@@ -14,14 +14,17 @@ from gtpo_verl.verl_plugin import compat
 
 
 def when_imported(module: str, change: Callable[[ModuleType], None]) -> None:
-    """Change a module of verl when it is imported, which must not fail because of that, whatever happens."""
+    """Change a module of verl when it is imported.
+
+    The import never fails because of the change: what `change` raises becomes one of `compat.load_errors`.
+    """
 
     def change_safely(imported: ModuleType) -> None:
         try:
             change(imported)
         except Exception as error:
-            why = f"this plugin does not fit {module} of verl {verl.__version__} ({type(error).__name__}: {error})"
-            compat.load_errors[why] = None
+            reason = f"this plugin does not fit {module} of verl {verl.__version__} ({type(error).__name__}: {error})"
+            compat.load_errors[reason] = None
 
     wrapt.register_post_import_hook(change_safely, module)
 
@@ -29,7 +32,8 @@ def when_imported(module: str, change: Callable[[ModuleType], None]) -> None:
 def hook_into(path: str, hook: Callable, module: ModuleType) -> None:
     """Call `hook` in place of `path` in a module of verl.
 
-    What is called there stays a plain function of that name: it can be copied, and pickled to another process of Ray.
+    What stands there afterwards is still a plain function of that name: it can be copied, and pickled to another
+    process of Ray.
 
     Args:
         path (str): of a function, or of a class and its method, such as `PPOTrainer.fit`.
@@ -42,13 +46,13 @@ def hook_into(path: str, hook: Callable, module: ModuleType) -> None:
     *classes, name = path.split(".")
     owner = functools.reduce(getattr, classes, module)
     function = getattr(owner, name)
-    if hasattr(function, "hooked_by_gtpo"):  # by way of another module, in which verl defines it
+    if hasattr(function, "hooked_by_gtpo"):  # already, through another module that has it
         return
 
     signature = inspect.signature(function)
     parameters_of_hook = inspect.signature(hook).parameters.values()
-    read = [parameter.name for parameter in parameters_of_hook if parameter.kind is parameter.KEYWORD_ONLY]
-    missing = [parameter for parameter in read if parameter not in signature.parameters]
+    keywords = [parameter.name for parameter in parameters_of_hook if parameter.kind is parameter.KEYWORD_ONLY]
+    missing = [keyword for keyword in keywords if keyword not in signature.parameters]
     if missing:
         raise TypeError(f"{path} takes no {', '.join(missing)}: ({', '.join(signature.parameters)})")
 
@@ -56,10 +60,12 @@ def hook_into(path: str, hook: Callable, module: ModuleType) -> None:
     def hooked(*args: Any, **kwargs: Any) -> Any:
         call = signature.bind(*args, **kwargs)
         call.apply_defaults()
-        instance = list(call.arguments.values())[:1] if classes else []
-        arguments = {parameter: call.arguments[parameter] for parameter in read}
+        arguments = {keyword: call.arguments[keyword] for keyword in keywords}
         proceed = functools.partial(function, *args, **kwargs)
-        return hook(proceed, *instance, **arguments)
+        if not classes:
+            return hook(proceed, **arguments)
+        instance = next(iter(call.arguments.values()))  # a method's first parameter
+        return hook(proceed, instance, **arguments)
 
     hooked.hooked_by_gtpo = True  # type: ignore[attr-defined]
     setattr(owner, name, hooked)

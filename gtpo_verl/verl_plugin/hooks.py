@@ -21,11 +21,11 @@ from gtpo_verl.verl_plugin.weight_transfer import use_own_socket
 
 
 class Hook(NamedTuple):
-    """A function of verl and the hook called in its place; `subject` names it in the report of `gtpo-verl check`."""
+    """A function of verl and the hook that is called in its place."""
 
-    subject: str
+    subject: str  # what the function is, in the report of `gtpo-verl check`
     module: str
-    path: str
+    path: str  # of the function in the module, such as `PPOTrainer.fit`
     hook: Callable
 
 
@@ -64,11 +64,11 @@ def v1_compute_advantage(proceed: Callable, trainer: Any, *, batch: Any) -> Any:
         return proceed()
     from verl.trainer.ppo.v1 import trainer_base
 
-    state.batch = batch_fields.from_transfer_queue(trainer_base.tq, batch, state.reads_entropy)
+    state.v1_fields = batch_fields.from_transfer_queue(trainer_base.tq, batch, state.reads_entropy)
     try:
         result = proceed()
     finally:
-        state.batch = None
+        state.v1_fields = None
     if state.pending is None:
         raise RuntimeError(
             f"verl {verl.__version__} computed the advantages without the function compute_advantage that gtpo_verl "
@@ -84,7 +84,8 @@ def legacy_compute_old_log_prob(proceed: Callable, trainer: Any, *, batch: Any) 
     """Keep the legacy trainer's entropies in its batch: it has them only here, and may move its rows afterwards."""
     result = proceed()
     if activate(trainer).reads_entropy:
-        batch_fields.keep_in_batch(result[0].batch, batch.batch)
+        old_log_prob = result[0]  # beside verl's measurement of speed
+        batch_fields.keep_in_batch(old_log_prob.batch, batch.batch)
     return result
 
 
@@ -102,9 +103,10 @@ def compute_advantage(proceed: Callable, *, data: Any) -> Any:
     state = current()
     if state is None:
         return proceed()
-    fields = state.batch
-    state.batch = None  # it serves once
-    if fields is None and state.begin_step():  # the legacy trainer
+    fields = state.v1_fields
+    state.v1_fields = None  # they serve once: the estimator refuses a second call for the same rows
+    # The legacy trainer begins its step here, and has the fields in its batch.
+    if fields is None and state.begin_step():
         fields = batch_fields.take_from_batch(data.batch, state.reads_entropy)
     if fields is None:
         return proceed()
@@ -112,7 +114,10 @@ def compute_advantage(proceed: Callable, *, data: Any) -> Any:
 
 
 def ppo_loss(proceed: Callable, *, config: Any, model_output: Any, data: Any) -> Any:
-    """Apply the entropy terms in the actor's loss, in a worker, to the whole rows of a micro-batch."""
+    """Complete the advantages of a micro-batch with the entropy terms, in a worker, before its loss is computed.
+
+    Its rows must be whole, since ⟨H⟩_i is a mean over all tokens of one.
+    """
     inputs = update_pass.UpdateInputs.from_batch(data)
     if inputs is None:
         return proceed()
@@ -126,30 +131,40 @@ def ppo_loss(proceed: Callable, *, config: Any, model_output: Any, data: Any) ->
 
 
 def reduce_metrics(proceed: Callable, *, metrics: dict[str, Any]) -> dict[str, Any]:
-    """Add GTPO's metrics to those of the actor's update; metrics of the critic's pass through here too.
+    """Add GTPO's metrics to those of the update.
+
+    The metrics of the critic's update pass through here before the actor's. GTPO's join those of the first update or,
+    with `entropy_from=update`, the actor's, which bring back the entropies.
 
     Raises:
-        RuntimeError: the update was to bring back its entropies, and has not.
+        RuntimeError: the actor's update was to bring back its entropies, and has not.
     """
-    # A trainer may give the actor's metrics another prefix than verl's `actor/`.
-    key = next((name for name in metrics if str(name).endswith(f"/{update_pass.ENTROPIES}")), None)
-    entropies = metrics.pop(key) if key else None
+    entropies = _take_entropies(metrics)
     reduced = proceed()
     state = current()
     if state is None or state.pending is None:
         return reduced
-    if state.pending.inputs:
+    pending = state.pending
+    if pending.inputs:
+        is_of_actor = entropies is not None or any(name.startswith("actor/") for name in reduced)
+        if not is_of_actor:
+            return reduced
         if entropies is None:
-            if not any(name.startswith("actor/") for name in reduced):
-                return reduced  # of the critic
             raise RuntimeError(
                 "algorithm.gtpo.entropy_from=update, but the actor's loss did not apply the entropy: its worker is not "
                 "verl's own (verl.workers.engine_workers), or has not loaded gtpo_verl; set entropy_from=old_log_prob"
             )
-        state.finish_update(state.pending, entropies)
-    pending = state.pending
+        state.finish_update(pending, entropies)
     state.pending = None
     return reduced | pending.metrics
+
+
+def _take_entropies(metrics: dict[str, Any]) -> list[update_pass.RowEntropy] | None:
+    """Take the metric `ENTROPIES` out of an update's metrics, under whichever prefix; None if it is not there."""
+    for name in metrics:
+        if str(name).endswith(f"/{update_pass.ENTROPIES}"):
+            return metrics.pop(name)
+    return None
 
 
 def compute_data_metrics(proceed: Callable, *, batch: Any) -> dict[str, Any]:
@@ -177,17 +192,17 @@ def fit(proceed: Callable, trainer: Any) -> Any:
 
 
 def track(proceed: Callable, tracking: Any, *, config: Any) -> None:
-    """Learn of a trainer by its logger, which gets the whole config whatever methods of verl's the trainer replaces."""
+    """Learn of a trainer by its logger: it gets the whole config, whichever of verl's methods the trainer overrides."""
     proceed()
     if current() or not isinstance(config, Mapping):
         return
-    # Of a config that may be anybody's, only the sections in which the plugin reads.
+    # The config may be anybody's, so that only the sections are taken that the plugin reads.
     sections = {name: config[name] for name in ("algorithm", "trainer") if isinstance(config.get(name), Mapping)}
     set_current(TrainerState(OmegaConf.create(sections, flags={"allow_objects": True})))
 
 
-_UPDATED = {"actor/pg_loss", "actor/grad_norm"}
-"""What verl logs of an update of the actor, and of nothing else."""
+_METRICS_OF_UPDATE = {"actor/pg_loss", "actor/grad_norm"}
+"""Metrics that verl logs for an update of the actor, and for nothing else."""
 
 
 def log(proceed: Callable, tracking: Any, *, data: dict[str, Any], step: Any) -> Any:
@@ -200,12 +215,13 @@ def log(proceed: Callable, tracking: Any, *, data: dict[str, Any], step: Any) ->
     state = current()
     if state is None:
         return result
-    if data.keys() & _UPDATED and not state.monitor and select(state.config, KEY) not in (None, False, "none"):
+    is_of_update = not _METRICS_OF_UPDATE.isdisjoint(data)
+    is_to_be_watched = select(state.config, KEY) not in (None, False, "none")
+    if is_of_update and is_to_be_watched and not state.monitor:
         raise RuntimeError(f"{KEY} does not watch a trainer with a fit of its own, as this one: remove it")
     if state.update_check:
         state.update_check.logged(step)
-    if "estimator" in vars(state):
-        state.estimator.keep_with_checkpoint()  # verl saves a step before it logs it
+    state.keep_with_checkpoint()  # verl saves a step's checkpoint before it logs the step
     if state.monitor:
         state.monitor.on_log(data)
     return result

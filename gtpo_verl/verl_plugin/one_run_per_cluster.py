@@ -24,17 +24,21 @@ def other_run() -> str:
 
 
 def _driver(job: str) -> str:
+    """Describe the driver process of a Ray job; empty if it cannot be found out."""
     try:
         from ray._private.state import jobs
 
-        (known,) = (known for known in jobs() if known["JobID"] == job)
-        return f", process {known['DriverPid']} on {known['DriverIPAddress']}: {shorten(known['Entrypoint'], 200)}"
-    except Exception:  # private API, varies by Ray version
+        for record in jobs():
+            if record["JobID"] == job:
+                process = f"process {record['DriverPid']} on {record['DriverIPAddress']}"
+                return f", {process}: {shorten(record['Entrypoint'], 200)}"
+        return ""
+    except Exception:  # the API is private, and varies by Ray version
         return ""
 
 
 def refusal(other: str) -> str:
-    """The error that the second run gets; `other` is what `other_run` returns."""
+    """Return the message of the error that the second run gets; `other` is what `other_run` returns."""
     return (
         f"another run of verl is training in this Ray cluster ({other}). verl keeps the rollouts of all runs of a "
         "cluster in one TransferQueue, so each run would train on the other's rollouts: wait until it ends, or start "
@@ -44,14 +48,19 @@ def refusal(other: str) -> str:
 
 
 def refuse_second_run(proceed: Callable, *, conf: Any) -> Any:
-    """`transfer_queue.init`: its creator, verl's V1 task runner, passes a config; those that only attach pass none. A
-    ValueError names another run that holds the queue."""
+    """Let a run create the TransferQueue of its cluster with `transfer_queue.init`, unless another run holds it.
+
+    verl's V1 task runner, which creates it, passes a config. Processes that only attach to it pass none.
+
+    Raises:
+        ValueError: another run holds it; the message names that run.
+    """
     if conf is None:
         return proceed()
     if other := other_run():
         raise ValueError(refusal(other))
     merged = proceed()
-    # Of two runs that start at once, one made the queue, and has the address of it.
+    # Where two runs start at once, only the one that has created the queue gets a config with its address.
     if merged is not None and select(merged, "controller.zmq_info") is None:
         raise ValueError(refusal(other_run()))
     return merged

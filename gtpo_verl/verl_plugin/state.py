@@ -36,14 +36,20 @@ class TrainerState:
         self.trainer = trainer
         self.run = RunConfig.inactive() if trainer is None else preflight.validated(config)
         self.monitor: TrainingMonitor | None = None  # set by hooks.fit
-        self.batch: BatchFields | None = None  # of the batch whose advantages verl computes next; see hooks.py
-        self.pending: PendingUpdate | None = None  # from the advantages of a batch to its update
+        # Of the batch whose advantages the V1 trainer computes next; set by hooks.v1_compute_advantage.
+        self.v1_fields: BatchFields | None = None
+        self.pending: PendingUpdate | None = None  # a batch between its advantages and its update
         self.update_check = UpdateCheck.of(config)
 
     @cached_property
     def estimator(self) -> GTPOEstimator:
-        """Made at the first batch: before that a trainer does not know whether it is resumed."""
+        """GTPO in this run, made at the first batch: before that a trainer does not know whether it is resumed."""
         return GTPOEstimator(self.trainer, self.run)
+
+    def keep_with_checkpoint(self) -> None:
+        """Call `GTPOEstimator.keep_with_checkpoint`, if the estimator has been made."""
+        if "estimator" in vars(self):  # where the cached property is, once it has been asked for
+            self.estimator.keep_with_checkpoint()
 
     @cached_property
     def dump(self) -> TokenDump | None:
@@ -84,7 +90,7 @@ class TrainerState:
         """Raise a RuntimeError if the actor was updated with a batch without passing through the plugin's hooks."""
         # A trainer may compute advantages twice in a step, unless the actor has to complete the first ones.
         is_due = previous.inputs is not None or previous.step < self.trainer.global_steps
-        # verl updates only the critic in the steps before.
+        # In the steps before this one verl updates the critic alone.
         first_update = select(self.config, "trainer.critic_warmup") or 0
         if is_due and previous.step >= first_update:
             raise RuntimeError(
@@ -94,12 +100,15 @@ class TrainerState:
             )
 
     def compute_advantage(self, proceed: Callable[[], Any], fields: BatchFields, data: Any) -> Any:
-        """Run verl's `compute_advantage` on a batch, and keep in `pending` what the estimator found.
+        """Run verl's `compute_advantage` on a batch.
+
+        Keeps in `pending` what the estimator computes, for the update, and writes the token dump, if it is due and need
+        not wait for the update.
 
         Args:
             proceed: calls verl's function, which returns the batch.
             fields: what the estimator needs of the batch.
-            data: the batch.
+            data: the batch, verl's DataProto.
 
         Raises:
             ValueError: a log-probability of a completion's own token is not finite, or above 0.
@@ -110,7 +119,8 @@ class TrainerState:
         pending = PendingUpdate(self.trainer.global_steps, fields)
         self.pending = pending
         data = proceed()
-        result = pending.result  # under gtpo verl has called `estimate_gtpo_advantage`, which has set it
+        # Under gtpo verl has called `estimate_gtpo_advantage`, which has set the result.
+        result = pending.result
 
         if result and self.update_check:
             self.update_check.record(data.batch["advantages"], data.batch["response_mask"])
@@ -125,12 +135,16 @@ class TrainerState:
         return data
 
     def _hand_to_actor(self, pending: PendingUpdate, inputs: update_pass.UpdateInputs, data: Any) -> None:
-        """Give the actor what it needs to complete the advantages: it alone will know the entropies."""
+        """Give the actor what it needs to complete the advantages: it alone will know the entropies.
+
+        A dump that is due then waits for them too, in `pending.batch_to_dump`.
+        """
         if self._dump_is_due:
             assert pending.result
             dumped_rows = [pending.fields.last_outputs[row] for row in bounded_rows(pending.result)]
             inputs.wants_token_entropy[dumped_rows] = True
-            pending.batch_to_dump = data.select([*BATCH_FIELDS & set(data.batch.keys())])
+            held = BATCH_FIELDS & set(data.batch.keys())
+            pending.batch_to_dump = data.select(list(held))
         for name, column in inputs.to_batch().items():
             data.batch[name] = column
 
@@ -144,7 +158,7 @@ class TrainerState:
                 update_pass.check_range(name, own.amax(-1), (-torch.inf, 0.0), uids)
 
     def finish_update(self, pending: PendingUpdate, entropies: list[update_pass.RowEntropy]) -> None:
-        """Complete a batch after its update with the entropies of it, and write the dump that waited for them."""
+        """Complete a batch with the entropies of its update, and write the dump that has waited for them."""
         assert pending.inputs
         means, tokens = update_pass.gather(entropies, pending.fields.responses.shape)
         self.estimator.complete(pending, means)
@@ -155,18 +169,18 @@ class TrainerState:
             self._write_dump(pending, pending.batch_to_dump, tokens)
 
     def _write_dump(self, pending: PendingUpdate, data: Any, entropy: torch.Tensor | None) -> None:
-        """Write one output per session. If writing fails, stop dumping; the run goes on.
+        """Write the last output of each session. If writing fails, stop dumping; the run goes on.
 
-        Without an entropy, as in a run of GRPO that verl computes none for, nothing is written.
+        Nothing is written of a batch whose entropy is unknown.
         """
         start = time.perf_counter()
         fields = pending.fields
         if entropy is None or self.dump is None:
             return
-        if len(data) > len(fields.last_outputs):  # under grpo verl has dropped the other outputs
+        if len(data) > len(fields.last_outputs):  # under grpo verl has dropped the other outputs already
             data = data.select_idxs(fields.last_outputs)
-        # The rows of `data` are the last outputs alone now, so that its log-probs are not selected once more.
-        fields = fields._replace(entropy=entropy, old_log_probs=None).of_sessions()
+        # The rows of `data` are the last outputs alone by now, and so are those of its log-probs.
+        fields = fields._replace(entropy=entropy, old_log_probs=None).select_last_outputs()
         fields = fields._replace(old_log_probs=data.batch.get("old_log_probs", None))
         rewards = data.batch["token_level_rewards"]
         uids = data.non_tensor_batch["uid"]
@@ -175,7 +189,7 @@ class TrainerState:
             self.dump.write(pending.step, data.batch, fields, result, self.estimator.gtpo_run.initial_entropy_value)
         except (OSError, ValueError) as error:
             logger.warning("GTPO's token dump ends at step %d, and the run goes on without it: %s", pending.step, error)
-            self.dump = None  # the cached property, from now on
+            self.dump = None  # which replaces the value of the cached property
         pending.metrics["timing_s/gtpo_dump"] = time.perf_counter() - start
 
 
@@ -183,12 +197,12 @@ _current: TrainerState | None = None
 
 
 def current() -> TrainerState | None:
-    """Return the state of the trainer that this process runs, in whichever thread or task; a process runs one."""
+    """Return the state of the trainer that this process runs: at most one, in whichever thread or task."""
     return _current
 
 
 def set_current(state: TrainerState | None) -> None:
-    """Set the state of this process, or clear it."""
+    """Set the state of the trainer that this process runs, or clear it."""
     global _current
     _current = state
 
@@ -216,7 +230,7 @@ def estimate_gtpo_advantage(
     state = current()
     if state is None or state.trainer is None:
         compat.check_loaded()
-    # A result is there already if it is called twice for one batch.
+    # A pending batch that has a result was computed before: verl's function was called twice for it.
     if state is None or state.pending is None or state.pending.result or not state.run.applies_gtpo:
         raise RuntimeError(
             "algorithm.adv_estimator=gtpo was called without token ids and entropy, by a trainer that gtpo_verl does "

@@ -77,7 +77,10 @@ class TokenDump:
 
     @classmethod
     def of(cls, trainer: Any, run: RunConfig) -> "TokenDump | None":
-        """Return the dump that a trainer of verl asks for, without the steps that it will make again."""
+        """Return the dump that a trainer of verl asks for; None if it asks for none.
+
+        Deletes the files of an earlier start's steps that the trainer, which resumes before them, will make again.
+        """
         if run.gtpo.dump_dir is None:
             return None
         config = trainer.config
@@ -103,8 +106,9 @@ class TokenDump:
     def write(
         self, step: int, batch: Any, fields: BatchFields, result: GTPOAdvantage, initial_entropy: float | None
     ) -> Path:
-        """Write the groups of one step, and return its file; of several updates in a step (separate_async) all are
-        in it.
+        """Write the groups of one step, and return its file.
+
+        Where a step has several updates (separate_async), each call adds to the file of that step.
 
         Args:
             batch: verl's tensors of shape (bs, response_length): `token_level_rewards`, `advantages`, `old_log_probs`
@@ -113,15 +117,33 @@ class TokenDump:
             fields, result: of the same rows, one output per session, with their entropy.
             initial_entropy (float | None): ⟨H⟩_ini of the run in nats per token.
         """
-        filter_active = self.config.filter_is_active(initial_entropy)
-        header = self._header | {"initial_entropy": initial_entropy, "filter_active": filter_active}
-        atomic_write(self.folder / HEADER_NAME, json.dumps(header | {"gtpo": asdict(self.config)}, indent=2) + "\n")
-        path = self.folder / f"step_{step:06d}.jsonl"
+        header = self._header | {
+            "initial_entropy": initial_entropy,
+            "filter_active": self.config.filter_is_active(initial_entropy),
+            "gtpo": asdict(self.config),
+        }
+        atomic_write(self.folder / HEADER_NAME, json.dumps(header, indent=2) + "\n")
+
         rows = bounded_rows(result)
+        lines = self._lines(step, rows, batch, fields, result)
+        path = self.folder / f"step_{step:06d}.jsonl"
+        before = path.read_text() if step == self._step else ""
+        atomic_write(path, before + lines)
+        self._step = step
+        self._bytes += len(lines)  # JSON is ASCII
+
+        if len(rows) < int((result.completions.lengths > 0).sum()):
+            logger.info("GTPO's dump of step %d has the first %d completions only, to limit its size", step, len(rows))
+        if self._bytes >= _FOLDER_BYTES:
+            logger.warning("GTPO's dump %s has reached %d bytes and ends with step %d", self.folder, self._bytes, step)
+        return path
+
+    def _lines(self, step: int, rows: list[int], batch: Any, fields: BatchFields, result: GTPOAdvantage) -> str:
+        """Return the lines of these rows."""
         rewards = batch["token_level_rewards"].sum(-1)
         columns = self._columns(rows, batch, fields, result)
         lines = ""
-        for at, row in enumerate(rows):
+        for place, row in enumerate(rows):
             completion = {
                 "schema_version": SCHEMA_VERSION,
                 "step": step,
@@ -136,18 +158,11 @@ class TokenDump:
             completion["prompt_ids"] = fields.prompts[row].tolist()
             length = int(fields.response_len[row])
             for name, column in columns.items():
-                completion[name] = column[at][:length]
+                completion[name] = column[place][:length]
             if self._tokenizer is not None:
                 completion |= words_of(completion, self._tokenizer)
             lines += json.dumps(completion, separators=(",", ":"), allow_nan=False) + "\n"
-        atomic_write(path, (path.read_text() if step == self._step else "") + lines)
-        self._step = step
-        self._bytes += len(lines)  # JSON is ASCII
-        if len(rows) < int((result.completions.lengths > 0).sum()):
-            logger.info("GTPO's dump of step %d has the first %d completions only, to limit its size", step, len(rows))
-        if self._bytes >= _FOLDER_BYTES:
-            logger.warning("GTPO's dump %s has reached %d bytes and ends with step %d", self.folder, self._bytes, step)
-        return path
+        return lines
 
     @staticmethod
     def _columns(rows: list[int], batch: Any, fields: BatchFields, result: GTPOAdvantage) -> dict[str, list[list]]:
@@ -157,18 +172,18 @@ class TokenDump:
             "token_ids": fields.responses[rows].tolist(),
             "response_mask": fields.response_mask[rows].int().tolist(),
             "loss_mask": batch["response_mask"][rows].int().tolist(),
-            "lambda": _short(result.token_weights[rows]),
-            "advantages": _short(batch["advantages"][rows]),
-            "entropy": _short(fields.entropy[rows]),
+            "lambda": _rounded(result.token_weights[rows]),
+            "advantages": _rounded(batch["advantages"][rows]),
+            "entropy": _rounded(fields.entropy[rows]),
         }
         for name, field in _LOG_PROBS.items():
             if field in batch.keys():
-                columns[name] = _short(batch[field][rows])
+                columns[name] = _rounded(batch[field][rows])
         return columns
 
 
 def bounded_rows(result: GTPOAdvantage, tokens: int = _STEP_TOKENS) -> list[int]:
-    """Return the rows of whole groups, in the batch's order, up to a number of tokens; the first group always."""
+    """Return the rows of the first groups, each whole, that have so many tokens in all; the first group always."""
     rows: list[int] = []
     lengths = result.completions.lengths
     groups = result.completions.groups
@@ -181,7 +196,7 @@ def bounded_rows(result: GTPOAdvantage, tokens: int = _STEP_TOKENS) -> list[int]
     return rows
 
 
-def _short(values: torch.Tensor) -> list[list[float | None]]:
-    """Return floats of four decimals, which JSON writes short; None where one is not finite, which JSON cannot say."""
+def _rounded(values: torch.Tensor) -> list[list[float | None]]:
+    """Return values with four decimals; None in place of one that is not finite, which JSON cannot express."""
     rounded = np.round(values.double().numpy(), 4)
     return np.where(np.isfinite(rounded), rounded, np.array(None)).tolist()

@@ -4,7 +4,7 @@ It is `gtpo-verl diagnose` step by step (`monitor.watch`): it reads what the tra
 verdicts `degraded` and `failed`, with their numbers and what to try. `stop` ends a run whose outcome is lost or whose
 numbers are not finite. `stop_format` also ends a run whose completions stop ending with EOS or lose the format, which
 the reward need not show. What is not logged is not monitored: verl itself logs entropy, score and length,
-`gtpo_verl.reward.replay_buffer` adds `reward/*` and `completion/*`, GTPO adds `gtpo/*`.
+`gtpo_verl.reward.replay_buffer` adds `reward/*` and `completion/*`, and GTPO adds `gtpo/*`.
 """
 
 import logging
@@ -58,8 +58,8 @@ class TrainingMonitor:
     def on_log(self, metrics: Mapping[str, Any]) -> None:
         """Judge the run with what the trainer has logged.
 
-        Metrics without `training/global_step` are of a validation that is logged on its own. It counts for the last
-        step before.
+        Metrics without `training/global_step` are of a validation that is logged on its own. They count as metrics of
+        the step before it.
 
         Raises:
             CollapseError: in the step after the verdict, once its checkpoint is saved.
@@ -93,7 +93,7 @@ def read_mode(config: DictConfig) -> str:
     """Return `trainer.collapse_watch` of a verl config, `none` where it is not set.
 
     Raises:
-        ValueError: it is none of `CHOICES`, or set for a trainer that it cannot monitor.
+        ValueError: it is none of `CHOICES`, or is set for a trainer that it cannot monitor.
     """
     value = select(config, KEY)
     mode = "none" if value in (None, False) else str(value)

@@ -1,9 +1,9 @@
-"""Whether the actor was updated with GTPO's advantages.
+"""Check that the actor was updated with GTPO's advantages.
 
 A trainer can have advantages of its own: it may never ask verl for them, or write over them afterwards. Such a run
 logs `gtpo/*` metrics of advantages that nobody used. So the values are compared where verl's trainers hand over the
-batch that they have updated with: `compute_data_metrics`, which all of them call before they aggregate anything. The
-order of rows is another one there, and padding is gone; maximum and minimum stay what they were, to the bit.
+batch that they have updated with: `compute_data_metrics`, which all of them call before they aggregate anything. By
+then rows have another order and padding is gone, but maximum and minimum are the same to the bit.
 """
 
 import logging
@@ -19,6 +19,11 @@ logger = logging.getLogger("gtpo_verl")
 _LOGGED_STEPS = 3
 """Logged steps without a comparison after which the log says so. verl's fully_async logs a validation and the time of
 its first weight transfer before it hands over its first batch."""
+
+_REMEDY = (
+    f"if they are changed on purpose (shaping, replay of older steps), set ++{ALLOW_CHANGES}=True; for a run without "
+    "GTPO set algorithm.adv_estimator=grpo"
+)
 
 
 class Extremes(NamedTuple):
@@ -44,8 +49,10 @@ class Extremes(NamedTuple):
         return Extremes(max(self.highest, other.highest), min(self.lowest, other.lowest))
 
     def equals(self, other: "Extremes") -> bool:
-        """Whether both numbers are the same; nan is nan."""
-        return all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(self, other, strict=True))
+        """Whether both numbers are the same; nan equals nan here."""
+        if math.isnan(self.highest):  # then the lowest is nan too
+            return math.isnan(other.highest)
+        return self.highest == other.highest and self.lowest == other.lowest
 
     def __str__(self) -> str:
         # Nine digits tell one float32 from the next.
@@ -58,12 +65,15 @@ class UpdateCheck:
     def __init__(self) -> None:
         self._estimated: Extremes | None = None  # of all batches since the last comparison
         self._compared: Extremes | None = None  # of the batches of the last comparison
-        # Steps that were logged before any comparison; None once there was one, or the log has said that there is none.
+        # Steps that were logged without a comparison; None after the first comparison, or after the warning of none.
         self._steps: set[Any] | None = set()
 
     @classmethod
     def of(cls, config: Any) -> "UpdateCheck | None":
-        """Return the check of a run with this config of verl; None if GTPO is not asked for, or changed on purpose."""
+        """Return the check for a run with this config of verl.
+
+        None if it does not ask for GTPO, or allows that the advantages are changed.
+        """
         if not uses_gtpo(config) or select(config, ALLOW_CHANGES):
             return None
         return cls()
@@ -71,18 +81,18 @@ class UpdateCheck:
     def record(self, advantages: torch.Tensor, response_mask: torch.Tensor) -> None:
         """Keep the extremes of the (bs, response_length) advantages that GTPO has given the trainer for a batch."""
         extremes = Extremes.of(advantages, response_mask)
-        if self._estimated is not None:
-            extremes = extremes.join(self._estimated)  # of several mini-batches one batch is handed over
+        if self._estimated is not None:  # several mini-batches are handed over as one batch
+            extremes = extremes.join(self._estimated)
         self._estimated = extremes
 
     def compare(self, advantages: torch.Tensor, response_mask: torch.Tensor) -> None:
         """Compare the (bs, response_length) advantages of the batch that the trainer has updated with to GTPO's.
 
-        The batch holds all batches that were estimated since the last comparison. If there was none, the trainer has
-        updated with the last one again.
+        The batch holds all batches that were estimated since the last comparison. If none was estimated, the trainer
+        has updated with the last one again.
 
         Raises:
-            RuntimeError: they are others.
+            RuntimeError: they differ.
         """
         self._steps = None
         used = Extremes.of(advantages, response_mask)
@@ -118,9 +128,3 @@ class UpdateCheck:
             asked,
             _LOGGED_STEPS,
         )
-
-
-_REMEDY = (
-    f"if they are changed on purpose (shaping, replay of older steps), set ++{ALLOW_CHANGES}=True; for a run without "
-    "GTPO set algorithm.adv_estimator=grpo"
-)

@@ -1,8 +1,8 @@
 """GTPO's entropy from the update's own forward pass, `algorithm.gtpo.entropy_from=update` (arXiv:2508.03772, Eq. 11).
 
-The estimator then knows A_i and λ_{i,t} alone and hands λA to the update, with some columns beside it. Where the actor
-computes its loss it has the entropy too: advantages ← δ_i (λA − γ⟨H⟩_i λ), without gradient. Each ⟨H⟩_i goes back among
-the update's metrics, so that the trainer logs what it logs otherwise.
+The estimator then knows A_i and λ_{i,t} alone and hands λA to the update, with `UpdateInputs` beside it. Where the
+actor computes its loss it has the entropy too: advantages ← δ_i (λA − γ⟨H⟩_i λ), without gradient. Each ⟨H⟩_i goes back
+among the update's metrics, so that the trainer logs the same as with `entropy_from=old_log_prob`.
 """
 
 import math
@@ -33,14 +33,18 @@ def entropy_range(tokenizer: Any) -> tuple[float, float]:
     return 0.0, highest
 
 
-def check_range(name: str, values: torch.Tensor, bounds: tuple[float, float], ids: Sequence, of: str = "uid") -> None:
+def check_range(
+    name: str, values: torch.Tensor, bounds: tuple[float, float], ids: Sequence, id_name: str = "uid"
+) -> None:
     """Raise a ValueError on the first of (bs,) values in nats that no distribution has, naming its row and id."""
     lowest, highest = bounds
     is_impossible = (values < lowest - _ROUNDING) | (values > highest + _ROUNDING)
-    for row in is_impossible.nonzero().flatten().tolist():
+    rows = is_impossible.nonzero().flatten().tolist()
+    if rows:
+        row = rows[0]
         raise ValueError(
-            f"the {name} of row {row} ({of} {ids[row]}) is {values[row]:.4g} nats, which must be from {lowest:.4g} "
-            f"to {highest:.4g}: the forward pass is wrong; if it uses fused kernels, set "
+            f"the {name} of row {row} ({id_name} {ids[row]}) is {values[row]:.4g} nats, which must be from "
+            f"{lowest:.4g} to {highest:.4g}: the forward pass is wrong; if it uses fused kernels, set "
             "actor_rollout_ref.model.use_fused_kernels=False"
         )
 
@@ -61,7 +65,8 @@ class UpdateInputs(NamedTuple):
 
     row: torch.Tensor  # int64, its place in the batch
     group_advantage: torch.Tensor  # float64, A_i
-    weight_scale: torch.Tensor  # float64, by which λ was multiplied to be the advantage: A_i; 0 where all λ are 1
+    # float64, the factor by which λ was multiplied to be the advantage: A_i, or `WEIGHT_ALONE`; 0 where all λ are 1
+    weight_scale: torch.Tensor
     entropy_coeff: torch.Tensor  # float64, γ
     highest_entropy: torch.Tensor  # float64, the highest ⟨H⟩_i that δ_i keeps
     wants_token_entropy: torch.Tensor  # bool, whether the token dump asks for the entropy of each token
@@ -74,7 +79,7 @@ class UpdateInputs(NamedTuple):
         initial_entropy: float | None,
         weight_scale: torch.Tensor | None = None,
     ) -> "UpdateInputs":
-        """Make them of (bs,) A_i, ⟨H⟩_ini in nats per token and the scale of the weights, by default A_i.
+        """Make the inputs from (bs,) A_i, ⟨H⟩_ini in nats per token and `weight_scale`, which is A_i by default.
 
         Raises what `GTPOConfig.filter_is_active` raises.
         """
@@ -94,12 +99,12 @@ class UpdateInputs(NamedTuple):
 
     @classmethod
     def from_batch(cls, data: Any) -> "UpdateInputs | None":
-        """Read them from the fields of a batch of verl, or of a part of it; None if it has none."""
-        fields = [f"gtpo_{name}" for name in cls._fields]
-        if fields[0] not in data.keys():
+        """Read the inputs from the fields of a batch of verl, or of a part of it; None if it has none."""
+        if "gtpo_row" not in data.keys():
             return None
-        padded = data.select(*fields).to_padded_tensor()
-        return cls(*(padded[field].squeeze(-1) for field in fields))
+        field_names = {name: f"gtpo_{name}" for name in cls._fields}
+        padded = data.select(*field_names.values()).to_padded_tensor()
+        return cls(**{name: padded[field].squeeze(-1) for name, field in field_names.items()})
 
 
 @torch.no_grad()
@@ -154,24 +159,27 @@ def apply_in_actor(
     bounds = entropy_range(getattr(config.model_config, "tokenizer", None))
     check_range("entropy", means, bounds, inputs.row.tolist(), "row of the batch")
     entropies = []
-    columns = zip(inputs.row.tolist(), means.tolist(), inputs.wants_token_entropy.tolist(), entropy, strict=True)
-    for row, mean, is_wanted, of_tokens in columns:
-        tokens = of_tokens.tolist() if is_wanted else None
-        entropies.append(RowEntropy(row=row, mean=mean, tokens=tokens))
+    mean_of_row = means.tolist()
+    is_wanted = inputs.wants_token_entropy.tolist()
+    for place, row in enumerate(inputs.row.tolist()):
+        tokens = None
+        if is_wanted[place]:
+            tokens = entropy[place].tolist()
+        entropies.append(RowEntropy(row=row, mean=mean_of_row[place], tokens=tokens))
     return advantages, entropies
 
 
 def gather(entropies: list[RowEntropy], shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ⟨H⟩_i of a whole update, (bs,), and the entropy of each token, (bs, response_length).
 
-    ⟨H⟩_i is nan where there is none, and a token's entropy 0 where the dump has not asked for it. The first of a row
-    counts: several come of `ppo_epochs` above 1, and from ranks that share their rows.
+    ⟨H⟩_i is nan where there is none, and a token's entropy 0 where the dump has not asked for it. A row can be there
+    several times, with `ppo_epochs` above 1 and from ranks that share their rows; its first entropy counts.
     """
     means = torch.full(shape[:1], torch.nan)
     tokens = torch.zeros(shape)
-    for entropy in reversed(entropies):
+    for entropy in reversed(entropies):  # so that the first of a row is written last
         means[entropy.row] = entropy.mean
         if entropy.tokens is not None:
-            own = torch.tensor(entropy.tokens[: shape[1]])
-            tokens[entropy.row, : len(own)] = own
+            in_response = torch.tensor(entropy.tokens[: shape[1]])
+            tokens[entropy.row, : len(in_response)] = in_response
     return means, tokens

@@ -16,14 +16,14 @@ logger = logging.getLogger("gtpo_verl")
 
 
 def use_own_socket(proceed: Callable, transfer: Any) -> None:
-    """The constructor of verl's `BucketedWeightSender` and `BucketedWeightReceiver`."""
+    """Have verl's `BucketedWeightSender` or `BucketedWeightReceiver`, once constructed, use a socket of this run's."""
     proceed()
     if transfer.zmq_handle.startswith("ipc://"):
-        transfer.zmq_handle += _of_this_node()
+        transfer.zmq_handle += _node_suffix()
 
 
 @cache
-def _of_this_node() -> str:
+def _node_suffix() -> str:
     """Return what to add to a socket's name: the raylet's process id and the namespace that it counts in.
 
     Empty in a process that descends from no Ray worker, whose peer could not derive the same name.

@@ -185,7 +185,7 @@ def test_advantages_that_pass_by_the_hooked_function_are_an_error_and_leave_no_r
     batch = KVBatchMeta(partition_id="train", keys=stage.keys, tags=[{}] * len(stage.keys))
     with pytest.raises(RuntimeError, match="without .*compute_advantage"):
         hooks.v1_compute_advantage(lambda: None, stage.trainer, batch=batch)
-    assert activate(stage.trainer).batch is None
+    assert activate(stage.trainer).v1_fields is None
 
 
 @pytest.fixture

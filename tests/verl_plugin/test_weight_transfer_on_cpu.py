@@ -94,12 +94,12 @@ def test_containers_that_share_a_folder_of_sockets_have_names_of_their_own(monke
     handles = set()
     for namespace in (1, 2):
         monkeypatch.setattr(weight_transfer.os, "stat", lambda path, found=namespace: SimpleNamespace(st_ino=found))
-        weight_transfer._of_this_node.cache_clear()
+        weight_transfer._node_suffix.cache_clear()
         transfer = SimpleNamespace(zmq_handle="ipc:///tmp/a.sock")
         weight_transfer.use_own_socket(lambda: None, transfer)
         handles.add(transfer.zmq_handle)
     monkeypatch.undo()
-    weight_transfer._of_this_node.cache_clear()
+    weight_transfer._node_suffix.cache_clear()
     assert len(handles) == 2 and all(handle.startswith("ipc:///tmp/a.sock.") for handle in handles)
 
 
@@ -111,11 +111,11 @@ import ray
 @ray.remote
 class Worker:
     def name(self, child):
-        code = "from gtpo_verl.verl_plugin.weight_transfer import _of_this_node; print(_of_this_node())"
+        code = "from gtpo_verl.verl_plugin.weight_transfer import _node_suffix; print(_node_suffix())"
         if child:
             return subprocess.check_output([sys.executable, "-c", code], text=True).split()[-1]
-        from gtpo_verl.verl_plugin.weight_transfer import _of_this_node
-        return _of_this_node()
+        from gtpo_verl.verl_plugin.weight_transfer import _node_suffix
+        return _node_suffix()
 
 ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=100_000_000, log_to_driver=False)
 trainer, server = Worker.remote(), Worker.remote()
@@ -139,6 +139,6 @@ def test_the_processes_of_a_ray_node_agree_on_a_name_and_two_rays_do_not():
 
 def test_without_a_raylet_a_warning_says_that_the_socket_is_shared(monkeypatch, caplog):
     monkeypatch.delenv("RAY_RAYLET_PID", raising=False)
-    weight_transfer._of_this_node.cache_clear()
-    assert weight_transfer._of_this_node() == "" and "other runs share" in caplog.text
-    weight_transfer._of_this_node.cache_clear()
+    weight_transfer._node_suffix.cache_clear()
+    assert weight_transfer._node_suffix() == "" and "other runs share" in caplog.text
+    weight_transfer._node_suffix.cache_clear()
