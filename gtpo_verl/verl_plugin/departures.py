@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Container
-from contextlib import suppress
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -21,11 +20,16 @@ from gtpo_verl.verl_plugin.run_config import (
     uses_gtpo,
 )
 
-_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_ACTOR = "actor_rollout_ref.actor"
+_ROLLOUT = "actor_rollout_ref.rollout"
 _CORRECTION = "algorithm.rollout_correction"
-_BYPASS, _REJECTS, _WEIGHS = f"{_CORRECTION}.bypass_mode", f"{_CORRECTION}.rollout_rs", f"{_CORRECTION}.rollout_is"
-_ENTROPY_FROM, _INITIAL_ENTROPY = "algorithm.gtpo.entropy_from", "algorithm.gtpo.initial_entropy"
-_FILTER_GROUPS, _KL_IN_REWARD = "algorithm.filter_groups.enable", "algorithm.use_kl_in_reward"
+_BYPASS = f"{_CORRECTION}.bypass_mode"
+_REJECTS = f"{_CORRECTION}.rollout_rs"
+_WEIGHS = f"{_CORRECTION}.rollout_is"
+_ENTROPY_FROM = "algorithm.gtpo.entropy_from"
+_INITIAL_ENTROPY = "algorithm.gtpo.initial_entropy"
+_FILTER_GROUPS = "algorithm.filter_groups.enable"
+_KL_IN_REWARD = "algorithm.use_kl_in_reward"
 _MINI_BATCH = f"{_ACTOR}.ppo_mini_batch_size"
 _FUSED = "actor_rollout_ref.model.use_fused_kernels"
 _PARAMETER_SYNC_STEP = "trainer.v1.separate_async.parameter_sync_step"
@@ -49,10 +53,10 @@ class Departure(NamedTuple):
 
 
 class PaperValues(NamedTuple):
-    """The values of a setting under which GTPO is the paper's, and what to say of any other; null is always one."""
+    """What a setting is in the paper."""
 
-    values: Container[Any]
-    says: str
+    values: Container[Any]  # the values under which GTPO is the paper's; null, also where this is empty
+    in_words: str  # the paper's value and the reason, for a run with another value
 
 
 PAPER_SETTINGS = {
@@ -84,24 +88,26 @@ def departures(config: DictConfig, run: RunConfig) -> list[Departure]:
     if not run.applies_gtpo:
         return [*_differing(config, _unread_settings(config)), *_unclipped_updates(config)]
     papers = {LOSS_MODE: _papers_loss(config), **PAPER_SETTINGS}
-    papers |= _beside_a_least_reward(run)
-    papers |= _of_this_config(config, run)
+    papers |= _settings_that_lower_rewards(run)
+    papers |= _settings_that_depend_on_others(config, run)
     if not select(config, "trainer.use_v1"):  # the legacy trainer does not read it
         del papers[_FILTER_GROUPS]
     return [*_differing(config, papers), *_biased_initial_entropy(config, run), *_unclipped_updates(config)]
 
 
 def _unread_settings(config: DictConfig) -> dict[str, PaperValues]:
-    """Return the settings of GTPO, which another estimator does not read, with their defaults: a run that sets others
-    may take itself for GTPO."""
+    """Return the settings of GTPO, with their defaults, for a run under another estimator, which does not read them.
+
+    Whoever sets one to another value may believe that the run is GTPO.
+    """
     if select(config, ADV_ESTIMATOR) in NAMES:  # another package's GTPO, which may have settings of the same names
         return {}
-    says = f"not read: {ADV_ESTIMATOR}=gtpo alone reads it"
+    reason = f"not read: {ADV_ESTIMATOR}=gtpo alone reads it"
     unread = {}
     for setting in fields(VerlGTPOConfig):
         if not setting.name.startswith("dump_"):  # a dump is written under any estimator
-            unread[f"algorithm.gtpo.{setting.name}"] = PaperValues((setting.default,), says)
-    of_grpo = f"{says}; for GRPO with it see {DOCS}/keys.md"
+            unread[f"algorithm.gtpo.{setting.name}"] = PaperValues((setting.default,), reason)
+    of_grpo = f"{reason}; for GRPO with it see {DOCS}/keys.md"
     unread["algorithm.gtpo.min_correct_reward"] = PaperValues((), of_grpo)
     return unread
 
@@ -115,48 +121,52 @@ def as_table(rows: list[Departure]) -> str:
 
 
 def _papers_loss(config: DictConfig) -> PaperValues:
+    """Return the paper's policy loss, with what the config's loss does to λ."""
     loss_mode = str(select(config, LOSS_MODE))
     change = _LOSSES_THAT_CHANGE_LAMBDA.get(loss_mode)
     note = f"; {loss_mode} {change}" if change else ""
     return PaperValues(NAMES, f"gtpo (Eq. 11: no clipping){note}")
 
 
-def _beside_a_least_reward(run: RunConfig) -> dict[str, PaperValues]:
-    """What lowers the reward of a right answer, which then may fall below `min_correct_reward`."""
+def _settings_that_lower_rewards(run: RunConfig) -> dict[str, PaperValues]:
+    """Return the settings under which a right answer's reward may fall below `min_correct_reward`, if that is set."""
     least = run.gtpo.min_correct_reward
     if least is None:
         return {}
-    lowered = f"; it lowers the reward of a right answer, which must not fall below min_correct_reward={least:g}"
+    effect = f"; it lowers the reward of a right answer, which must not fall below min_correct_reward={least:g}"
     return {
-        _KL_IN_REWARD: PaperValues((False,), PAPER_SETTINGS[_KL_IN_REWARD].says + lowered),
-        "reward.reward_kwargs.overlong_buffer_cfg.enable": PaperValues((False,), f"False{lowered}"),
+        _KL_IN_REWARD: PaperValues((False,), PAPER_SETTINGS[_KL_IN_REWARD].in_words + effect),
+        "reward.reward_kwargs.overlong_buffer_cfg.enable": PaperValues((False,), f"False{effect}"),
     }
 
 
-def _of_this_config(config: DictConfig, run: RunConfig) -> dict[str, PaperValues]:
-    """The settings whose value in the paper depends on the others."""
-    papers = {f"{_ROLLOUT}.dtype": PaperValues(_trained_in(config), "the precision of training (verl #8076)")}
+def _settings_that_depend_on_others(config: DictConfig, run: RunConfig) -> dict[str, PaperValues]:
+    """Return the settings that are the paper's or not by what other settings are."""
+    papers = {}
+    if not _rollout_has_precision_of_training(config):
+        papers[f"{_ROLLOUT}.dtype"] = PaperValues((), "the precision of training (verl #8076)")
     prompts = select(config, "data.train_batch_size")
     if prompts:  # fully_async has 0
-        whole = [size for size in range(1, prompts + 1) if prompts % size == 0]
-        padded = "verl pads the batch to whole mini-batches, and a mean over sequences counts the padding"
-        papers[_MINI_BATCH] = PaperValues(whole, f"{prompts}: {padded}")
+        divisors = [size for size in range(1, prompts + 1) if prompts % size == 0]
+        reason = "verl pads the batch to whole mini-batches, and a mean over sequences counts the padding"
+        papers[_MINI_BATCH] = PaperValues(divisors, f"{prompts}: {reason}")
     if run.entropy_from_update and _several_updates(config):
-        whose = "with several updates per rollout, ⟨H⟩ is that of the policy at a completion's update"
-        papers[_ENTROPY_FROM] = PaperValues((), f"old_log_prob ({whose})")
+        reason = "with several updates per rollout, ⟨H⟩ is that of the policy at a completion's update"
+        papers[_ENTROPY_FROM] = PaperValues((), f"old_log_prob ({reason})")
     if run.entropy_from_update and select(config, LOSS_MODE) in NAMES:
-        unbounded = "the gtpo loss does not bound π/π_rollout; loss_mode=vanilla does"
-        papers[_BYPASS] = PaperValues((False,), f"False ({unbounded})")
+        reason = "the gtpo loss does not bound π/π_rollout; loss_mode=vanilla does"
+        papers[_BYPASS] = PaperValues((False,), f"False ({reason})")
     return papers
 
 
 def _biased_initial_entropy(config: DictConfig, run: RunConfig) -> list[Departure]:
-    """Whether ⟨H⟩_ini would be measured on rows that were chosen by their reward or their length."""
+    """Return a departure if ⟨H⟩_ini would be measured on rows that were chosen by their reward or their length."""
     if not run.gtpo.measures_initial_entropy or run.entropy_from_update or run.resumed_from:
         return []
+    is_fully_async = select(config, "async_training") is not None
     if select(config, _FILTER_GROUPS) and select(config, "trainer.use_v1"):
         rows = "groups with signal only"
-    elif _is_async(config) or select(config, "async_training") is not None:  # the section of verl's fully_async
+    elif is_fully_async or _is_async(config):
         rows = "what finished first"
     else:
         return []
@@ -166,8 +176,10 @@ def _biased_initial_entropy(config: DictConfig, run: RunConfig) -> list[Departur
 
 
 def _unclipped_updates(config: DictConfig) -> list[Departure]:
-    """Return the settings that update several times per rollout with the `gtpo` loss, which is not clipped, under any
-    estimator."""
+    """Return the settings with which the `gtpo` loss, which is not clipped, updates several times per rollout.
+
+    The estimator may be another one than `gtpo`.
+    """
     if not uses_gtpo(config, LOSS_MODE):
         return []
     once = PaperValues((1,), _ONE_UPDATE)
@@ -178,8 +190,9 @@ def _unclipped_updates(config: DictConfig) -> list[Departure]:
 
 
 def _several_updates(config: DictConfig) -> list[Departure]:
+    """Return the settings with which verl updates several times per rollout."""
     papers = {f"{_ACTOR}.ppo_epochs": PaperValues((1,), _ONE_UPDATE)}
-    if v1_mode(config) == "separate_async":  # which gives the mini-batch
+    if v1_mode(config) == "separate_async":  # which takes a mini-batch for each update between two syncs
         papers[_PARAMETER_SYNC_STEP] = PaperValues((1,), f"1: {_ONE_UPDATE}")
     else:
         prompts = select(config, "data.train_batch_size") or 0
@@ -188,16 +201,17 @@ def _several_updates(config: DictConfig) -> list[Departure]:
 
 
 def _differing(config: DictConfig, papers: dict[str, PaperValues]) -> list[Departure]:
+    """Return a departure for each of these settings that has another value than the paper's."""
     differing = []
     for setting, paper in papers.items():
         value = select(config, setting)
         if value is not None and value not in paper.values:
-            differing.append(Departure(setting=setting, value=str(value), paper=paper.says))
+            differing.append(Departure(setting=setting, value=str(value), paper=paper.in_words))
     return differing
 
 
-def _trained_in(config: DictConfig) -> tuple[str, ...]:
-    """Return the rollout's `dtype`, if it is the precision of the actor's forward pass, by any of verl's names."""
+def _rollout_has_precision_of_training(config: DictConfig) -> bool:
+    """Whether the rollout's `dtype` is that of the actor's forward pass; also where it cannot be told."""
     from verl.utils.torch_dtypes import PrecisionType
 
     rollout = select(config, f"{_ROLLOUT}.dtype")
@@ -208,20 +222,24 @@ def _trained_in(config: DictConfig) -> tuple[str, ...]:
     }
     key = keys.get(str(select(config, f"{_ACTOR}.strategy")))
     if key is None or rollout == "auto":
-        return (rollout,)
-    trained = select(config, f"{_ACTOR}.{key}") or "bf16"
-    with suppress(RuntimeError):  # verl does not know vLLM's other names, such as half
-        is_equal = PrecisionType.to_dtype(rollout) == PrecisionType.to_dtype(trained)
-        return (rollout,) if is_equal else ()
-    return (rollout,)
+        return True
+    training = select(config, f"{_ACTOR}.{key}") or "bf16"
+    try:
+        return PrecisionType.to_dtype(rollout) == PrecisionType.to_dtype(training)
+    except RuntimeError:  # verl does not know all of vLLM's names, such as half
+        return True
 
 
 def _is_async(config: DictConfig) -> bool:
-    """Whether a V1 trainer goes on with rollouts while it updates; of a mode that is not verl's, its class decides."""
+    """Whether a V1 trainer generates ahead of its updates, with older weights."""
     mode = v1_mode(config)
-    verls = ("colocate_async", "separate_async")
-    if mode in ("sync", *verls) or missing_packages():
-        return mode in verls
+    async_modes = ("colocate_async", "separate_async")
+    if mode == "sync" or mode in async_modes:
+        return mode in async_modes
+    # The mode is not verl's own, so that the trainer's class decides. Without the packages it cannot be imported.
+    if missing_packages():
+        return False
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
-    return issubclass(TRAINER_REGISTRY.get(mode, object), tuple(TRAINER_REGISTRY[name] for name in verls))
+    async_trainers = tuple(TRAINER_REGISTRY[name] for name in async_modes)
+    return issubclass(TRAINER_REGISTRY.get(mode, object), async_trainers)

@@ -1,4 +1,4 @@
-"""What a run is told of GTPO (arXiv:2508.03772) before verl starts a worker."""
+"""Check a run's config and tell its user about GTPO (arXiv:2508.03772), before verl starts a worker."""
 
 import logging
 import textwrap
@@ -26,10 +26,9 @@ _CALCULATE_ENTROPY = "actor_rollout_ref.actor.calculate_entropy"
 
 
 def check_and_log(config: DictConfig) -> None:
-    """Check the config of a run, and log what its user has to know of it.
+    """Check the config of a run, and log what its user has to know about it.
 
-    Turns on `actor.calculate_entropy` in the config where `entropy_from=update` needs it, and raises what `validated`
-    raises.
+    Turns on `actor.calculate_entropy` in the config if `entropy_from=update` needs it. Raises what `validated` raises.
     """
     from verl.trainer.ppo.utils import need_reference_policy
 
@@ -39,10 +38,11 @@ def check_and_log(config: DictConfig) -> None:
         table = textwrap.indent(as_table(differing), "GTPO: ")
         logger.warning("GTPO: with these settings the run is not the paper's:\n%s", table)
 
+    # A gtpo of another package may be another paper's. One of verl's own, in some later version, is this paper's.
     name = select(config, ADV_ESTIMATOR)
-    owner = foreign_function(name)  # the function that another package has registered under this name
-    if owner and not owner.startswith("verl."):
-        logger.warning("%s=%s is %s; for GTPO of arXiv:2508.03772 set it to %s", ADV_ESTIMATOR, name, owner, ALIAS)
+    function = foreign_function(name)
+    if function and not function.startswith("verl."):
+        logger.warning("%s=%s is %s; for GTPO of arXiv:2508.03772 set it to %s", ADV_ESTIMATOR, name, function, ALIAS)
     if not run.applies_gtpo:
         return
 
@@ -67,7 +67,7 @@ def validated(config: DictConfig) -> RunConfig:
 
     Raises:
         RuntimeError: GTPO cannot run in this process.
-        ValueError: what the config asks for, GTPO, its token dump or the monitor, cannot run with its settings or with
+        ValueError: GTPO, its token dump or the monitor, which the config asks for, cannot run with its settings or with
             the packages that are installed; the message names each key, its value and the remedy.
     """
     if uses_gtpo(config):

@@ -1,6 +1,6 @@
 """Settings with which GTPO (arXiv:2508.03772), its token dump or the monitor cannot run, or would not do what they say.
 
-Each check is a function that returns messages, with key, value and remedy.
+Each check is a function that returns messages, which name key, value and remedy. It returns none where all is well.
 """
 
 import os
@@ -65,13 +65,15 @@ _READ = {
 
 
 def problems(config: DictConfig) -> list[str]:
-    """Return all reasons in its settings why a run, under any estimator, cannot start, or would not do what it says."""
-    messages = [*read(config)[1], *unknown_name(config, ADV_ESTIMATOR), *unknown_name(config, LOSS_MODE)]
+    """Return all problems with the settings of a run, under any estimator, each once."""
+    _, messages = read(config)
+    messages += unknown_name(config, ADV_ESTIMATOR)
+    messages += unknown_name(config, LOSS_MODE)
     return list(dict.fromkeys(messages))
 
 
 def read(config: DictConfig) -> tuple[RunConfig | None, list[str]]:
-    """Return what a config asks for, None if it cannot be read, and all problems with it."""
+    """Return what a config asks for and all problems with it; instead of the first None, if it cannot be read."""
     messages = _message_of(training_monitor.read_mode, config)
     messages += _sections_elsewhere(config)
     messages += _keys_elsewhere(config)
@@ -79,30 +81,34 @@ def read(config: DictConfig) -> tuple[RunConfig | None, list[str]]:
     if uses_gtpo(config) or select(config, "algorithm.gtpo.dump_dir") is not None:
         wrong = [value for value in wrong_values(config, _READ) if value.is_certain]
         if wrong:
-            return None, [*messages, *_beside_wrong_values(config, wrong)]
-    return _read_usable(config, messages)
+            messages += [f"{value.key} {value.says}: give {value.takes}" for value in wrong]
+            messages += _independent_problems(config, wrong)
+            return None, messages
+    run, further = _read_usable(config)
+    return run, messages + further
 
 
-def _beside_wrong_values(config: DictConfig, wrong: list[WrongValue]) -> list[str]:
-    """Return the values that the plugin cannot compute with, and the problems that do not depend on them."""
+def _independent_problems(config: DictConfig, wrong: list[WrongValue]) -> list[str]:
+    """Return the problems of a config that do not depend on its wrong values."""
     config = config.copy()
     OmegaConf.set_readonly(config, False)
     OmegaConf.set_struct(config, False)
     for value in wrong:
         put_right(config, value)
-    _, others = _read_usable(config, [])
-    keys = [f"{value.key}=" for value in wrong]
-    independent = [message for message in others if not any(key in message for key in keys)]
-    return [*(f"{value.key} {value.says}: give {value.takes}" for value in wrong), *independent]
+    _, messages = _read_usable(config)
+    for value in wrong:
+        messages = [message for message in messages if f"{value.key}=" not in message]
+    return messages
 
 
-def _read_usable(config: DictConfig, messages: list[str]) -> tuple[RunConfig | None, list[str]]:
-    """Go on with `read`, of a config whose values can be computed with; adds to the messages."""
+def _read_usable(config: DictConfig) -> tuple[RunConfig | None, list[str]]:
+    """Return what `read` returns of a config with values that the plugin can compute with."""
     try:
         run = RunConfig.read(config)
     except ValueError as error:
-        return None, [*messages, str(error), *_group_size(config), *_sequence_splits(config)]
+        return None, [str(error), *_group_size(config), *_sequence_splits(config)]
 
+    messages: list[str] = []
     if run.applies_gtpo or run.gtpo.dump_dir:
         messages += _group_size(config)
         messages += _sequence_splits(config)
@@ -128,6 +134,7 @@ def missing_packages() -> list[str]:
 
 
 def _message_of(check: Callable[..., Any], *arguments: Any) -> list[str]:
+    """Return the message of the ValueError that a function raises; none if it raises none."""
     try:
         check(*arguments)
     except ValueError as error:
@@ -136,59 +143,66 @@ def _message_of(check: Callable[..., Any], *arguments: Any) -> list[str]:
 
 
 def _sections_elsewhere(config: DictConfig) -> list[str]:
-    """Our section under another name or in another place, where nothing reads it: Hydra's `+` takes any.
+    """Find our section under another name or in another place, where nothing reads it: Hydra's `+` takes any.
 
     Where the run does not ask for GTPO, a section of such a name may be another team's, unless it asks for a dump.
     """
-    serves = uses_gtpo(config)
-    ours = set(VerlGTPOConfig.__dataclass_fields__) if serves else {"dump_dir"}
+    asks_for_gtpo = uses_gtpo(config)
+    our_keys = set(VerlGTPOConfig.__dataclass_fields__) if asks_for_gtpo else {"dump_dir"}
     messages = []
     for key, value in _nested(config):
-        if not isinstance(value, dict) or not value.keys() & ours or key == "algorithm.gtpo":
+        if not isinstance(value, dict) or our_keys.isdisjoint(value) or key == "algorithm.gtpo":
             continue
         name = key.rpartition(".")[2]
         lower = name.lower()
-        if not serves and (name == "gtpo" or not lower.startswith("g")):
+        if not asks_for_gtpo and (name == "gtpo" or not lower.startswith("g")):
             continue
-        # grpo, gspo and gdpo have no t, and are other algorithms.
-        if lower.startswith("gtpo") or ("t" in lower and get_close_matches(lower, ["gtpo"], 1, 0.7)):
+        # grpo, gspo and gdpo are like it too, but other algorithms; they have no t.
+        is_like_gtpo = "t" in lower and get_close_matches(lower, ["gtpo"], 1, 0.7)
+        if lower.startswith("gtpo") or is_like_gtpo:
             messages.append(f"unused key {key}; did you mean algorithm.gtpo?")
     return messages
 
 
 def _keys_elsewhere(config: DictConfig) -> list[str]:
-    """Our keys under another name or in another place, where nothing reads them."""
-    serves = uses_gtpo(config)
+    """Find our keys under another name or in another place, where nothing reads them."""
+    asks_for_gtpo = uses_gtpo(config)
     messages = []
     for key, value in _nested(config):
         section, _, name = key.rpartition(".")
-        if serves and section == "algorithm" and name in VerlGTPOConfig.__dataclass_fields__:
+        if asks_for_gtpo and section == "algorithm" and name in VerlGTPOConfig.__dataclass_fields__:
             messages.append(f"unused key {key}={value}; did you mean algorithm.gtpo.{name}?")
             continue
-        is_watch = key != training_monitor.KEY and get_close_matches(name, ["collapse_watch"], 1, 0.8)
-        # Under another estimator a key of such a name may be another team's.
-        if is_watch and (serves or value in training_monitor.CHOICES):
+        if key == training_monitor.KEY or not get_close_matches(name, ["collapse_watch"], 1, 0.8):
+            continue
+        # Under another estimator a key of such a name may be another team's, unless its value is one of ours.
+        if asks_for_gtpo or value in training_monitor.CHOICES:
             messages.append(f"unused key {key}={value}; did you mean {training_monitor.KEY}?")
     return messages
 
 
 def _nested(config: DictConfig) -> list[tuple[str, Any]]:
-    container = OmegaConf.to_container(config) if OmegaConf.is_config(config) else {}
-    return list(nested(container))
+    """Return each key of a config with its value, which may be a section; none if it is no config of OmegaConf."""
+    if not OmegaConf.is_config(config):
+        return []
+    return list(nested(OmegaConf.to_container(config)))
 
 
 def _misspelt_estimator(config: DictConfig) -> list[str]:
-    """A misspelt gtpo, such as gpto. Other names, such as TGPO, may be registered later, in another process."""
+    """Find a misspelt gtpo, such as gpto. Other names, such as TGPO, may be registered later, in another process."""
     chosen = str(select(config, ADV_ESTIMATOR)).lower()
-    if chosen[:1] == "g" and sorted(chosen) == sorted("gtpo"):
+    if chosen.startswith("g") and sorted(chosen) == sorted("gtpo"):
         return unknown_name(config, ADV_ESTIMATOR)
     return []
 
 
 def unknown_name(config: DictConfig, key: str, misspelt_only: bool = False) -> list[str]:
-    """Return that verl has no estimator, or loss, of the name that a key has."""
+    """Return a message if verl has no estimator, or no loss, of the name that a key has.
+
+    With `misspelt_only` it has to be like a name that verl has.
+    """
     if key == LOSS_MODE and select(config, "actor_rollout_ref.model.external_lib"):
-        return []  # which the workers alone import
+        return []  # a module that only the workers import, and that may register losses
     name = str(select(config, key))
     known = sorted({*registry(key), *NAMES})
     near = get_close_matches(name.lower(), known, n=1)
@@ -199,26 +213,28 @@ def unknown_name(config: DictConfig, key: str, misspelt_only: bool = False) -> l
 
 
 def _policy_loss(config: DictConfig) -> list[str]:
+    """Check that the policy loss is known, and no other paper's GTPO."""
     name = select(config, LOSS_MODE)
-    other = foreign_function(name, LOSS_MODE)
+    function = foreign_function(name, LOSS_MODE)
     messages = unknown_name(config, LOSS_MODE, misspelt_only=True)
-    if other and not other.startswith("verl."):
+    if function and not function.startswith("verl."):
         messages.append(
-            f"{LOSS_MODE}={name} is {other}; two other papers are called GTPO (arXiv:2508.04349, arXiv:2511.14846). "
+            f"{LOSS_MODE}={name} is {function}; two other papers are called GTPO (arXiv:2508.04349, arXiv:2511.14846). "
             f"For arXiv:2508.03772 set it to {ALIAS}"
         )
     return messages
 
 
 def _distillation(config: DictConfig) -> list[str]:
+    """Check that distillation, if it is on, leaves the policy loss in."""
     if not select(config, "distillation.enabled") or select(config, _TASK_REWARDS) is not False:
         return []
-    without = "verl leaves the policy loss out, and with it GTPO"
-    return [f"{_TASK_REWARDS}=False: {without}; set it to True, or another {ADV_ESTIMATOR}"]
+    effect = "verl leaves the policy loss out, and with it GTPO"
+    return [f"{_TASK_REWARDS}=False: {effect}; set it to True, or another {ADV_ESTIMATOR}"]
 
 
 def _bypass_without_entropy(config: DictConfig, run: RunConfig) -> list[str]:
-    """Whether the old-log-prob pass, which is to give the entropy, takes place."""
+    """Check that the old-log-prob pass takes place, if the entropy is to come from it."""
     if run.entropy_from_update or not select(config, _BYPASS):
         return []
     return [
@@ -229,13 +245,15 @@ def _bypass_without_entropy(config: DictConfig, run: RunConfig) -> list[str]:
 
 
 def _asynchronous_weights(config: DictConfig, run: RunConfig) -> list[str]:
-    """Whether verl's asynchronous trainers can compute the old log-probs of a later update.
+    """Check that verl's asynchronous trainers can compute the old log-probs of a later update.
 
-    They go back to a copy of the weights; of weights that are on the CPU already it is no copy, and updates would be
-    lost.
+    They go back to a copy of the weights that they have made on the CPU. If the weights are on the CPU themselves, that
+    is no copy, and updates would be lost.
     """
-    is_fully = select(config, "async_training") is not None
-    if run.entropy_from_update or select(config, _BYPASS) or not (is_fully or v1_mode(config) == "separate_async"):
+    if run.entropy_from_update or select(config, _BYPASS):
+        return []
+    is_fully_async = select(config, "async_training") is not None
+    if not is_fully_async and v1_mode(config) != "separate_async":
         return []
     instead = f"set {_BYPASS}=True with ++{_ENTROPY_FROM}=update"
     strategy = select(config, f"{_ACTOR}.strategy")
@@ -243,23 +261,25 @@ def _asynchronous_weights(config: DictConfig, run: RunConfig) -> list[str]:
         return [f"{_ACTOR}.strategy=torchtitan: verl's asynchronous trainers cannot save its weights; {instead}"]
     if strategy not in ("fsdp2", "veomni"):
         return []
-    steps = "trainer.v1.separate_async.parameter_sync_step"
-    if is_fully:
-        steps = "async_training.trigger_parameter_sync_step"
-    number = select(config, steps) or 1
+    steps_key = "trainer.v1.separate_async.parameter_sync_step"
+    if is_fully_async:
+        steps_key = "async_training.trigger_parameter_sync_step"
+    steps = select(config, steps_key) or 1
+    if steps <= 1:
+        return []
     section = "fsdp_config" if strategy == "fsdp2" else "veomni"
     messages = []
     for key in (f"{_ACTOR}.{section}.param_offload", f"{_ACTOR}.{section}.offload_policy"):
-        if number > 1 and select(config, key):
+        if select(config, key):
             messages.append(
-                f"{key}=True with {steps}={number}: verl would keep only the last update between two syncs; "
-                f"set {key}=False or {steps}=1, or {instead}"
+                f"{key}=True with {steps_key}={steps}: verl would keep only the last update between two syncs; "
+                f"set {key}=False or {steps_key}=1, or {instead}"
             )
     return messages
 
 
 def _entropy_of_the_update(config: DictConfig, run: RunConfig) -> list[str]:
-    """Whether the update's own pass can give the entropy, of every token that ⟨H⟩ averages over."""
+    """Check that the update's own pass can give the entropy, that of each token over which ⟨H⟩ is a mean."""
     if not run.entropy_from_update:
         return []
     messages = []
@@ -270,7 +290,9 @@ def _entropy_of_the_update(config: DictConfig, run: RunConfig) -> list[str]:
             f"first update; measure it with `gtpo-verl initial-entropy` and set ++{_INITIAL_ENTROPY}=VALUE, or set "
             f"++algorithm.gtpo.completion_filter=always or =never, {otherwise}"
         )
-    # verl divides a token-mean by the tokens before rejection (#4852), and so shrinks the update.
+    # Under bypass mode verl's loss can do what the trainer does otherwise, if it is told so in a section of its own.
+    # The aggregation belongs to it: verl divides a token-mean by the tokens before rejection (#4852), and so shrinks
+    # the update.
     in_loss = (
         f"{LOSS_MODE}=bypass_mode '+{_CORRECTION_OF_LOSS}=${{{_CORRECTION}}}' "
         f"{_ACTOR}.loss_agg_mode=seq-mean-token-mean"
@@ -280,9 +302,9 @@ def _entropy_of_the_update(config: DictConfig, run: RunConfig) -> list[str]:
         value = select(config, setting)
         if value is None:
             continue
-        of_loss = select(config, setting.replace(_CORRECTION, _CORRECTION_OF_LOSS))
-        is_read = select(config, LOSS_MODE) == "bypass_mode" and of_loss
-        if bypasses and not is_read:
+        value_of_loss = select(config, setting.replace(_CORRECTION, _CORRECTION_OF_LOSS))
+        is_read_by_loss = select(config, LOSS_MODE) == "bypass_mode" and value_of_loss
+        if bypasses and not is_read_by_loss:
             messages.append(
                 f"{setting}={value} with {_BYPASS}=True: verl's workers do not read it there, so it would do nothing; "
                 f"hand it to the loss, {in_loss}, or set it to null"
@@ -296,6 +318,7 @@ def _entropy_of_the_update(config: DictConfig, run: RunConfig) -> list[str]:
 
 
 def _group_size(config: DictConfig) -> list[str]:
+    """Check that a group has several completions."""
     n = select(config, f"{_ROLLOUT}.n") or 0
     if n >= 2:
         return []
@@ -304,11 +327,12 @@ def _group_size(config: DictConfig) -> list[str]:
 
 
 def _sequence_splits(config: DictConfig) -> list[str]:
-    """Splits of a sequence over ranks that change the numbers, or with which the update fails."""
+    """Find splits of a sequence over ranks that change the numbers, or with which the update fails."""
     return [*_megatron_split(config), *_ulysses_split(config)]
 
 
 def _megatron_split(config: DictConfig) -> list[str]:
+    """Check that this verl can aggregate the loss of a sequence that Megatron splits over ranks."""
     key = f"{_ACTOR}.megatron.context_parallel_size"
     size = select(config, key) or 1
     aggregation = select(config, f"{_ACTOR}.loss_agg_mode")
@@ -316,7 +340,7 @@ def _megatron_split(config: DictConfig) -> list[str]:
         return []
     if select(config, f"{_ACTOR}.megatron.dynamic_context_parallel"):
         return []
-    # 0.9.0 and main of that time, not 0.9.1.
+    # Its source tells, since checkouts have no version of their own: 0.9.0 refuses, 0.9.1 does not.
     if f"loss_agg_mode='{aggregation}' is incompatible" not in _MEGATRON_ENGINE.read_text():
         return []
     return [
@@ -326,6 +350,7 @@ def _megatron_split(config: DictConfig) -> list[str]:
 
 
 def _ulysses_split(config: DictConfig) -> list[str]:
+    """Check that verl's sequence parallelism goes with the model's attention."""
     implementation = "actor_rollout_ref.model.override_config.attn_implementation"
     attention = select(config, implementation)
     if select(config, f"{_ACTOR}.strategy") not in ("fsdp", "fsdp2"):
@@ -345,7 +370,7 @@ def _ulysses_split(config: DictConfig) -> list[str]:
 
 
 def _dump_folder(config: DictConfig, run: RunConfig) -> list[str]:
-    """Whether a dump, under any estimator, has a folder of its own, in which it can write."""
+    """Check that a dump, under any estimator, has a folder of its own, in which it can write."""
     assert run.gtpo.dump_dir is not None
     folder = Path(run.gtpo.dump_dir)
     setting = f"algorithm.gtpo.dump_dir={run.gtpo.dump_dir}"
@@ -372,11 +397,13 @@ def _dump_folder(config: DictConfig, run: RunConfig) -> list[str]:
 
 
 def _checkpoint(config: DictConfig, run: RunConfig) -> list[str]:
-    """Whether the checkpoint that is to be resumed is there, with its record of the initial entropy."""
+    """Check that the checkpoint to be resumed is there, with its record of the initial entropy."""
     messages = path_problems(config) or missing_checkpoint(config)
     return messages or _message_of(InitialEntropy.known_before, run.gtpo, run.resumed_from)
 
 
 def v1_mode(config: DictConfig) -> str:
-    """Return the mode of verl's V1 trainer; `sync`, as which it behaves, of the legacy one."""
-    return str(select(config, "trainer.v1.trainer_mode")) if select(config, "trainer.use_v1") else "sync"
+    """Return the mode of verl's V1 trainer; of the legacy trainer, which behaves like it, `sync`."""
+    if not select(config, "trainer.use_v1"):
+        return "sync"
+    return str(select(config, "trainer.v1.trainer_mode"))

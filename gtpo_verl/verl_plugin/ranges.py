@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 
 class Range(NamedTuple):
-    """The numbers that a key takes; `place` is a file of verl and a name in it."""
+    """The numbers that a key takes."""
 
     key: str
-    place: str
+    place: str  # a file of verl and, behind a colon, text in it
     least: float = -math.inf
     most: float = math.inf
     is_whole: bool = True
@@ -48,7 +48,9 @@ def _null_or_at_least(least: int, key: str, place: str) -> Range:
     return Range(key, place, least=least, takes_null=True)
 
 
-_ACTOR, _MODEL, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+_ACTOR = "actor_rollout_ref.actor"
+_MODEL = "actor_rollout_ref.model"
+_ROLLOUT = "actor_rollout_ref.rollout"
 _V1 = "trainer/ppo/v1/trainer_base.py"
 _ASYNC = "experimental/fully_async_policy/fully_async_trainer.py"
 _OWN_POOL = "experimental/separation/utils.py"

@@ -1,4 +1,4 @@
-"""What is wrong or odd about the checkpoint from which verl is to resume a run."""
+"""Find what is wrong with the checkpoint that verl is to resume a run from, or what its user may not expect."""
 
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,14 @@ _FOLDER = "trainer.default_local_dir"
 
 
 def path_problems(config: Any) -> list[str]:
-    """Return why verl cannot take the path of a checkpoint that a config names; without a look at the disk."""
+    """Return why verl cannot take the path of a checkpoint that a config names, without looking at the disk."""
     path = select(config, _PATH)
     if select(config, _MODE) != "resume_path":
         return []
     remedy = f"name a folder …/global_step_N, or set {_MODE}=auto"
     if not isinstance(path, str):
-        return [f"{_PATH}={'null' if path is None else path} with {_MODE}=resume_path: {remedy}"]
+        written = "null" if path is None else path
+        return [f"{_PATH}={written} with {_MODE}=resume_path: {remedy}"]
     # verl takes everything after global_step_ as the step, so that a slash at the end breaks it.
     _, marker, step = path.rpartition("global_step_")
     if not marker or not step.isdigit():
@@ -37,10 +38,7 @@ def missing_checkpoint(config: Any) -> list[str]:
 
 
 def resume_warning(config: DictConfig, run: RunConfig) -> str:
-    """Return what is odd about a run's checkpoints; empty if nothing is.
-
-    They may have been saved under other settings, or verl may overlook them.
-    """
+    """Return a warning if a run's checkpoints were saved under other settings, or verl overlooks them; else empty."""
     if run.resumed_from is None:
         # An earlier run in this folder has written the record, and verl finds nothing to resume.
         record_path = InitialEntropy.path(select(config, _FOLDER))

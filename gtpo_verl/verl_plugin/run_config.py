@@ -21,18 +21,20 @@ ADV_ESTIMATOR = "algorithm.adv_estimator"
 LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 ALLOW_CHANGES = "algorithm.gtpo.allow_changed_advantages"
 
-
 NOT_SELECTED = (OmegaConfBaseException, TypeError, ValueError)
-"""What OmegaConf raises of a key whose value cannot be resolved, or whose section is a number, a text or a list."""
+"""What OmegaConf raises for a key whose value cannot be resolved, or whose section is a number, a text or a list."""
 
 
 def select(config: Any, key: str, default: Any = None) -> Any:
-    """Return the value of a key of a verl config; the default if the config has none, or is no config of OmegaConf."""
+    """Return the value of a key of a verl config; the default if it has none, or is no config of OmegaConf.
+
+    A value that cannot be resolved counts as none here: `values` reports it.
+    """
     if not OmegaConf.is_config(config):
         return default
     try:
         return OmegaConf.select(config, key, default=default)
-    except NOT_SELECTED:  # it cannot be resolved, or its section is none: `values` says which
+    except NOT_SELECTED:
         return default
 
 
@@ -45,15 +47,17 @@ def nested(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def registry(key: str) -> dict[str, Callable]:
-    """Return verl's functions by the names that a key, `ADV_ESTIMATOR` or `LOSS_MODE`, may have."""
+    """Return verl's registered functions by name, estimators for `ADV_ESTIMATOR` and losses for `LOSS_MODE`."""
     from verl.trainer.ppo import core_algos
 
     return core_algos.ADV_ESTIMATOR_REGISTRY if key == ADV_ESTIMATOR else core_algos.POLICY_LOSS_REGISTRY
 
 
 def foreign_function(name: Any, key: str = ADV_ESTIMATOR) -> str:
-    """Return the function of another package that serves a name of ours as value of a key; empty if none does."""
-    function = registry(key).get(name) if name in NAMES else None
+    """Return which function another package, or verl, has registered under a name of ours; empty if none has."""
+    if name not in NAMES:
+        return ""
+    function = registry(key).get(name)
     if function is None or function.__module__.partition(".")[0] == "gtpo_verl":
         return ""
     return f"{function.__module__}.{function.__qualname__}"
@@ -111,8 +115,8 @@ class RunConfig(NamedTuple):
 
     applies_gtpo: bool  # whether the advantages are GTPO's
     gtpo: VerlGTPOConfig  # the defaults where the run asks for nothing; with a dump_dir it may ask for the dump alone
-    # The folder whose record of ⟨H⟩_ini is of the run that verl will resume, the checkpoint itself or, where that has
-    # none, the folder around it; None of a new run.
+    # The folder with the record of ⟨H⟩_ini of the run that verl will resume: the checkpoint itself or, if it has no
+    # record, the folder around it. None for a new run.
     resumed_from: str | None = None
 
     @property
@@ -127,18 +131,19 @@ class RunConfig(NamedTuple):
 
     @classmethod
     def read(cls, config: Any) -> "RunConfig":
-        """Read it from verl's whole config.
+        """Read from verl's whole config what it asks for.
 
         Raises:
-            ValueError: a wrong setting of GTPO in a run that asks for it.
+            ValueError: a wrong setting of GTPO in a run that asks for it or for its dump.
         """
         applied = uses_gtpo(config)
         if not applied and select(config, "algorithm.gtpo.dump_dir") is None:
             return cls.inactive()
         try:
             gtpo = VerlGTPOConfig.from_config(config.algorithm)
-        except OmegaConfBaseException as error:  # a value that is not given, or refers to none
-            raise ValueError(f"algorithm.gtpo: {str(error).splitlines()[0]}: give that key a value") from error
+        except OmegaConfBaseException as error:  # a value is missing, or refers to a key that does not exist
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"algorithm.gtpo: {reason}: give that key a value") from error
         folder = select(config, "trainer.default_local_dir")
         if applied and (not folder or not isinstance(folder, str)):
             written = "null" if folder is None else folder
@@ -149,10 +154,15 @@ class RunConfig(NamedTuple):
 
 
 def _resumed_from(config: Any) -> str | None:
-    """Return the folder of `RunConfig.resumed_from`; a ValueError if verl's note of the last step is no number."""
+    """Return `RunConfig.resumed_from`.
+
+    Raises:
+        ValueError: verl's file with the last step's number cannot be read.
+    """
     from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 
-    mode, path = select(config, "trainer.resume_mode"), select(config, "trainer.resume_from_path")
+    mode = select(config, "trainer.resume_mode")
+    path = select(config, "trainer.resume_from_path")
     folder = select(config, "trainer.default_local_dir")
     checkpoint = ""
     if mode == "resume_path" and path:
@@ -162,8 +172,12 @@ def _resumed_from(config: Any) -> str | None:
             with redirect_stdout(io.StringIO()):  # verl says it again when it loads the checkpoint
                 checkpoint = find_latest_ckpt_path(folder) or ""
         except (OSError, ValueError) as error:
-            says = f"holds no number of a step ({error}): write that of a whole checkpoint, or remove it"
-            raise ValueError(f"{folder}/latest_checkpointed_iteration.txt {says}") from error
+            remedy = "write that of a whole checkpoint, or remove it"
+            raise ValueError(
+                f"{folder}/latest_checkpointed_iteration.txt holds no number of a step ({error}): {remedy}"
+            ) from error
     if not checkpoint:
         return None
-    return checkpoint if InitialEntropy.path(checkpoint).exists() else os.path.dirname(checkpoint) or "."
+    if InitialEntropy.path(checkpoint).exists():
+        return checkpoint
+    return os.path.dirname(checkpoint) or "."

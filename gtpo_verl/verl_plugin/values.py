@@ -1,7 +1,7 @@
-"""Values of a verl config that verl cannot use: not given, of another kind than verl takes, or out of range.
+"""Find the values of a verl config that verl cannot use: not given, of another kind than verl takes, or out of range.
 
-The kind is what verl annotates in the dataclass of a section or, where a section has none, that of the default in
-verl's own YAML. verl looks at neither until a worker uses the value.
+The kind of a key is its annotation in the dataclass of its section or, if that has none, the type of the default in
+verl's own YAML. verl checks neither before a worker uses the value.
 """
 
 import types
@@ -45,28 +45,34 @@ FILES = {
 
 
 class WrongValue(NamedTuple):
-    """A value that verl cannot use; `is_certain` if the place in verl that breaks is known."""
+    """A value that verl cannot use."""
 
     key: str
-    says: str
-    takes: str
-    is_certain: bool
+    says: str  # what it is, such as `is null`, to be read after the key
+    takes: str  # what the key takes
+    is_certain: bool  # whether verl is known to break on it
 
 
 @cache
 def verls_defaults() -> dict[str, Any]:
-    """Return the keys of verl's own configs, of all its engines, with their defaults."""
+    """Return the keys of verl's own configs, of all its engines, with their defaults.
+
+    Where engines differ, the default is that of FSDP, with which verl itself starts.
+    """
     defaults: dict[str, Any] = {}
     for config in _verls_configs().values():
         defaults |= config
-    # Where engines differ, its default is that of the one with which verl itself starts.
     return defaults | _verls_configs().get("_generated_ppo_trainer.yaml", {})
 
 
 def verls_engines() -> set[str]:
     """Return verl's engines that have a config of their own beside FSDP's."""
-    names = (name.removeprefix("_generated_ppo_").removesuffix("trainer.yaml") for name in _verls_configs())
-    return {name.rstrip("_") for name in names if name}
+    engines = set()
+    for file_name in _verls_configs():  # such as _generated_ppo_megatron_trainer.yaml; FSDP's has no name there
+        engine = file_name.removeprefix("_generated_ppo_").removesuffix("trainer.yaml").rstrip("_")
+        if engine:
+            engines.add(engine)
+    return engines
 
 
 @cache
@@ -81,7 +87,7 @@ def _verls_configs() -> dict[str, dict[str, Any]]:
 
 
 def wrong_values(config: DictConfig, keys: Collection[str] | None = None) -> Iterator[WrongValue]:
-    """Yield the values of a config, or of some of its keys, that verl cannot use."""
+    """Yield the values of a config that verl cannot use; with `keys`, those of these keys alone."""
     container: Any = OmegaConf.to_container(config)
     annotations = dict(_annotations(container))
     ranges = ranges_of(config)
@@ -98,11 +104,12 @@ def wrong_values(config: DictConfig, keys: Collection[str] | None = None) -> Ite
 
 def ranges_of(config: DictConfig) -> dict[str, Range]:
     """Return the ranges of the keys that a run reads."""
-    ranges = {row.key: row for row in RANGES}
-    if select(config, "async_training") is not None:  # verl's fully_async, which asserts 0
+    ranges = {key_range.key: key_range for key_range in RANGES}
+    if select(config, "async_training") is not None:  # verl's fully_async, which asserts a batch size of 0
         del ranges["data.train_batch_size"]
-    if select(config, "trainer.val_only") and select(config, "trainer.val_before_train"):  # which trains on no GPU
-        del ranges["trainer.nnodes"], ranges["trainer.n_gpus_per_node"]
+    if select(config, "trainer.val_only") and select(config, "trainer.val_before_train"):  # nothing is trained
+        del ranges["trainer.nnodes"]
+        del ranges["trainer.n_gpus_per_node"]
     return ranges
 
 
@@ -130,14 +137,14 @@ def _in_every_config() -> list[str]:
 
 
 def put_right(config: DictConfig, wrong: WrongValue) -> None:
-    """Give a key the default of verl, so that what else is wrong with a config shows."""
+    """Give a key verl's default, or else 1, so that one can see what else is wrong with a config."""
     default = verls_defaults().get(wrong.key, 1)
-    with suppress(*NOT_SELECTED):  # such as a key in a section that is none, which is put right itself
+    with suppress(*NOT_SELECTED):  # the key's section is a number or a text, and is put right itself
         OmegaConf.update(config, wrong.key, default, merge=False, force_add=True)
 
 
 def _not_given(values: Mapping[str, Any], ranges: Mapping[str, Range]) -> Iterator[str]:
-    """Yield what verl needs with any engine and `~KEY`, or a config of one's own, has left out."""
+    """Yield the keys that verl needs with any engine and that are missing, such as after `~KEY`."""
     needed = [key for key in _in_every_config() if verls_defaults()[key] is not None or key == _HAS_CRITIC]
     for key in (*SECTIONS, _HAS_CRITIC, *FILES, *ranges):
         section = key.rpartition(".")[0]
@@ -154,15 +161,16 @@ def _wrong_value(
         return None
     takes = _takes(key, ranges, annotation)
     if written == _MISSING:
-        is_verls = key in verls_defaults() or key in ranges
-        return WrongValue(key, "is not given", takes, is_certain=is_verls)
+        is_a_key_of_verl = key in verls_defaults() or key in ranges
+        return WrongValue(key, "is not given", takes, is_certain=is_a_key_of_verl)
     try:
         value = _resolved(config, key, written)
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
         return WrongValue(key, f"is {written}, which cannot be resolved ({reason})", takes, is_certain=True)
 
-    says = f"is {'null' if value is None else repr(value)}"
+    shown = "null" if value is None else repr(value)
+    says = f"is {shown}"
     if key in SECTIONS:
         is_usable = isinstance(value, dict)
     elif key in FILES:
@@ -170,39 +178,44 @@ def _wrong_value(
     elif key in ranges:
         is_usable = ranges[key].has(value)
     else:
-        return _of_another_kind(key, value, annotation, says, takes)
-    return None if is_usable else WrongValue(key, says, takes, is_certain=True)
+        return _wrong_kind(key, value, annotation, says, takes)
+    if is_usable:
+        return None
+    return WrongValue(key, says, takes, is_certain=True)
 
 
 def _is_default(key: str, written: Any) -> bool:
-    """Whether a value is that of verl's own YAML, which is no finding."""
+    """Whether a value is that of verl's own YAML, which is never reported."""
     defaults = verls_defaults()
     return key in defaults and written == defaults[key] and type(written) is type(defaults[key])
 
 
 def _resolved(config: DictConfig, key: str, written: Any) -> Any:
-    """Return what a value with `${…}` stands for; an OmegaConfBaseException if it stands for nothing."""
+    """Return the value to which one with `${…}` refers. Raises an OmegaConfBaseException if it refers to nothing."""
     if not isinstance(written, str) or "${" not in written:
         return written
     value = OmegaConf.select(config, key)
     return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
-def _of_another_kind(key: str, value: Any, annotation: Any, says: str, takes: str) -> WrongValue | None:
-    """Return that a value is of another kind than verl annotates or, without an annotation, than its default is."""
+def _wrong_kind(key: str, value: Any, annotation: Any, says: str, takes: str) -> WrongValue | None:
+    """Return a finding if a value is of another kind than verl annotates or, without an annotation, than its default.
+
+    `says` and `takes` are those of the finding.
+    """
     default = verls_defaults().get(key)
     kinds = _kinds(annotation)
     is_annotated = kinds is not None
-    if annotation is not None and not is_annotated:  # verl says that it takes any value
+    if annotation is not None and not is_annotated:  # the annotation allows any value
         return None
     if kinds is None and default is not None:
         kinds = {type(default)}
     if kinds is None or _fits(value, kinds, default):
         return None
     is_text = isinstance(value, str)
-    if is_text and value and key.endswith("_threshold"):  # which takes a pair of numbers, such as 0.5_2.0
+    if is_text and value and key.endswith("_threshold"):  # such keys also take a pair of numbers, as 0.5_2.0
         return None
-    # Text where verl's default is a number is no number; of other kinds verl may make something.
+    # verl cannot use text in place of a number. Other values it may convert, where it annotates no kind.
     is_certain = (is_annotated and value is not None) or (is_text and isinstance(default, int | float))
     return WrongValue(key, says, takes, is_certain)
 
@@ -216,7 +229,7 @@ def _takes(key: str, ranges: Mapping[str, Range], annotation: Any) -> str:
     if key in ranges:
         return ranges[key].takes
     kinds = _kinds(annotation) or {type(verls_defaults().get(key))}
-    words = {
+    words_for_kinds = {
         bool: "True or False",
         int: "a whole number",
         float: "a number",
@@ -224,14 +237,16 @@ def _takes(key: str, ranges: Mapping[str, Range], annotation: Any) -> str:
         list: "a list",
         dict: "a section of keys",
     }
-    return " or ".join(text for kind, text in words.items() if kind in kinds) or "a value"
+    words = [word for kind, word in words_for_kinds.items() if kind in kinds]
+    return " or ".join(words) or "a value"
 
 
 def _fits(value: Any, kinds: set[type], default: Any) -> bool:
-    """Whether a value is of one of the kinds, or does as well for verl."""
+    """Whether a value is of one of the kinds, or verl can use it like one that is."""
     if value is None:
-        return types.NoneType in kinds or default is None or kinds == {bool}
-    if isinstance(value, int):  # or a truth value
+        is_used_as_false = kinds == {bool}
+        return types.NoneType in kinds or default is None or is_used_as_false
+    if isinstance(value, int):  # True and False too
         return bool(kinds & {bool, int, float, str})
     if isinstance(value, float):
         return bool(kinds & {bool, float, str})
@@ -262,7 +277,7 @@ def _annotations(section: Mapping[str, Any], hint: Any = None, prefix: str = "")
 
 
 def _hints_of(section: Mapping[str, Any], hint: Any) -> Mapping[str, Any]:
-    """Return the annotations of the dataclass into which verl turns a section; none if there is no such dataclass."""
+    """Return the annotations of the dataclass into which verl turns a section; empty if there is no such dataclass."""
     dataclass = _dataclass_of(section, hint)
     if dataclass is None:
         return {}
@@ -278,29 +293,31 @@ def _type_hints(dataclass: type) -> dict[str, Any]:
 
 
 def _dataclass_of(section: Mapping[str, Any], hint: Any) -> type | None:
-    """Return the dataclass into which verl turns a section: the one that it names or, without one, the annotated."""
+    """Return the dataclass into which verl turns a section: its `_target_`, or the one that its annotation has."""
     target = section.get("_target_")
     if isinstance(target, str) and target.startswith("verl."):
         with suppress(ImportError, AttributeError, ValueError):
             named = resolve_name(target)
             return named if isinstance(named, type) and is_dataclass(named) else None
-    for one in (hint, *get_args(hint)):
-        if isinstance(one, type) and is_dataclass(one):
-            return one
+    for annotated in (hint, *get_args(hint)):  # the annotation itself, or a part of it, as in X | None
+        if isinstance(annotated, type) and is_dataclass(annotated):
+            return annotated
     return None
 
 
 def _kinds(annotation: Any) -> set[type] | None:
-    """Return the kinds of value that an annotation names; None if it takes any."""
+    """Return the kinds of value that an annotation names; None if it takes any, or kinds that are not looked at."""
     if annotation is None or annotation is Any:
         return None
+    if annotation is types.NoneType:
+        return {types.NoneType}
     if get_origin(annotation) in (Union, types.UnionType):
         kinds: set[type] = set()
-        for one in get_args(annotation):
-            further = {types.NoneType} if one is types.NoneType else _kinds(one)
-            if further is None:
+        for part in get_args(annotation):
+            kinds_of_part = _kinds(part)
+            if kinds_of_part is None:
                 return None
-            kinds |= further
+            kinds |= kinds_of_part
         return kinds
     kind = get_origin(annotation) or annotation
     if not isinstance(kind, type):
