@@ -114,7 +114,7 @@ def _read_usable(config: DictConfig) -> tuple[RunConfig | None, list[str]]:
         messages += _sequence_splits(config)
     if run.applies_gtpo:
         messages += _bypass_without_entropy(config, run)
-        messages += _asynchronous_weights(config, run)
+        messages += _asynchronous_weights(config)
         messages += _entropy_of_the_update(config, run)
     elif run.gtpo.dump_dir and select(config, _BYPASS):
         remedy = "set it to False, or leave out dump_dir"
@@ -244,13 +244,13 @@ def _bypass_without_entropy(config: DictConfig, run: RunConfig) -> list[str]:
     ]
 
 
-def _asynchronous_weights(config: DictConfig, run: RunConfig) -> list[str]:
+def _asynchronous_weights(config: DictConfig) -> list[str]:
     """Check that verl's asynchronous trainers can compute the old log-probs of a later update.
 
     They go back to a copy of the weights that they have made on the CPU. If the weights are on the CPU themselves, that
     is no copy, and updates would be lost.
     """
-    if run.entropy_from_update or select(config, _BYPASS):
+    if select(config, _BYPASS):  # then they compute none, wherever the entropy comes from
         return []
     is_fully_async = select(config, "async_training") is not None
     if not is_fully_async and v1_mode(config) != "separate_async":
@@ -386,12 +386,16 @@ def _dump_folder(config: DictConfig, run: RunConfig) -> list[str]:
     except ValueError as error:
         return [str(error)]
     checkpoints = record.get("checkpoints")
-    estimators = {record.get("adv_estimator"), select(config, ADV_ESTIMATOR)}
-    # A run's folder that was moved, with its dump in it.
-    was_moved = run.resumed_from and not (checkpoints and Path(checkpoints).exists())
-    has_same_estimator = None in estimators or len(estimators) == 1 or estimators <= set(NAMES)
-    is_this_runs = has_same_estimator and checkpoints == select(config, "trainer.default_local_dir")
-    if was_moved or is_this_runs:
+    # The dump of a resumed run is its own too if it was moved with the run's folder, and the old one is gone.
+    has_checkpoints = isinstance(checkpoints, str) and checkpoints != "" and Path(checkpoints).exists()
+    if run.resumed_from and not has_checkpoints:
+        return []
+    estimators = [record.get("adv_estimator"), select(config, ADV_ESTIMATOR)]
+    is_unknown = None in estimators
+    is_same = estimators[0] == estimators[1]
+    are_ours = all(estimator in NAMES for estimator in estimators)
+    is_of_same_folder = checkpoints == select(config, "trainer.default_local_dir")
+    if is_of_same_folder and (is_unknown or is_same or are_ours):
         return []
     return [f"{setting} holds the dump of another run: give another folder, or remove it"]
 

@@ -431,6 +431,13 @@ def test_updates_that_verl_would_lose_are_an_error(compose_config, trainer, step
 
 
 @LOSES_UPDATES
+def test_updates_are_lost_wherever_the_entropy_comes_from(compose_config, trainer, steps):
+    """verl computes old log-probs of earlier weights unless it bypasses that pass."""
+    (problem,) = problems.problems(compose_config(*losing_updates(trainer, steps), FROM_UPDATE))
+    assert problem.startswith(f"{OFFLOAD}=True with {steps}=4: ")
+
+
+@LOSES_UPDATES
 @pytest.mark.parametrize(
     "way_out",
     [[f"{OFFLOAD}=False"], ["++{steps}=1"], [BYPASS, FROM_UPDATE], ["actor_rollout_ref.actor.strategy=fsdp"]],

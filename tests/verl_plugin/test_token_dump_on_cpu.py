@@ -322,6 +322,16 @@ def test_a_dump_of_gtpo_is_continued_under_its_other_name(dump_problems, earlier
     assert dump_problems(KNOWN) == []
 
 
+def test_a_header_whose_estimator_is_no_name_is_of_another_run(dump_problems, earlier_dump, tmp_path):
+    earlier_dump({"checkpoints": earlier_dump.checkpoints, "adv_estimator": ["gtpo"]})
+    assert is_of_another_run(dump_problems(KNOWN), tmp_path)
+
+
+def test_a_header_whose_checkpoints_are_no_path_is_as_one_without(dump_problems, earlier_dump):
+    earlier_dump({"checkpoints": 5})
+    assert dump_problems(KNOWN) == []
+
+
 def test_a_dump_that_fails_in_training_ends_and_the_run_goes_on(make_stage, tmp_path, caplog):
     stage = make_stage("legacy", f"+algorithm.gtpo.dump_dir={tmp_path / 'dump'}", "+algorithm.gtpo.dump_freq=1")
     stage.step()
