@@ -73,7 +73,7 @@ def problems(config: DictConfig) -> list[str]:
 
 
 def read(config: DictConfig) -> tuple[RunConfig | None, list[str]]:
-    """Return what a config asks for and all problems with it; instead of the first None, if it cannot be read."""
+    """Return what a config asks for, or None if it cannot be read; and all problems with it."""
     messages = _message_of(training_monitor.read_mode, config)
     messages += _sections_elsewhere(config)
     messages += _keys_elsewhere(config)
@@ -158,7 +158,7 @@ def _sections_elsewhere(config: DictConfig) -> list[str]:
         if not asks_for_gtpo and (name == "gtpo" or not lower.startswith("g")):
             continue
         # grpo, gspo and gdpo are like it too, but other algorithms; they have no t.
-        is_like_gtpo = "t" in lower and get_close_matches(lower, ["gtpo"], 1, 0.7)
+        is_like_gtpo = "t" in lower and bool(get_close_matches(lower, ["gtpo"], 1, 0.7))
         if lower.startswith("gtpo") or is_like_gtpo:
             messages.append(f"unused key {key}; did you mean algorithm.gtpo?")
     return messages

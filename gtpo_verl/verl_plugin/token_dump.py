@@ -183,7 +183,7 @@ class TokenDump:
 
 
 def bounded_rows(result: GTPOAdvantage, tokens: int = _STEP_TOKENS) -> list[int]:
-    """Return the rows of the first groups, each whole, that have so many tokens in all; the first group always."""
+    """Return the rows of the first groups, as many whole ones as fit into a number of tokens; the first always."""
     rows: list[int] = []
     lengths = result.completions.lengths
     groups = result.completions.groups
