@@ -30,7 +30,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils import hf_tokenizer
 from verl.utils.fs import copy_to_local
 
-from gtpo_verl.monitor.repetition import group_shares, repetition
+from gtpo_verl.monitor.completions import group_shares, repetition
 from gtpo_verl.tokens import eos_ids
 
 # verl looks for finished completions every 2 s, which one prompt per step would wait for in each of 7,473 steps. A look

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gtpo_verl.monitor.repetition import group_shares, repetition
+from gtpo_verl.monitor.completions import group_shares, repetition
 from gtpo_verl.tools.rollouts import find_source, step_of, thin_out
 
 _BYTES = 24 << 20  # what is tokenised in about a minute
@@ -24,7 +24,7 @@ class Rollouts:
 
     limit: float | None = None  # tokens at which a completion is cut off
     is_text: bool = False  # whether the files hold text without token ids
-    left_out: int = 0  # steps that were not read
+    left_out: int = 0  # steps after the last one that was asked for
     # For each step our metrics (`explain.LABELS`); the share of tokens on each conflict mask, `forward`, `backward` and
     # `either`; and `groups`, the share of groups that have such a token.
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -45,12 +45,13 @@ class Rollouts:
         completions = [completion for group in groups.values() for completion in group]
 
         # A metric that some completions lack, such as their entropy, has no mean.
-        names = set(completions[0]) - {"step", "text"}
+        names = completions[0].keys() - {"step", "text"}
         for completion in completions:
             names &= completion.keys()
-        metrics = {
-            name: fmean(completion[name] for completion in completions) for name in completions[0] if name in names
-        }
+        metrics = {}
+        for name in completions[0]:
+            if name in names:
+                metrics[name] = fmean(completion[name] for completion in completions)
 
         # Lengths of masks become shares of the step's tokens.
         for name in _MASKS & names:
@@ -62,7 +63,8 @@ class Rollouts:
             metrics["no_correct_groups"] = no_correct
 
         self.steps[rows[0]["step"]] = metrics
-        self.completions = [*self.completions, *completions][-4 * len(completions) :]
+        four_steps = 4 * len(completions)
+        self.completions = [*self.completions, *completions][-four_steps:]
 
 
 def read_rollouts(path: Path, tokenizer: str | None, limit: float | None, last: float = math.inf) -> Rollouts:
@@ -104,7 +106,8 @@ def _completion(row: dict[str, Any], limit: float | None) -> Completion:
         metrics["terminated"] = float(len(ids) < 0.98 * limit)  # a text may be cut into other tokens
 
     if "prefix_len" in row:
-        metrics["forward"], metrics["backward"] = row["prefix_len"], row["suffix_len"]
+        metrics["forward"] = row["prefix_len"]
+        metrics["backward"] = row["suffix_len"]
         metrics["either"] = min(row["prefix_len"] + row["suffix_len"], len(ids))
     else:  # of a user's own mask only λ is known
         metrics["either"] = sum(weight != 1 for weight in row["lambda"])

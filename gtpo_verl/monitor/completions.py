@@ -1,4 +1,4 @@
-"""What is monitored of completions, whatever trains them: repetition, and groups that teach nothing right."""
+"""Two metrics of completions, whatever trains them: how far they repeat themselves, and groups that teach nothing."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -11,8 +11,10 @@ NGRAM = 8
 
 
 def repetition(token_ids: "Sequence[int] | np.ndarray") -> float:
-    """Return the share of a completion's (length,) tokens that lie in an n-gram of `NGRAM` tokens that it has more than
-    once; 0 for a completion shorter than two such n-grams that overlap."""
+    """Return the share of a completion's (length,) tokens that lie in an n-gram which it has more than once.
+
+    An n-gram has `NGRAM` tokens, and two of them may overlap; a completion too short for two repeats nothing.
+    """
     import numpy as np  # here, since what imports this module may only print its help
 
     numbers = np.asarray(token_ids, dtype=np.int64)
@@ -34,10 +36,14 @@ def repetition(token_ids: "Sequence[int] | np.ndarray") -> float:
 def group_shares(
     groups: Collection[Collection[Mapping[str, float]]], reward: str, right: str
 ) -> tuple[float, float | None]:
-    """Return the share of groups with equal rewards, and of the other groups that in which no completion is right.
+    """Return the share of groups with equal rewards, and the share of the other groups that have no right completion.
 
-    Groups are the scores of each prompt's completions: `reward`, and `right`, above 0 for a right answer. The second is
-    None if there is no other group, or not every completion says whether it is right.
+    Args:
+        groups: for each prompt the scores of its completions.
+        reward: which of the scores is the reward.
+        right: which of them is above 0 for a right answer.
+
+    The second share is None if all groups have equal rewards, or if a completion of the others lacks the score `right`.
     """
     unequal = []
     for group in groups:

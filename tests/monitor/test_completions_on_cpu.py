@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gtpo_verl.monitor.repetition import NGRAM, group_shares, repetition
+from gtpo_verl.monitor.completions import NGRAM, group_shares, repetition
 
 
 @given(st.lists(st.integers(0, 2), max_size=60))
