@@ -10,20 +10,23 @@ DOCUMENT = 1 << 26
 """Characters of a document, at most."""
 
 
-def is_document(first: str, rest: str) -> bool:
-    """Return whether a file is one JSON document, by its first line and some of what follows: not a dict a line."""
-    start = first.strip()[:1]
-    if start == "[":
+def is_document(first: str, second: str) -> bool:
+    """Return whether a file is one JSON document, and not a dict a line, by its first two lines."""
+    first = first.strip()
+    if first.startswith("["):
         return True
-    if start != "{":
+    if not first.startswith("{"):
         return False
+    is_one_line = not second.strip()
     try:
         logged = json.loads(first)
     except (RecursionError, ValueError):
-        return first.strip() == "{" or first.lstrip().startswith('{"') and not rest.strip()
+        is_opened = first == "{"
+        is_unfinished = first.startswith('{"') and is_one_line
+        return is_opened or is_unfinished
     is_summary = isinstance(logged, dict) and "_runtime" in logged  # of W&B
     is_entry = isinstance(logged, dict) and entry_of(logged) is not None
-    return not rest.strip() and (is_summary or not is_entry)
+    return is_one_line and (is_summary or not is_entry)
 
 
 def read_document(name: str, text: str) -> Any:
@@ -59,29 +62,36 @@ def history(name: str, document: Any) -> list[Entry]:
 
 
 def _lists(document: Any) -> list[list[Any]]:
-    """Return the lists in a document, itself or what a dict holds, that of TRL first."""
+    """Return the lists in a document: itself, or those that a dict holds, TRL's `log_history` first."""
     if isinstance(document, list):
         return [document]
     if not isinstance(document, dict):
         return []
-    found = []
-    for key in sorted(document, key=lambda key: key != "log_history"):
-        if isinstance(document[key], list):
-            found.append(document[key])
-    return found
+    lists: list[list[Any]] = []
+    for key, value in document.items():
+        if not isinstance(value, list):
+            continue
+        if key == "log_history":
+            lists.insert(0, value)
+        else:
+            lists.append(value)
+    return lists
 
 
 def printed_lines(name: str, document: Any) -> Iterator[str]:
     """Yield the lines that the cells of a notebook printed.
 
     Raises:
-        ValueError: they printed none, as where training shows a table.
+        ValueError: they printed none, as where training shows a table, or it is no notebook.
     """
     lines = []
-    for cell in document.get("cells", []):
-        for output in cell.get("outputs", []):
-            text = output.get("text", "")
-            lines += "".join(text).splitlines(keepends=True)
+    try:
+        for cell in document["cells"]:
+            for output in cell.get("outputs", []):
+                text = output.get("text", "")
+                lines += "".join(text).splitlines(keepends=True)
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"{name} has cells that are none of a notebook: give {FORMS}") from error
     if not lines:
         raise ValueError(f"{name} is a notebook that printed nothing: copy its table into a .csv file")
     yield from lines

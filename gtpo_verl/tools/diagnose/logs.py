@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
@@ -19,9 +19,10 @@ from typing import Any, TextIO
 from gtpo_verl.monitor.frameworks import framework_of
 from gtpo_verl.tools.diagnose import documents, tables
 from gtpo_verl.tools.diagnose.console import Console
-from gtpo_verl.tools.diagnose.entries import FORMS, LINE, OF_TOTAL, PRINTED, Log, Steps, collect, is_of_rl
+from gtpo_verl.tools.diagnose.entries import FORMS, LINE, OF_TOTAL, Log, Steps, collect, is_of_rl
 from gtpo_verl.tools.diagnose.events import read_events
 
+# The logs that a folder may have, those that say most first.
 _PATTERNS = (
     "metrics.jsonl",
     "trainer_state.json",
@@ -36,7 +37,10 @@ _PATTERNS = (
     "*.csv",
     "**/*tfevents*",
 )
+# What readers raise of a file that is damaged, or is something else.
 _ERRORS = (csv.Error, EOFError, MemoryError, OSError, RecursionError, UnicodeError, zlib.error)
+_BLANK_LINES = 1 << 16
+"""Blank lines before the first other one, at most."""
 
 
 def read_log(path: Path) -> Log:
@@ -63,26 +67,41 @@ def read_log(path: Path) -> Log:
 
 
 def _read_text(name: str, file: TextIO) -> Log:
+    """Read a text, whose first two lines show its form."""
     lines = _lines(file)
-    first = next(filter(str.strip, islice(lines, PRINTED)), "")
+    first = ""
+    for line in islice(lines, _BLANK_LINES):
+        if line.strip():
+            first = line
+            break
     second = next(lines, "")
-    if documents.is_document(first, second):
-        document = documents.read_document(name, first + second + file.read(documents.DOCUMENT))
-        if isinstance(document, dict) and "cells" in document:
-            return _read_lines(name, documents.printed_lines(name, document))
-        return _log(name, collect(name, documents.history(name, document)))
 
+    if documents.is_document(first, second):
+        return _read_document(name, first + second + file.read(documents.DOCUMENT))
     delimiter = "\t" if "\t" in first else ","
-    names = list[str]()
-    if "{" not in first:
-        with suppress(csv.Error):  # the first line of another file may be longer than a cell
-            header = next(csv.reader([first], delimiter=delimiter), [])
-            names = tables.columns(name, header)
-    lines = chain([second], lines)
-    if names:
-        rows = csv.reader(lines, delimiter=delimiter)
-        return _log(name, collect(name, tables.entries(names, rows)))
-    return _read_lines(name, chain([first], lines))
+    columns = _columns(name, first, delimiter)
+    if columns:
+        rows = csv.reader(chain([second], lines), delimiter=delimiter)
+        return _log(name, collect(name, tables.entries(columns, rows)))
+    return _read_lines(name, chain([first, second], lines))
+
+
+def _read_document(name: str, text: str) -> Log:
+    document = documents.read_document(name, text)
+    if isinstance(document, dict) and "cells" in document:
+        return _read_lines(name, documents.printed_lines(name, document))
+    return _log(name, collect(name, documents.history(name, document)))
+
+
+def _columns(name: str, first: str, delimiter: str) -> list[str]:
+    """Return the metric of each column of a table with this first line; nothing if it is no table."""
+    if "{" in first:
+        return []
+    try:
+        header = next(csv.reader([first], delimiter=delimiter), [])
+    except csv.Error:  # a line longer than a cell may be
+        return []
+    return tables.columns(name, header)
 
 
 def _read_lines(name: str, lines: Iterable[str]) -> Log:
@@ -91,15 +110,16 @@ def _read_lines(name: str, lines: Iterable[str]) -> Log:
     return _log(name, console.steps(), console.config(), console.notes())
 
 
-def _log(name: str, steps: Steps, config: Mapping[str, float] = {}, notes: Iterable[str] = ()) -> Log:
+def _log(name: str, steps: Steps, config: Mapping[str, float] | None = None, notes: Sequence[str] = ()) -> Log:
     if not steps:
-        of_the_run = Path(name).parent / "metrics.jsonl"  # beside a recipe's train.log
-        has_steps = of_the_run != Path(name) and of_the_run.is_file() and of_the_run.stat().st_size
-        raise ValueError(f"{name} contains no training metrics: give {of_the_run if has_steps else FORMS}")
+        recipe_log = Path(name).parent / "metrics.jsonl"  # beside the train.log of a recipe
+        is_remedy = recipe_log != Path(name) and recipe_log.is_file() and recipe_log.stat().st_size > 0
+        remedy = str(recipe_log) if is_remedy else FORMS
+        raise ValueError(f"{name} contains no training metrics: give {remedy}")
     steps = _without_warm_up(steps)
     names = set[str]().union(*steps.values())
     framework = "ms-swift" if OF_TOTAL in names else framework_of(names)
-    return Log(name=name, framework=framework, steps=steps, config=dict(config), notes=list(notes))
+    return Log(name=name, framework=framework, steps=steps, config=config or {}, notes=list(notes))
 
 
 def _without_warm_up(steps: Steps) -> Steps:
@@ -111,7 +131,7 @@ def _without_warm_up(steps: Steps) -> Steps:
 
 
 def shown(path: Path) -> str:
-    """Return a path, whose name need not be UTF-8, for a message."""
+    """Return a path as text for a message; its name need not be UTF-8."""
     return os.fsencode(path).decode(errors="replace")
 
 
@@ -124,19 +144,20 @@ def _lines(file: TextIO) -> Iterator[str]:
 def _find_log(folder: Path) -> Path:
     """Return the one log of a folder: of checkpoints the newest, which has the whole history."""
     for pattern in _PATTERNS:
-        found = sorted(folder.glob(pattern), key=_number_and_name)
-        if not found:
+        files = sorted(folder.glob(pattern), key=_number_and_name)
+        if not files:
             continue
-        if len(found) == 1 or pattern.startswith("checkpoint"):
-            return found[-1]
-        if pattern.endswith("tfevents*") and len({file.parent for file in found}) == 1:
-            return found[0].parent  # of one run that was resumed
-        names = ", ".join(shown(file.relative_to(folder)) for file in found[:3])
-        raise ValueError(f"{shown(folder)} has {len(found)} logs ({names}): name the file of one run")
+        if len(files) == 1 or pattern.startswith("checkpoint"):
+            return files[-1]
+        if pattern.endswith("tfevents*") and len({file.parent for file in files}) == 1:
+            return files[0].parent  # of one run that was resumed
+        names = ", ".join(shown(file.relative_to(folder)) for file in files[:3])
+        raise ValueError(f"{shown(folder)} has {len(files)} logs ({names}): name the file of one run")
     raise ValueError(f"{shown(folder)} has no log: name one, {FORMS}")
 
 
 def _number_and_name(path: Path) -> tuple[int, str]:
+    """Return what orders files: the number of their folder, such as checkpoint-120, and their name."""
     digits = re.sub(r"\D", "", path.parent.name)[:9]
     return int(digits or 0), path.name
 

@@ -439,3 +439,11 @@ def test_names_that_a_logger_wrote_with_underscores_are_verls(tmp_path):
     (tmp_path / "a.csv").write_text("_step,critic_score_mean,val-core_openai_gsm8k_acc_mean@1\n1,0.5,0.25\n")
     expected = {"critic/score/mean": 0.5, "val-core/openai_gsm8k/acc/mean@1": 0.25}
     assert read_log(tmp_path / "a.csv").steps == {1: expected}
+
+
+@pytest.mark.parametrize("cells", ["[1]", "5", '[{"outputs": [{"text": null}]}]', '[{"outputs": 1}]'])
+def test_cells_that_are_none_of_a_notebook_are_bad_input(tmp_path, cells):
+    path = tmp_path / "other.json"
+    path.write_text(f'{{"cells": {cells}}}')
+    with pytest.raises(ValueError, match="other.json"):
+        read_log(path)
