@@ -39,9 +39,15 @@ def run(args: argparse.Namespace) -> int:
     """Print the report."""
     if any(number is not None and number < 1 for number in (args.limit, args.completions)):
         raise ValueError("--limit and --completions must be at least 1")
-    read = read_run(args.log, args.rollouts, args.tokenizer, args.limit, args.completions)
-    report = report_on(read)
+    diagnosed = read_run(
+        args.log,
+        rollouts=args.rollouts,
+        tokenizer=args.tokenizer,
+        limit=args.limit,
+        completions=args.completions,
+    )
+    report = report_on(diagnosed)
     if args.plot:
-        plot.plot(read, report, args.plot)
+        plot.plot(diagnosed, report, args.plot)
     print(json.dumps(report, indent=1) if args.json else screen(report, args.plot))
     return STATUS[report["verdict"]]

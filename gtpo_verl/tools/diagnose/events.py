@@ -1,5 +1,6 @@
 """A log that is TensorBoard's event files."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,10 @@ from gtpo_verl.tools.diagnose.entries import Entry
 
 
 def read_events(path: Path) -> Iterator[Entry]:
-    """Yield the scalars of a file or a folder; of several starts the last has what it has, and the first the rest.
+    """Yield the scalars of a file or a folder, in the order in which they were written.
+
+    Of a run that was started again each step comes from the last start that has it; what an earlier start wrote from
+    there on is left out.
 
     Raises:
         ValueError: tensorboard is missing.
@@ -25,12 +29,11 @@ def read_events(path: Path) -> Iterator[Entry]:
             scalars += [(scalar.wall_time, scalar.step, metric, scalar.value) for scalar in events.Scalars(tag)]
     scalars.sort()
 
-    # A step that a later start has too, or will have, is left to it.
-    first_later = []
-    earliest = None
-    for _, step, *_ in reversed(scalars):
-        earliest = step if earliest is None else min(earliest, step)
-        first_later.append(earliest)
-    for (_, step, metric, value), first in zip(scalars, reversed(first_later), strict=True):
-        if step <= first:
-            yield Entry(step, {metric: value})
+    # Read from the last one back, a step counts if no later scalar is of a lower step.
+    kept = []
+    lowest = math.inf
+    for _, step, metric, value in reversed(scalars):
+        if step <= lowest:
+            lowest = step
+            kept.append(Entry(step, {metric: value}))
+    yield from reversed(kept)

@@ -14,28 +14,28 @@ _UNDERSCORED = {name.replace("/", "_"): name for name in sorted(METRICS)}
 def columns(log_name: str, header: Iterable[str]) -> list[str]:
     """Return the metric of each column; nothing if no column has the steps.
 
-    A column that is not read, such as W&B's `__MIN` and `__MAX`, has "".
-
-    W&B's chart has `run - metric` as names, a notebook's table blanks around the slash, and some loggers underscores.
+    The metric of a column that is not read, such as W&B's `__MIN` and `__MAX`, is "". In the header of a W&B chart a
+    metric stands behind the name of its run, `run - metric`.
 
     Raises:
         ValueError: the columns are of several runs.
     """
-    found = []
+    metrics = []
     runs = set()
     for column in header:
         run, separator, metric = column.strip().rpartition(" - ")
         if separator:
             runs.add(run)
-        found.append(_metric(metric))
-    if not {*found} & {*STEP_COLUMNS}:
+        metrics.append(_metric(metric))
+    if not any(metric in STEP_COLUMNS for metric in metrics):
         return []
     if len(runs) > 1:
         raise ValueError(f"{log_name} has the runs {', '.join(sorted(runs))}: export the chart of one")
-    return found
+    return metrics
 
 
 def _metric(column: str) -> str:
+    """Return the metric of a column: notebooks write blanks around its slashes, and some loggers underscores."""
     metric = re.sub(r"\s*/\s*", "/", column).removeprefix("train/").replace("Training Loss", "loss")
     metric = re.sub(r"^(val-core|val-aux)_(.+)_(\w+)_(mean@\d+)$", r"\1/\2/\3/\4", metric)
     if metric.lower() in STEP_COLUMNS:
@@ -51,8 +51,16 @@ def entries(metrics: list[str], rows: Iterable[list[str]]) -> Iterator[Entry]:
         row = dict(zip(metrics, cells, strict=False))
         if "nan" in map(str.lower, cells):
             row = _without_missing(row)
-        steps = [step_number(row.get(column)) for column in STEP_COLUMNS]
-        yield Entry(next((step for step in steps if step is not None), None), numbers(row.items()))
+        yield Entry(_step_of(row), numbers(row.items()))
+
+
+def _step_of(row: dict[str, str]) -> int | None:
+    """Return the step of a row, of the first column with one; None if it has none."""
+    for column in STEP_COLUMNS:
+        step = step_number(row.get(column))
+        if step is not None:
+            return step
+    return None
 
 
 def _without_missing(row: dict[str, str]) -> dict[str, str]:

@@ -66,22 +66,29 @@ def _table(report: Mapping[str, Any]) -> list[str]:
     window = f"means over {over} steps"
     if between >= 1.5:
         window = f"means over {over} entries ({over * between:.0f} steps)"
-    lines = [f"{window:{_NAME}}{'start':>{_COLUMN}}{'best':>{_COLUMN}}{'now':>{_COLUMN}}{'last value':>{_COLUMN + 3}}"]
+    lines = [_row(window, "start", "best", "now", "last value")]
     for name, numbers in report["numbers"].items():
-        line = f"{_cut(_name(name), _NAME - 1):{_NAME}}"
-        for column in ("start", "best", "now"):
-            line += f"{_short(numbers[column]) if column in numbers else '':>{_COLUMN}}"
-        lines.append(f"{line}{_short(numbers['value']):>{_COLUMN + 3}}")
+        best = _short(numbers["best"]) if "best" in numbers else ""
+        start = _short(numbers["start"])
+        lines.append(_row(_cut(_name(name), _NAME - 1), start, best, _short(numbers["now"]), _short(numbers["value"])))
     return lines
 
 
+def _row(name: str, start: str, best: str, now: str, value: str) -> str:
+    """Return a line of the table."""
+    return f"{name:{_NAME}}{start:>{_COLUMN}}{best:>{_COLUMN}}{now:>{_COLUMN}}{value:>{_COLUMN + 3}}"
+
+
 def _completions(report: Mapping[str, Any]) -> list[str]:
-    """Return the completions that show best what decides, or else what moved, and what good and bad ones share."""
-    shown = [report["completions_shown"], *(move["completions"] for move in report["moved"])]
+    """Return completions that show what decides, or else what moved, and which tokens good and bad ones share."""
     lines = []
-    for completions in filter(None, shown[:]):
-        lines += [_cut(f"step {x['step']}: {x['text']!r}") for x in completions]
-        break
+    candidates = [report["completions_shown"]]
+    for move in report["moved"]:
+        candidates.append(move["completions"])
+    for completions in candidates:
+        if completions:
+            lines += [_cut(f"step {completion['step']}: {completion['text']!r}") for completion in completions]
+            break
     shares = report["shared_tokens"]
     if shares:
         lines += _wrap((_SHARED if "forward" in shares else _MASKED).format(**shares))
@@ -106,6 +113,7 @@ def _times(deviations: float) -> str:
 
 
 def _short(value: float | None) -> str:
+    """Return a number in at most eight characters; None stands for one that is not finite."""
     if value is None:
         return "NaN"
     if abs(value) >= 1e5:
