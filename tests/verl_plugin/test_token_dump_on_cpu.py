@@ -92,7 +92,7 @@ def test_of_lambda_of_ones_own_a_dump_has_lambda_and_diagnose_reads_it(tmp_path,
         write(make_dump(tmp_path, config, "gtpo", tokenizer), step, batch, ["u"] * 2, [np.array([8])] * 2, row_len)
     assert [line["lambda"] for line in lines(tmp_path)] == [[2.0, 2.0], [0.0, 0.0]]
     assert not any("prefix_len" in line or "suffix_len" in line for line in lines(tmp_path))
-    seen = read_run(tmp_path).seen
+    seen = read_run(tmp_path).rollouts
     assert {step: numbers["either"] for step, numbers in seen.steps.items()} == {1: 1, 2: 1}
     assert not any("forward" in numbers for numbers in seen.steps.values())
 

@@ -3,6 +3,8 @@
 import math
 import re
 from collections import Counter
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gtpo_verl.links import DOCS
 from gtpo_verl.monitor import explain
 from gtpo_verl.monitor.explain import LABELS, LESS_IS_BETTER, Move, label
-from gtpo_verl.monitor.frameworks import PART, limit_of, translate, validation_results
-from gtpo_verl.monitor.series import History
+from gtpo_verl.monitor.frameworks import FRAMEWORKS, PART, limit_of, translate, validation_results
+from gtpo_verl.monitor.series import History, Series
 from gtpo_verl.monitor.verdict import CANNOT_TELL, DEGRADED, FAILED, HEALTHY, OUTCOMES, Verdict, judge
 from gtpo_verl.run.dumps import HEADER_NAME
 from gtpo_verl.tools.diagnose.entries import Log
@@ -23,8 +25,15 @@ if TYPE_CHECKING:
 STATUS = {HEALTHY: 0, DEGRADED: 1, FAILED: 2, CANNOT_TELL: 3}
 MOVES = 5
 """What moved is listed up to so many numbers."""
-_SHARES = ("terminated", "cut", "exact_format")
+_COUNTED = ("terminated", "cut", "exact_format")
+"""Shares of a step's completions that are counted one by one, so that they say how many there are."""
 _MOST_COMPLETIONS = 2000
+_STEPS_COUNTED = 1000
+"""Of a longer log the first steps are enough to say how many completions they have."""
+_ROUNDED = 1e-4
+"""What a logged share may be off, since a console rounds it."""
+_MOST_DEVIATIONS = 1e6
+"""A change without any noise has infinitely many, which JSON does not have."""
 
 
 class Run(NamedTuple):
@@ -34,13 +43,13 @@ class Run(NamedTuple):
         log: with our numbers (`explain.LABELS`) at each step.
         completions: of how many completions a step's numbers are; None if that is unknown.
         limit: tokens at which a completion is cut off; None if that is unknown.
-        seen: its completions; None if none were given.
+        rollouts: its completions; None if none were given.
     """
 
     log: Log
     completions: int | None
     limit: float | None
-    seen: "Rollouts | None"
+    rollouts: "Rollouts | None"
 
 
 def read_run(
@@ -50,28 +59,33 @@ def read_run(
     limit: float | None = None,
     completions: int | None = None,
 ) -> Run:
-    """Read what the trainer logged, or a folder of rollouts alone, and `rollouts` with the run's `tokenizer`.
+    """Read what a run left.
 
-    The tokens that `limit` a completion, and the `completions` of a step, are else what the log shows.
+    Args:
+        path: what the trainer logged, or a folder of rollouts alone.
+        rollouts: a folder of rollouts beside it.
+        tokenizer: the run's, which verl's rollouts need.
+        limit: tokens at which a completion is cut off; if it is not given, what the log says.
+        completions: how many there are in a step; if it is not given, what the log says.
 
     Raises:
         ValueError: nothing can be made of a file; it names the file and a remedy.
     """
     has_rollouts = path.is_dir() and ((path / HEADER_NAME).exists() or any(path.glob("[0-9]*.jsonl")))
     if rollouts is None and has_rollouts:
-        log = Log(str(path), "verl", {}, {}, [])
+        log = Log(name=str(path), framework="verl", steps={}, config={}, notes=[])
         rollouts = path
     else:
         log = _same_validation(read_log(path))
         logged = (translate(metrics, log.framework) for metrics in log.steps.values())
         limit = limit or log.config.get("limit") or limit_of(logged)
         log = _translated(log, limit)
-    seen = None
+    added = None
     if rollouts is not None:
-        seen = _add_rollouts(log, rollouts, tokenizer, limit)
+        added = _add_rollouts(log, rollouts, tokenizer, limit)
     if not _has_two_values_of_a_number(log):
         raise ValueError(f"{log.name} has one step, and nothing to compare it with: rerun once it has more steps")
-    return Run(log, completions or completions_per_step(log), limit, seen)
+    return Run(log=log, completions=completions or completions_per_step(log), limit=limit, rollouts=added)
 
 
 def _has_two_values_of_a_number(log: Log) -> bool:
@@ -100,7 +114,7 @@ def _translated(log: Log, limit: float | None) -> Log:
         if similar:
             raise ValueError(
                 f"{log.name} has {', '.join(similar[:3])}, which diagnose does not read as {log.framework}'s reward: "
-                f"rename it to {REWARD[log.framework]}"
+                f"rename it to {FRAMEWORKS[log.framework].metrics['reward'][0]}"
             )
         if known <= {"loss", "grad_norm", "lr", "entropy"}:
             raise ValueError(
@@ -109,46 +123,53 @@ def _translated(log: Log, limit: float | None) -> Log:
     return log._replace(steps=steps)
 
 
-REWARD = {
-    "verl": "critic/score/mean",
-    "TRL": "reward",
-    "ms-swift": "reward",
-    "OpenRLHF": "rollout/reward_mean",
-}
-"""What each framework calls the reward."""
-
-
 def _add_rollouts(log: Log, rollouts: Path, tokenizer: str | None, limit: float | None) -> "Rollouts":
-    """Add what completions say of each step to a log, which says more where it has the same number."""
+    """Add to each step of a log the numbers that its completions give and it lacks; return the completions."""
     from gtpo_verl.tools.diagnose.rollout_stats import read_rollouts
 
-    seen = read_rollouts(rollouts, tokenizer, limit, max(log.steps, default=math.inf))
-    if seen.left_out:
-        log.notes.append(f"{seen.left_out} steps of {rollouts} are left out: they are after the log's last")
-    for step, numbers in seen.steps.items():
-        length = log.steps.get(step, {}).get("length", numbers["length"])
-        # A dump counts a completion's own tokens, of some groups; a log may count an agent's tools.
-        if seen.is_text and not 0.8 * length <= numbers["length"] + 1 <= 1.25 * length + 2:
-            found = f"{numbers['length']:.0f} tokens a completion at step {step}, {log.name} {length:.0f}"
-            raise ValueError(f"{rollouts} has {found}: give --tokenizer of the run, and rollouts of the same run")
-        log.steps[step] = numbers | log.steps.get(step, {})
-    return seen
+    added = read_rollouts(rollouts, tokenizer, limit, max(log.steps, default=math.inf))
+    if added.left_out:
+        log.notes.append(f"{added.left_out} steps of {rollouts} are left out: they are after the log's last")
+    for step, numbers in added.steps.items():
+        logged = log.steps.get(step, {})
+        _check_length(log, rollouts, step, numbers["length"], logged.get("length"), added.is_text)
+        log.steps[step] = numbers | logged
+    return added
+
+
+def _check_length(
+    log: Log, rollouts: Path, step: int, length: float, logged_length: float | None, is_text: bool
+) -> None:
+    """Raise a ValueError if texts have another mean length, in tokens, than the log says of the same step.
+
+    A text lacks its EOS, and may be cut into other tokens than those that were sampled. A dump is not compared: it has
+    a completion's own tokens, of some groups, where a log may count what an agent's tools wrote.
+    """
+    if not is_text or logged_length is None:
+        return
+    if not 0.8 * logged_length <= length + 1 <= 1.25 * logged_length + 2:
+        raise ValueError(
+            f"{rollouts} has {length:.0f} tokens a completion at step {step}, {log.name} {logged_length:.0f}: "
+            "give --tokenizer of the run, and rollouts of the same run"
+        )
 
 
 def _same_validation(log: Log) -> Log:
-    """Return a log without results that only some validations have, of a set that was added, say: their mean jumps."""
+    """Return a log without the results that only some of its validations have.
+
+    Where a set is added in the middle of a run, the mean of all sets would jump.
+    """
     validations = []
     for metrics in log.steps.values():
         results = validation_results(metrics, log.framework)
         if results:
-            validations.append(set(results))
+            validations.append(frozenset(results))
     if not validations:
         return log
-    kept = set.intersection(*validations)
+    kept = frozenset.intersection(*validations)
     if not kept:  # as where one before training logs accuracies, and the others rewards
-        (most_common, _), *_ = Counter(map(frozenset, validations)).most_common(1)
-        kept = set(most_common)
-    left_out = set.union(*validations) - kept
+        kept = Counter(validations).most_common(1)[0][0]
+    left_out = frozenset.union(*validations) - kept
     if not left_out:
         return log
     note = f"left out, since not every validation has it: {', '.join(sorted(left_out))}"
@@ -161,8 +182,8 @@ def _same_validation(log: Log) -> Log:
 def completions_per_step(log: Log) -> int | None:
     """Return of how many completions a step's numbers are.
 
-    It is a step's tokens over those of a completion with its prompt, or what verl's config says, or the smallest number
-    that makes all logged shares whole, but for rounding; None if there are no shares.
+    That is a step's tokens divided by those of a completion with its prompt, or what verl's config says, or the
+    smallest number by which all shares of completions are whole; None if the log has none of this.
     """
     quotients = []
     for numbers in log.steps.values():
@@ -175,63 +196,72 @@ def completions_per_step(log: Log) -> int | None:
         return round(log.config["prompts"] * log.config["n"])
 
     shares = set[float]()
-    for numbers in list(log.steps.values())[:1000]:
-        shares.update(numbers[name] for name in _SHARES if 0 < numbers.get(name, 0) < 1)
+    for numbers in islice(log.steps.values(), _STEPS_COUNTED):
+        shares.update(numbers[name] for name in _COUNTED if 0 < numbers.get(name, 0) < 1)
     if not shares:
         return None
     for count in range(2, _MOST_COMPLETIONS + 1):
-        if all(abs(share * count - round(share * count)) < 1e-4 * count for share in shares):
+        if all(abs(share * count - round(share * count)) < _ROUNDED * count for share in shares):
             return count
     return None
 
 
 def report_on(run: Run) -> dict[str, Any]:
     """Return the report, as `--json` prints it."""
-    history = History(run.completions)
-    steps = sorted(run.log.steps)
-    for step in steps:
-        history.add(step, run.log.steps[step])
-    if not history.most("lr") and "lr" in run.log.config:
-        history.series.pop("lr", None)
-        history.add(steps[-1], {"lr": run.log.config["lr"]})  # which the console rounds to 0.000
-        history.steps.pop()
+    history = _history_of(run)
+    steps = list(history.steps)
     verdict = judge(history)
-    moves = [move for move in explain.moves(history) if move.row.number != verdict.number]
+    all_moves = explain.moves(history)
+    moves = [move for move in all_moves if move.row.number != verdict.number]
     constant = explain.constant_parts(history)
-    window = verdict.window or max((history[name].window() for name in OUTCOMES if len(history[name])), default=1)
+    outcomes = [name for name in OUTCOMES if len(history[name])]
+    window = verdict.window or max((history[name].window() for name in outcomes), default=1)
     return {
         "log": run.log.name,
         "framework": run.log.framework,
         "steps": [steps[0], steps[-1]],
         "entries": len(steps),
-        "notes": [*run.log.notes, *_not_finite(history)],
+        "notes": [*run.log.notes, *_notes_on_not_finite(history)],
         "completions": run.completions,
         "means_over": window,
         "limit": run.limit,
-        "outcome": next((name for name in OUTCOMES if len(history[name])), None),
+        "outcome": outcomes[0] if outcomes else None,
         "number": verdict.number or None,
         "verdict": verdict.word,
-        "why": verdict.why + _by_the_reward_alone(history, verdict),
+        "why": verdict.why + _caution(history, verdict),
         "since": verdict.since,
         "advice": "" if verdict.advice is None else verdict.advice.sentence.format(since=verdict.since),
         "try": explain.override(verdict.advice, history, run.log.framework, run.limit),
-        "completions_shown": _worst(verdict.number, run.seen),
-        "moved": [_described(move, history, run) for move in moves[:MOVES]],
+        "completions_shown": _completions_at_worst(verdict.number, _is_worse_high(verdict.number, all_moves), run),
+        "moved": [_move_report(move, history, run) for move in moves[:MOVES]],
         "constant_parts": {name.removeprefix(PART): value for name, value in constant.items()},
         "numbers": _numbers(history, window),
-        "shared_tokens": run.seen.shares() if run.seen else None,
+        "shared_tokens": run.rollouts.shares() if run.rollouts else None,
         "not_logged": [name for name in LABELS if name not in history.series],
     }
 
 
-def _by_the_reward_alone(history: History, verdict: Verdict) -> str:
+def _history_of(run: Run) -> History:
+    """Return the numbers of a run by step."""
+    history = History(run.completions)
+    steps = sorted(run.log.steps)
+    for step in steps:
+        history.add(step, run.log.steps[step])
+    if not history.most("lr") and "lr" in run.log.config:  # verl's console rounds a small one to 0.000
+        history.series["lr"] = Series()
+        history.series["lr"].add(steps[-1], run.log.config["lr"])
+    return history
+
+
+def _caution(history: History, verdict: Verdict) -> str:
+    """Return what to add to the verdict that a run is healthy by its reward alone; nothing to another one."""
     is_alone = not len(history["validation"]) and not len(history["accuracy"])
     if verdict.word == HEALTHY and is_alone:
         return " (by the reward alone, which cannot show what it does not see: log accuracy or a validation)"
     return ""
 
 
-def _described(move: Move, history: History, run: Run) -> dict[str, Any]:
+def _move_report(move: Move, history: History, run: Run) -> dict[str, Any]:
     """Return a move, with what to try and the completions that show it best."""
     return {
         "number": move.row.number,
@@ -239,10 +269,10 @@ def _described(move: Move, history: History, run: Run) -> dict[str, Any]:
         "first": move.first,
         "last": move.last,
         "since": move.since,
-        "deviations": min(move.deviations, 1e6),
+        "deviations": min(move.deviations, _MOST_DEVIATIONS),
         "advice": move.row.advice.sentence.format(since=move.since),
         "try": explain.override(move.row.advice, history, run.log.framework, run.limit),
-        "completions": _worst(move.row.number, run.seen),
+        "completions": _completions_at_worst(move.row.number, move.row.worse == "up", run),
     }
 
 
@@ -265,7 +295,7 @@ def _numbers(history: History, window: int) -> dict[str, dict[str, float | None]
     return numbers
 
 
-def _not_finite(history: History) -> list[str]:
+def _notes_on_not_finite(history: History) -> list[str]:
     """Return a note for each number that was not finite at some steps, and is again."""
     notes = []
     for name, series in history.series.items():
@@ -277,18 +307,25 @@ def _not_finite(history: History) -> list[str]:
     return notes
 
 
-def _worst(name: str, seen: "Rollouts | None") -> list[dict[str, Any]]:
-    """Return the three completions of the last steps that show a number at its worst."""
-    if seen is None or not name:
+def _is_worse_high(number: str, moves: Iterable[Move]) -> bool:
+    """Return whether a number that decides is worse the higher it is: as it moved, or by its kind if it did not."""
+    for move in moves:
+        if move.row.number == number:
+            return move.row.worse == "up"
+    return number in LESS_IS_BETTER
+
+
+def _completions_at_worst(number: str, is_worse_high: bool, run: Run) -> list[dict[str, Any]]:
+    """Return the three completions of the last steps that show a number at its worst, without those at its best, 1."""
+    if run.rollouts is None or not number:
         return []
-    is_worse_high = name in LESS_IS_BETTER
     having = []
-    for completion in seen.completions:
-        if name in completion and (is_worse_high or completion[name] != 1):
+    for completion in run.rollouts.completions:
+        if number in completion and (is_worse_high or completion[number] != 1):
             having.append(completion)
     sign = -1 if is_worse_high else 1
-    worst = sorted(having, key=lambda completion: (sign * completion[name], -completion["step"]))[:3]
+    worst = sorted(having, key=lambda completion: (sign * completion[number], -completion["step"]))[:3]
     shown = []
     for completion in worst:
-        shown.append({"step": completion["step"], name: completion[name], "text": completion["text"]})
+        shown.append({"step": completion["step"], number: completion[number], "text": completion["text"]})
     return shown

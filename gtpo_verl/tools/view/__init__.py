@@ -81,8 +81,14 @@ def findings(completions: Rollouts) -> dict[str, Any]:
     """Return each step's numbers by their labels, and what `diagnose` says is wrong or moved, with its step."""
     signs = []
     if len(completions.steps) >= _STEPS:
-        log = Log("", "verl", completions.steps, {}, [])
-        report = report_on(Run(log, completions_per_step(log), completions.limit, completions))
+        log = Log(name="", framework="verl", steps=completions.steps, config={}, notes=[])
+        run_of_them = Run(
+            log=log,
+            completions=completions_per_step(log),
+            limit=completions.limit,
+            rollouts=completions,
+        )
+        report = report_on(run_of_them)
         if report["since"] is not None:
             signs.append([report["since"], report["why"]])
         signs += [[move["since"], move["meaning"]] for move in report["moved"]]

@@ -244,6 +244,14 @@ def test_the_most_repetitive_completions_are_shown(tmp_path):
     assert {shown["text"] for shown in move["completions"]} == {loop}
 
 
+def test_of_completions_that_got_longer_the_longest_are_shown(tmp_path):
+    longest = "123456789" * 9
+    groups = [[("12", 1.0, 1), ("13", 0.0, 0)]] * 20 + [[(longest, 1.0, 1), ("13", 0.0, 0)]] * 20
+    report = diagnose(write_rollouts(tmp_path / "r", groups), tokenizer=str(LETTER_COUNTING))
+    (move,) = (move for move in report["moved"] if move["number"] == "length")
+    assert {shown["text"] for shown in move["completions"]} == {longest}
+
+
 def test_a_validation_set_that_was_added_later_is_left_out_of_the_mean(tmp_path):
     rising = validated(*(0.7 + 0.01 * n for n in range(12)))
     records = [x | ({"val-core/b/acc/mean@1": 0.03} if s > 60 and s % 10 == 0 else {}) for s, x in enumerate(rising, 1)]

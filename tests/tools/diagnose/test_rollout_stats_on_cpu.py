@@ -43,7 +43,10 @@ def test_rollouts_of_steps_that_the_log_has_not_are_left_out(tmp_path):
     folder = write_rollouts(tmp_path / "rollouts", [*groups, *[[("14", 0.0, 0), ("15", 0.0, 0)]] * 20])
     log = run_logs.write_jsonl(tmp_path / "run.jsonl", [*run_logs.verl(steps=40, length=lambda step: 2.0)])
     run = read_run(log, rollouts=folder, tokenizer=str(DEMO))
-    assert max(run.log.steps) == 40 == max(run.seen.steps) and {x["text"] for x in run.seen.completions} == {"12", "13"}
+    assert max(run.log.steps) == 40 == max(run.rollouts.steps) and {x["text"] for x in run.rollouts.completions} == {
+        "12",
+        "13",
+    }
     (note,) = report_on(run)["notes"]
     assert note.startswith(f"20 steps of {folder} are left out")
     later = write_rollouts(tmp_path / "later", groups, first=41)
