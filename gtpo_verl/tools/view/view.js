@@ -16,9 +16,12 @@ const readData = (id) => JSON.parse($(id).textContent);
 const run = readData("run-data");
 const applied = run.gtpo_applied;
 const state = {
-  step: 0, group: 0, colour: "fate",
+  step: 0,
+  group: 0,
+  colour: "fate",
   threshold: run.threshold ?? Infinity, // of the filter, as it is set on the page
-  chosen: null, held: false, // { row, t } whose details are shown, and whether pointing elsewhere leaves them
+  chosen: null, // { row, t }: the token whose details are shown
+  held: false, // whether they stay while the pointer is over other tokens
 };
 let groups = []; // of the step
 let rows = []; // the completions of the group
@@ -38,12 +41,17 @@ const HIDDEN = /([\p{Cc}\p{Cf}\p{Cn}\p{Co}\p{Cs}\p{Zl}\p{Zp}]|^\p{M})/u;
 
 /** Append text to an element; what cannot be seen, or would change its surroundings, is spelled out. */
 function drawText(element, text) {
-  for (const [at, part] of text.split(HIDDEN).entries()) { // every second part is hidden
-    if (at % 2) element.append(make("span", { className: "mark" }, nameOf(part)));
-    if (part && (at % 2 === 0 || /[\n\t\p{M}]/u.test(part))) element.append(part);
+  if (text === "" || text === " ") { // a token of the first bytes of a character alone is empty
+    element.append(make("span", { className: "mark" }, text ? "␣" : "⋯"));
+    return element;
   }
-  // The second: a token that only holds the first bytes of a character.
-  if (text === " " || !text) element.replaceChildren(make("span", { className: "mark" }, text ? "␣" : "⋯"));
+  const parts = text.split(HIDDEN); // in turn what can be seen and a character that cannot
+  for (const [at, part] of parts.entries()) {
+    const isHidden = at % 2 === 1;
+    if (isHidden) element.append(make("span", { className: "mark" }, nameOf(part)));
+    const isDrawn = !isHidden || /[\n\t\p{M}]/u.test(part); // beside its name such a character does its work
+    if (part && isDrawn) element.append(part);
+  }
   return element;
 }
 
@@ -58,7 +66,7 @@ function nameOf(character) {
 
 const oneLine = (text) => text.replaceAll(/[\n\t]/g, nameOf);
 
-/** A completion, with the names of the dump; what is not known of one, such as the entropy of a rollout, it lacks. */
+/** A completion, with the names of the dump; it lacks what is not known of it, such as the entropy of a rollout. */
 class Completion {
   constructor(record, number) {
     Object.assign(this, record);
@@ -73,6 +81,12 @@ class Completion {
   get kept() {
     if (run.rollouts || state.threshold === Infinity) return true;
     return this.trajectory_entropy <= state.threshold || !this.can_be_filtered;
+  }
+
+  /** On which side of the group's average it is, as a class of the style. */
+  get side() {
+    if (this.group_advantage === 0) return "";
+    return this.group_advantage > 0 ? "up" : "down";
   }
 
   /** What the filter does to it, in words. */
@@ -91,21 +105,23 @@ class Completion {
     return this.lambda[t] > 1 ? "doubled" : "plain";
   }
 
-  /** How many tokens from `start` to `end` are protected and doubled, where there are any: [[fate, number]]. */
+  /** How many tokens from `start` to `end` are protected, and doubled, without zeros: [[fate, number]]. */
   counts(start = 0, end = this.length) {
     const counts = { protected: 0, doubled: 0 };
     for (let t = start; t < end; t++) {
-      if (this.lambda[t] !== 1) counts[this.fate(t)]++;
+      const fate = this.fate(t);
+      if (fate in counts) counts[fate]++;
     }
-    return ["protected", "doubled"].filter((fate) => counts[fate]).map((fate) => [fate, counts[fate]]);
+    return Object.entries(counts).filter(([, number]) => number > 0);
   }
 
-  /** With how many of its own tokens another completion begins too. */
+  /** How many of the model's own tokens another completion shares from its beginning on. */
   sharedBeginning(other) {
-    let shared = 0;
-    while (shared < this.own.length && shared < other.own.length &&
-      this.token_ids[this.own[shared]] === other.token_ids[other.own[shared]]) shared++;
-    return shared;
+    const length = Math.min(this.own.length, other.own.length);
+    for (let rank = 0; rank < length; rank++) {
+      if (this.token_ids[this.own[rank]] !== other.token_ids[other.own[rank]]) return rank;
+    }
+    return length;
   }
 
   /** How much more probable the trainer holds a token than the inference engine did, as a logarithm. */
@@ -120,6 +136,7 @@ class Completion {
     if (rank < 0) return partners;
     for (const other of rows) {
       if (other.group_advantage * this.group_advantage >= 0) continue;
+      // Where the other completion has no such place, the token there is undefined, which equals none.
       const fromStart = other.own[rank];
       const fromEnd = other.own[other.own.length - this.own.length + rank];
       if (other.token_ids[fromStart] === this.token_ids[t]) {
@@ -175,20 +192,22 @@ class Completion {
   }
 
   label() {
-    const sign = Math.sign(this.group_advantage);
-    const [start, end] = this.folded;
-    const entropy = run.rollouts ? [] : [`entropy ${number(this.trajectory_entropy)}`];
-    const parts = [`reward ${amount(this.reward)}`, ...entropy, count(this.length, "token")];
+    const facts = [`reward ${amount(this.reward)}`];
+    if (!run.rollouts) facts.push(`entropy ${number(this.trajectory_entropy)}`);
+    facts.push(count(this.length, "token"));
     this.head.replaceChildren(
       make("b", {}, this.name),
-      make("span", { className: ["down", "", "up"][sign + 1], title: "advantage over the group's average" }, `A ${signed(this.group_advantage)}`),
-      ...parts.map((part) => make("span", {}, part)),
+      make("span", { className: this.side, title: "advantage over the group's average" }, `A ${signed(this.group_advantage)}`),
+      ...facts.map((fact) => make("span", {}, fact)),
       ...this.counts().map(([fate, n]) => make("span", { className: `key-word ${fate}` }, `${n} ${fate}`)),
       make("span", { className: `badge ${this.kept ? "" : "dropped"}` }, this.verdict),
-      ...(this.ended === false ? [make("span", { className: "badge unended" }, "did not end")] : []),
     );
-    const folded = this.counts(start, end).map(([fate, n]) => `${n} ${fate}`);
-    this.fold.textContent = `… ${[count(end - start, "more token"), ...folded].join(", ")} …`;
+    if (this.ended === false) this.head.append(make("span", { className: "badge unended" }, "did not end"));
+
+    const [start, end] = this.folded;
+    const folded = [count(end - start, "more token")];
+    for (const [fate, n] of this.counts(start, end)) folded.push(`${n} ${fate}`);
+    this.fold.textContent = `… ${folded.join(", ")} …`;
   }
 
   repaint() {
@@ -203,7 +222,7 @@ class Completion {
 }
 
 /** Completions from the best on, and below each good one the bad one that shares most of its beginning. */
-function bestBesideWorst(completions) {
+function goodAboveBad(completions) {
   const byAdvantage = [...completions].sort((a, b) => b.group_advantage - a.group_advantage);
   const good = byAdvantage.filter((c) => c.group_advantage > 0);
   const average = byAdvantage.filter((c) => c.group_advantage === 0);
@@ -221,34 +240,40 @@ function bestBesideWorst(completions) {
 function drawGroup() {
   release();
   const { prompt, completions } = groups[state.group];
-  rows = bestBesideWorst(completions);
+  rows = goodAboveBad(completions);
   for (const row of rows) row.draw();
   const text = drawText(make("div", { className: "text", dir: "ltr" }), prompt);
   $("prompt").querySelector(".text").replaceWith(text);
   text.scrollTop = text.scrollHeight; // to the question, behind what stands in every prompt
   $("rows").replaceChildren(...rows.map((row) => row.element));
-  describe();
+  drawSurroundings();
 }
 
 function repaint() {
   for (const row of rows) row.repaint();
   if (state.chosen) show(state.chosen.row, state.chosen.t);
-  describe();
+  drawSurroundings();
 }
 
-/** Everything around the rows. */
-function describe() {
+/** Draw what stands around the rows: the scale of a colour, the filter, the summary of the step and its tokens. */
+function drawSurroundings() {
   const ends = HEAT[state.colour]?.ends;
   $("rows").className = ends ? "heat" : "fate";
   $("scale").hidden = !ends;
   if (ends) $("scale").replaceChildren(`${ends[0]} `, make("span", { className: "ramp" }), ` ${ends[1]}`);
+
+  const isFiltered = state.threshold !== Infinity;
   $("threshold").value = Math.min(state.threshold, $("threshold").max);
-  $("threshold-name").textContent = state.threshold === Infinity ? "no filter" : `filter above ${number(state.threshold, 3)} nats`;
+  $("threshold-name").textContent = isFiltered ? `filter above ${number(state.threshold, 3)} nats` : "no filter";
+
   const all = groups.flatMap(({ completions }) => completions);
-  const dropped = all.filter((c) => !c.kept).length;
   const numbers = Object.entries(run.numbers[run.steps[state.step].step]).map(([name, x]) => `${name} ${amount(x)}`);
-  $("summary").textContent = `This step: ${numbers.join(" · ")}.` + (state.threshold === Infinity ? "" :
-    ` The filter ${applied ? "takes" : "would take"} ${dropped} of the ${count(all.length, "completion")}.`);
+  let summary = `This step: ${numbers.join(" · ")}.`;
+  if (isFiltered) {
+    const dropped = all.filter((c) => !c.kept).length;
+    summary += ` The filter ${applied ? "takes" : "would take"} ${dropped} of the ${count(all.length, "completion")}.`;
+  }
+  $("summary").textContent = summary;
   listFrequent(all);
 }
 
@@ -289,20 +314,30 @@ function show(row, t) {
 }
 
 function tokenDetails(c, t, conflicts) {
-  const place = c.own.indexOf(t);
   const title = make("h3", {}, drawText(make("span", { className: `text token ${c.fate(t)}` }), c.token_strings[t]), ` of ${c.name}`);
-  const unless = (value, text) => (Number.isFinite(value ?? NaN) ? text(value) : "not finite");
-  const probability = (logprob) => unless(logprob, (x) => `${number(100 * Math.exp(x), 1)} %`);
-  const facts = [["advantage", signed(c.advantages[t])], ["λ", amount(c.lambda[t])]];
-  if (c.entropy) facts.push(["entropy", unless(c.entropy[t], (x) => `${number(x, 3)} nats`)]);
-  if (c.trainer_logprobs) facts.push(["probability", probability(c.trainer_logprobs[t])]);
-  if (c.inference_logprobs) facts.push(["… at inference", probability(c.inference_logprobs[t])],
-    ["ratio of both", unless(c.logRatio(t), (x) => number(Math.exp(x), 3))]);
-  facts.push(["place", place < 0 ? "–" : `${place + 1} from the start, ${c.own.length - place} from the end`], ["token id", String(c.token_ids[t])]);
-  const list = facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]);
-  return [title, make("p", {}, sentence(c, t, conflicts)), make("dl", {}, ...list), ...partnerList(conflicts)];
+  const list = make("dl");
+  for (const [name, value] of tokenFacts(c, t)) list.append(make("dt", {}, name), make("dd", {}, value));
+  return [title, make("p", {}, sentence(c, t, conflicts)), list, ...partnerList(conflicts)];
 }
 
+/** What is known of a token: [[name, value]]. */
+function tokenFacts(c, t) {
+  const place = c.own.indexOf(t);
+  const ifFinite = (value, text) => (Number.isFinite(value ?? NaN) ? text(value) : "not finite");
+  const probability = (logprob) => ifFinite(logprob, (x) => `${number(100 * Math.exp(x), 1)} %`);
+  const facts = [["advantage", signed(c.advantages[t])], ["λ", amount(c.lambda[t])]];
+  if (c.entropy) facts.push(["entropy", ifFinite(c.entropy[t], (x) => `${number(x, 3)} nats`)]);
+  if (c.trainer_logprobs) facts.push(["probability", probability(c.trainer_logprobs[t])]);
+  if (c.inference_logprobs) {
+    facts.push(["… at inference", probability(c.inference_logprobs[t])]);
+    facts.push(["ratio of both", ifFinite(c.logRatio(t), (x) => number(Math.exp(x), 3))]);
+  }
+  facts.push(["place", place < 0 ? "–" : `${place + 1} from the start, ${c.own.length - place} from the end`]);
+  facts.push(["token id", String(c.token_ids[t])]);
+  return facts;
+}
+
+/** What happens to a token, and why. */
 function sentence(c, t, conflicts) {
   const fate = c.fate(t);
   if (fate === "other") return "Not trained: not the model's own token, or rejected by the trainer.";
@@ -313,12 +348,18 @@ function sentence(c, t, conflicts) {
   if (run.gtpo.token_weights) {
     return `${applied ? "The run's" : "This"} rule ${run.gtpo.token_weights} gives it the weight ${amount(c.lambda[t])}.`;
   }
-  if (fate !== "plain") {
-    const [name, own, others] = fate === "protected" ? ["Protected", "worse", "better"] : ["Doubled", "better", "worse"];
-    return `${name}: this completion is ${own} than the group's average, and ${others} ones have the same token at the ` +
-      `same place. GTPO ${applied ? "gives" : "would give"} it the weight ${amount(c.lambda[t])}.`;
+  const gives = `GTPO ${applied ? "gives" : "would give"} it the weight ${amount(c.lambda[t])}.`;
+  if (fate === "protected") {
+    return "Protected: this completion is worse than the group's average, and better ones have the same token at the " +
+      `same place. ${gives}`;
   }
-  const course = ["It is made less likely", "It is left as it is", "It is made more likely"][1 + Math.sign(c.advantages[t])];
+  if (fate === "doubled") {
+    return "Doubled: this completion is better than the group's average, and worse ones have the same token at the " +
+      `same place. ${gives}`;
+  }
+  let course = "It is left as it is";
+  if (c.advantages[t] > 0) course = "It is made more likely";
+  if (c.advantages[t] < 0) course = "It is made less likely";
   return `Plain: ${whyPlain(c, t, conflicts)}. ${course}.`;
 }
 
@@ -366,21 +407,34 @@ for (const kind of ["pointerover", "click"]) {
     show(row, span.t);
   });
 }
+
+const MOVES = {
+  ArrowRight: { down: 0, right: 1 },
+  ArrowLeft: { down: 0, right: -1 },
+  ArrowDown: { down: 1, right: 0 },
+  ArrowUp: { down: -1, right: 0 },
+};
+
+/** Go from the chosen token to its neighbour; from none to the first one. */
+function move({ down, right }) {
+  const { row, t } = state.chosen ?? { row: rows[0], t: -1 };
+  const to = rows[rows.indexOf(row) + down];
+  if (to?.length) goTo(to, Math.max(0, Math.min(t + right, to.length - 1)));
+}
+
 document.addEventListener("keydown", (event) => {
   const { target, key } = event;
-  const { row, t } = state.chosen ?? { row: rows[0], t: -1 };
   if (event.ctrlKey || event.metaKey || event.altKey || target.matches("select")) return;
-  const moves = target.closest("#rows") ? { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] } : {};
-  const step = state.step + { n: 1, p: -1 }[key];
-  const holds = key === "Enter" && target === $("rows");
-  if (key in moves || holds) event.preventDefault();
-  if (holds) state.held = !state.held;
   if (key === "Escape") release();
-  if (run.steps[step]) chooseStep(step);
-  if (key in moves) {
-    const [down, right] = moves[key];
-    const to = rows[rows.indexOf(row) + down];
-    if (to?.length) goTo(to, Math.max(0, Math.min(t + right, to.length - 1)));
+  if (key === "n" && run.steps[state.step + 1]) chooseStep(state.step + 1);
+  if (key === "p" && run.steps[state.step - 1]) chooseStep(state.step - 1);
+  if (key === "Enter" && target === $("rows")) {
+    event.preventDefault();
+    state.held = !state.held;
+  }
+  if (MOVES[key] && target.closest("#rows")) {
+    event.preventDefault();
+    move(MOVES[key]);
   }
 });
 $("close").addEventListener("click", release);
@@ -397,12 +451,14 @@ function drawStrip() {
   const low = Math.min(...rewards);
   const high = Math.max(...rewards);
   const bars = steps.map((step, at) => {
-    let y = 100;
-    const parts = fates.map((fate) => {
+    let bar = `<rect class="back" x="${at}" y="0" width="1" height="100"/>`;
+    let y = 100; // parts stand on each other, from the bottom on
+    for (const fate of fates) {
       const height = (100 * share(step, fate)) / top;
-      return `<rect class="${fate}" x="${at + 0.1}" y="${(y -= height)}" width="0.8" height="${height}"/>`;
-    });
-    return `<g><rect class="back" x="${at}" y="0" width="1" height="100"/>${parts.join("")}</g>`;
+      y -= height;
+      bar += `<rect class="${fate}" x="${at + 0.1}" y="${y}" width="0.8" height="${height}"/>`;
+    }
+    return `<g>${bar}</g>`;
   });
   const points = rewards.map((reward, at) => `${at + 0.5},${98 - (96 * (reward - low)) / (high - low || 1)}`);
   $("strip").setAttribute("viewBox", `0 0 ${steps.length} 100`);
@@ -417,27 +473,35 @@ function drawStrip() {
 
 function goToStep(at) {
   const { step } = run.steps[at];
-  state.step = $("step").value = at;
+  state.step = at;
+  $("step").value = at;
   $("step-name").textContent = step;
   $("step").setAttribute("aria-valuetext", `step ${step}`);
   $("strip").querySelectorAll("g").forEach((bar, i) => bar.classList.toggle("now", i === at));
+
   groups = readData(`step-${step}`).map(({ prompt, completions }) => ({
     prompt, completions: completions.map((record, number) => new Completion(record, number)),
   }));
-  const shared = groups.map(({ completions }) => completions.some((c) => c.lambda.some((x) => x !== 1)));
-  state.group = Math.max(0, shared.indexOf(true));
-  $("group").replaceChildren(...groups.map(({ completions }, number) => {
-    const rewards = completions.map((c) => c.reward);
-    const low = Math.min(...rewards);
-    const high = Math.max(...rewards);
-    const range = low === high ? amount(low) : `${amount(low)} to ${amount(high)}`;
-    const note = shared[number] ? "" : ", no conflict";
-    return make("option", { value: number }, `${number + 1} of ${groups.length}: ${rewards.length} completions, reward ${range}${note}`);
-  }));
+  state.group = Math.max(0, groups.findIndex(hasConflict));
+  $("group").replaceChildren(...groups.map((group, number) => make("option", { value: number }, groupName(group, number))));
   $("group").value = state.group;
-  const highest = groups.flatMap(({ completions }) => completions.map((c) => c.trajectory_entropy ?? 0));
-  $("threshold").max = Math.max(1.5 * run.gtpo.entropy_threshold, 1.05 * Math.max(...highest));
+
+  const entropies = groups.flatMap(({ completions }) => completions.map((c) => c.trajectory_entropy ?? 0));
+  $("threshold").max = Math.max(1.5 * run.gtpo.entropy_threshold, 1.05 * Math.max(...entropies));
   drawGroup();
+}
+
+function hasConflict({ completions }) {
+  return completions.some((c) => c.lambda.some((x) => x !== 1));
+}
+
+function groupName(group, number) {
+  const rewards = group.completions.map((c) => c.reward);
+  const low = Math.min(...rewards);
+  const high = Math.max(...rewards);
+  const range = low === high ? amount(low) : `${amount(low)} to ${amount(high)}`;
+  const note = hasConflict(group) ? "" : ", no conflict";
+  return `${number + 1} of ${groups.length}: ${rewards.length} completions, reward ${range}${note}`;
 }
 
 /** Go to a step and keep it in the address, so that the page opens there again when it is reloaded. */
@@ -454,20 +518,31 @@ $("threshold").addEventListener("input", ({ target }) => {
   repaint();
 });
 
+/** What the run is, and what its filter does. */
+function runText() {
+  const text = `${run.source}: ${run.rollouts || run.adv_estimator}, ${count(run.steps.length, "step")}. `;
+  if (run.rollouts) return text;
+  const initialEntropy = run.initial_entropy === null ? "unknown" : number(run.initial_entropy, 3);
+  return `${text}Filter ${run.filter_active ? "on" : "off"}: completion_filter=${run.gtpo.completion_filter}, ` +
+    `initial entropy ${initialEntropy}, threshold ${number(run.gtpo.entropy_threshold, 3)} nats per token.`;
+}
+
+/** How the page is to be taken, of a run that does not train with GTPO. */
+function noticeText() {
+  if (run.rollouts) {
+    return `These are ${run.rollouts}: text, which this page tokenises again. Ends are unknown: special tokens are left out, ` +
+      "so a completion that was cut off looks like one that ended by itself. A token may not be the " +
+      "one that was sampled, and text that a tool wrote looks like the model's. The colours show what GTPO would do " +
+      `with its default settings, without its filter; A is ${run.advantage}.`;
+  }
+  return `This run trains with ${run.adv_estimator}, not with GTPO. The colours show what GTPO would do ` +
+    "to these tokens: the protected and doubled ones are those that this run pushes both ways. Advantages are the run's own.";
+}
+
 if (!applied) $("title").textContent = `What ${run.adv_estimator?.toUpperCase() ?? "a run"} does to each token, and what GTPO would do`;
-$("run").textContent = `${run.source}: ${run.rollouts || run.adv_estimator}, ` +
-  `${count(run.steps.length, "step")}. ` + (run.rollouts ? "" : `Filter ${run.filter_active ? "on" : "off"}: ` +
-  `completion_filter=${run.gtpo.completion_filter}, initial entropy ` +
-  `${run.initial_entropy === null ? "unknown" : number(run.initial_entropy, 3)}, threshold ` +
-  `${number(run.gtpo.entropy_threshold, 3)} nats per token.`);
+$("run").textContent = runText();
 $("notice").hidden = applied;
-$("notice").textContent = run.rollouts ?
-  `These are ${run.rollouts}: text, which this page tokenises again. Ends are unknown: special tokens are left out, ` +
-  "so a completion that was cut off looks like one that ended by itself. A token may not be the " +
-  "one that was sampled, and text that a tool wrote looks like the model's. The colours show what GTPO would do " +
-  `with its default settings, without its filter; A is ${run.advantage}.` :
-  `This run trains with ${run.adv_estimator}, not with GTPO. The colours show what GTPO would do ` +
-  "to these tokens: the protected and doubled ones are those that this run pushes both ways. Advantages are the run's own.";
+$("notice").textContent = noticeText();
 for (const element of document.querySelectorAll("[data-lambda]")) {
   element.textContent = amount(run.gtpo[`conflict_weight_${element.dataset.lambda}`]);
 }
