@@ -58,11 +58,13 @@ def export(checkpoint: Path, out: Path, base: str | None = None) -> str:
 
     shards, backend = find_shards(checkpoint)
     files = shards.glob("[!.]*" if backend == "fsdp" else "model/**/*")  # an SFT checkpoint has its exports within
-    saved = max(path.stat().st_mtime_ns for path in files if path.is_file())
-    inside = out.resolve().is_relative_to(checkpoint.resolve())  # and moves with it
+    times = [path.stat().st_mtime_ns for path in files if path.is_file()]
+    if not times:
+        raise ValueError(f"{shards} holds no file of the {backend} checkpoint that it should hold: give a whole one")
+    is_inside = out.resolve().is_relative_to(checkpoint.resolve())  # and moves with the checkpoint
     made_from = {
-        "checkpoint": "the folder around it" if inside else str(checkpoint.resolve()),
-        "saved": saved,
+        "checkpoint": "the folder around it" if is_inside else str(checkpoint.resolve()),
+        "saved": max(times),
         "base": base,
     }
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +85,8 @@ def _write(checkpoint: Path, out: Path, made_from: dict[str, Any]) -> None:
     partial = out.with_name(f"{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    _merge_shards(*find_shards(checkpoint), partial)
+    shards, backend = find_shards(checkpoint)
+    _merge_shards(shards, backend, partial)
     adapter = partial / "lora_adapter"
     if adapter.exists():
         base = made_from["base"] or _name_of_base(checkpoint)
@@ -158,5 +161,7 @@ def _name_of_base(checkpoint: Path) -> str | None:
 
     record = checkpoint.resolve().parents[1] / "settings.json"
     settings = read_record(record) if record.is_file() else {}
-    base = settings.get("actor_rollout_ref.model.path") or settings.get("model.path")
-    return base and unquoted(base)
+    base = settings.get("actor_rollout_ref.model.path") or settings.get("model.path")  # of PPO, of SFT
+    if not base:
+        return None
+    return unquoted(base)

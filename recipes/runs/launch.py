@@ -60,7 +60,7 @@ _FAILURE = re.compile(r"Traceback \(most recent call last\)|\bERROR\b|RayTaskErr
 _WORKER = r"^(\([\w ]+pid=\d+[^)]*\) )?"
 _EXCEPTION = re.compile(_WORKER + r"\s*[\w.]+(Error|Exception)(\(\w+\))?: ")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
-_SAID_BY_GTPO = re.compile(r"GTPO[: ].*")
+_GTPO_MESSAGE = re.compile(r"GTPO[: ].*")
 
 
 class StallDetector:
@@ -152,7 +152,10 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def failure_lines(log: str) -> str:
-    """Return every error in a log, each once, and the lines before the last one (or before the log's end)."""
+    """Return the lines of a log up to its last error, or to its end, and below them its errors, each once.
+
+    There are at most 30 of both: the last lines and the first errors.
+    """
     lines = [_COLOUR.sub("", line)[:300] for line in log.splitlines()]
     end = len(lines)
     errors = {}  # in their order, each once
@@ -211,9 +214,9 @@ def start_trainer(command: list[str], out: Path, log: Path, keep_open: Sequence[
     """
     variables = {"VERL_FILE_LOGGER_PATH": str(out.absolute() / _VERLS_LOG), **run_folder.logger_variables(out)}
     if "verl.trainer.main_ppo" in command:
-        # The trainer runs in a worker of Ray, and a cluster that runs already has an environment of its own.
+        # The trainer runs in a worker of Ray, and a cluster that runs already has an environment of its own. So the
+        # variables go to Ray, but for those of the Ray job that this process belongs to: Ray refuses to get them again.
         prefix = "ray_kwargs.ray_init.runtime_env.env_vars."
-        # Ray refuses to be given the variables of the Ray job that this process belongs to again.
         job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
         already_set = set(job.get("runtime_env", {}).get("env_vars", {}))
         already_set.update(key.removeprefix(prefix) for key in run_folder.overrides(command))
@@ -231,10 +234,12 @@ def start_trainer(command: list[str], out: Path, log: Path, keep_open: Sequence[
 
 
 def refuse_stale_ray(command: list[str]) -> None:
-    """Refuse a run that would join the Ray that was last started by hand here, and that one is gone.
+    """Refuse a run that would join a Ray that is gone.
+
+    `ray start` leaves the address of its Ray in a file, and a Ray that was killed leaves the file behind.
 
     Raises:
-        ValueError: nothing listens at the address in Ray's file.
+        ValueError: nothing listens at the address in that file.
     """
     starts_its_own = not {"gtpo_cpu", "+machine=cpu"}.isdisjoint(command)
     overrides = run_folder.overrides(command)
@@ -244,7 +249,10 @@ def refuse_stale_ray(command: list[str]) -> None:
         return
     from ray._private.utils import get_ray_address_file, read_ray_address
 
-    address = read_ray_address(overrides.get(f"{init}._temp_dir"))
+    temp_dir = overrides.get(f"{init}._temp_dir")
+    if temp_dir is not None:
+        temp_dir = run_folder.unquoted(temp_dir)
+    address = read_ray_address(temp_dir)
     if not address:
         return
     host, _, port = address.rpartition(":")
@@ -252,8 +260,8 @@ def refuse_stale_ray(command: list[str]) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{get_ray_address_file(None)} names a Ray at {address}, which does not answer ({error}): remove the file, "
-            "start that Ray again, or add ++ray_kwargs.ray_init.address=local"
+            f"{get_ray_address_file(temp_dir)} names a Ray at {address}, which does not answer ({error}): remove the "
+            "file, start that Ray again, or add ++ray_kwargs.ray_init.address=local"
         ) from error
 
 
@@ -262,12 +270,12 @@ def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO, st
 
     Args:
         stall_s (float, optional): see `StallDetector`.
-        lock (TextIO): see `run_folder.lock`; the trainer holds it too, and its number is written there.
-        starts: how often to start at most, if Ray is too slow to start.
+        lock (TextIO): see `run_folder.lock`; the trainer holds it too, and its process number is written there.
+        starts: how many more starts there may be, this one included, if Ray is too slow to start.
     """
     log = out / "train.log"
-    said_before = log.stat().st_size if log.exists() else 0
-    tail = run_folder.Tail(log, said_before)
+    log_start = log.stat().st_size if log.exists() else 0  # bytes of earlier starts
+    tail = run_folder.Tail(log, log_start)
     overrides = run_folder.overrides(command)
     goes_back = overrides.get("trainer.resume_mode") == "resume_path"
     metrics = run_folder.MetricsFile(out / _VERLS_LOG, out / "metrics.jsonl", goes_back)
@@ -283,15 +291,15 @@ def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO, st
     status = process.wait()
     if reason or status:
         with log.open(errors="replace") as file:
-            file.seek(said_before)
-            said = file.read()
-        if starts > 1 and not steps and _RAY_TOO_SLOW in said:
+            file.seek(log_start)
+            printed = file.read()
+        if starts > 1 and not steps and _RAY_TOO_SLOW in printed:
             say("Ray was too slow to start, as happens on a busy machine: trying again")
             return train(command, out, stall_s, lock, starts - 1)
-        print(f"\n--- from {log}\n{failure_lines(said)}\n---", file=sys.stderr)
+        print(f"\n--- from {log}\n{failure_lines(printed)}\n---", file=sys.stderr)
         if not reason:
             reason = f"verl ended with status {status}" if status > 0 else f"verl was ended by signal {-status}"
-        notes = disk_note(out) + run_folder.unreadable_note(command, out, said)
+        notes = disk_note(out) + run_folder.unreadable_note(command, out, printed)
         print(f"the run failed: {reason}; its log is {log}{notes}", file=sys.stderr)
         return status if status > 0 else 1
     if not steps:
@@ -321,9 +329,9 @@ def follow(
             announced = _STEPS.search(line)
             if announced:
                 total = announced[1]
-            gtpos = _SAID_BY_GTPO.search(line)
-            if gtpos:
-                say(gtpos[0])
+            message = _GTPO_MESSAGE.search(line)
+            if message:
+                say(message[0])
             if not finished:  # what workers say while they are shut down is no failure
                 watch.on_log_line(line)
         reason = watch.failure(exited)

@@ -73,11 +73,12 @@ _FREE = (
 )
 _TRACKER = "latest_checkpointed_iteration.txt"  # verl's, with the number of the last checkpoint
 _DYING_S = 15.0  # how long a process that was just killed may hold a folder
-# Variables that a run reads, and never a secret.
+# Variables that a run reads; its command is written without those that `_SECRET` matches.
 _VARIABLE = re.compile(
     r"(VERL|RAY(?!_JOB|_RAYLET)|HF|MODELSCOPE|NCCL|GLOO|CUDA|HIP|VLLM|SGLANG|WANDB|SWANLAB|TORCH|PYTORCH|TRITON|OMP"
     r"|TOKENIZERS)_\w+|PYTHON(PATH|HASHSEED)"
 )
+# What a cluster gives to one job, and gives anew to the next.
 _OF_AN_ALLOCATION = re.compile(r"RAY_ADDRESS|\w+_VISIBLE_DEVICES")
 _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$")
 
@@ -142,8 +143,10 @@ def lock(out: Path) -> TextIO:
 
 
 def hold_settings(command: list[str], out: Path, extend: bool = False) -> None:
-    """Record the run's settings; if there is a checkpoint, they must be those of its run. If there is none, other
-    settings begin another run, and the earlier one's metrics and run id are kept under other names.
+    """Record the run's settings, which must be those of the run whose checkpoint it resumes.
+
+    Without a checkpoint other settings begin another run, and the metrics and the run id of the earlier one are kept
+    under other names.
 
     Args:
         extend: allow another number of epochs and steps.
@@ -160,7 +163,7 @@ def hold_settings(command: list[str], out: Path, extend: bool = False) -> None:
     )
     if not has_checkpoint(command, out):
         if record.exists() and differences(read_record(record), present):
-            suffix = record.stat().st_mtime_ns
+            suffix = record.stat().st_mtime_ns  # when the earlier run was recorded
             metrics = out / "metrics.jsonl"
             if metrics.exists():
                 print(f"what an earlier run with other settings logged is in {metrics}.{suffix} now", flush=True)
@@ -196,16 +199,20 @@ def has_checkpoint(command: list[str], out: Path) -> bool:
     return last is not None
 
 
-def unreadable_note(command: list[str], out: Path, said: str) -> str:
-    """Return which checkpoint torch could not read, since its error does not name it; empty where it could."""
+def unreadable_note(command: list[str], out: Path, printed: str) -> str:
+    """Return which checkpoint torch could not read, since its error does not name it; empty where it could.
+
+    Args:
+        printed: what the run printed.
+    """
     last = _last_checkpoint(command, out)
-    if "PytorchStreamReader failed" not in said or last is None:
+    if "PytorchStreamReader failed" not in printed or last is None:
         return ""
     return f"; a file of {last} is damaged {_other_checkpoints(last)}"
 
 
 def _other_checkpoints(last: Path) -> str:
-    """Return the whole checkpoints beside the one that verl would resume, and what to do."""
+    """Return the end of a message: which other checkpoints are whole than the one verl would resume, and what to do."""
     others = set(last.parent.glob("global_step_*")) - {last}
     by_time = sorted(others, key=lambda path: path.stat().st_mtime)
     names = [path.name for path in by_time if _has_weights(path) and not _cut_off(path)]
@@ -272,8 +279,11 @@ def write_command(command: list[str], out: Path, options: list[str]) -> None:
 
 
 def _value(name: str) -> str:
+    """Return the value of a variable for the shell; one of an allocation is the default of what the shell has."""
     value = shlex.quote(os.environ[name])
-    return f"${{{name}-{value}}}" if _OF_AN_ALLOCATION.fullmatch(name) else value
+    if _OF_AN_ALLOCATION.fullmatch(name):
+        return f"${{{name}-{value}}}"
+    return value
 
 
 def logger_variables(out: Path) -> dict[str, str]:
@@ -307,7 +317,11 @@ def say(line: str, file: TextIO | None = None) -> None:
     try:
         print(line, file=file, flush=True)
     except OSError:
-        setattr(sys, "stderr" if file else "stdout", Path(os.devnull).open("w"))
+        nowhere = Path(os.devnull).open("w")
+        if file is sys.stderr:
+            sys.stderr = nowhere
+        else:
+            sys.stdout = nowhere
 
 
 class Tail:
@@ -348,7 +362,7 @@ class MetricsFile:
     def __init__(self, source: Path, target: Path, goes_back: bool = False):
         self.target = target
         self._goes_back = goes_back
-        self.records = [_record(line, target) for line in Tail(target).lines()]
+        self.records = [_read_step(line, target) for line in Tail(target).lines()]
 
         # What is left of an earlier start, and then this start's.
         self._is_new = False  # whether this start's log is read
@@ -376,7 +390,7 @@ class MetricsFile:
             self.records.append(record)
             self._begun = True
             if writes_anew:  # a run that is killed meanwhile keeps its log
-                atomic_write(self.target, "".join(json.dumps(line) + "\n" for line in self.records))
+                atomic_write(self.target, "".join(json.dumps(step) + "\n" for step in self.records))
             else:
                 with self.target.open("a") as file:
                     file.write(json.dumps(record) + "\n")
@@ -409,7 +423,12 @@ def _logged_step(line: str) -> dict[str, Any] | None:
     return record
 
 
-def _record(line: str, path: Path) -> dict[str, Any]:
+def _read_step(line: str, path: Path) -> dict[str, Any]:
+    """Return the step in a line of `metrics.jsonl`, which is `path`.
+
+    Raises:
+        ValueError: the line holds no step.
+    """
     try:
         record = json.loads(line)
     except (RecursionError, ValueError):

@@ -25,10 +25,18 @@ _LIMIT_S = 1800
 _PROBS_DIFF = "training/rollout_probs_diff_mean"
 _MOST_PROBS_DIFF = 0.02
 _FAILED = "**failed**"
-# Few heads: a model of this size cannot be split over four GPUs.
-_SMALL = {"NNODES": "1", "ROLLOUT_TP": "1", "ACTOR_TP": "1", "TEST_FREQ": "-1", "STRICT_INITIAL_ENTROPY": "0"}
-# On a CPU, where the environment does not say otherwise; and at most, since a recipe exports its own.
-_CPU = {"VERL_PLATFORM": "cpu", "INFER_BACKEND": "vllm", "OFFLOAD": "False", "RAY_worker_niceness": "0"}
+# Of every smoke test. A small model has few heads and cannot be split over four GPUs.
+_VARIABLES = {"NNODES": "1", "ROLLOUT_TP": "1", "ACTOR_TP": "1", "TEST_FREQ": "-1", "STRICT_INITIAL_ENTROPY": "0"}
+# On a CPU, where the environment does not say otherwise.
+_CPU_DEFAULTS = {"VERL_PLATFORM": "cpu", "INFER_BACKEND": "vllm", "OFFLOAD": "False", "RAY_worker_niceness": "0"}
+# On a CPU, at most: a recipe exports larger numbers of its own before the smoke test starts.
+_CPU_LIMITS = {
+    "TRAIN_BATCH_SIZE": "1",
+    "NGPUS_PER_NODE": "1",
+    "MAX_PROMPT_LENGTH": "512",
+    "MAX_RESPONSE_LENGTH": "64",
+    "PPO_MAX_TOKEN_LEN_PER_GPU": "2048",
+}
 _NOT_TESTED = (
     "checks.sh",
     "common.sh",
@@ -38,13 +46,6 @@ _NOT_TESTED = (
     "run_gtpo_openrlhf.sh",
     "run_sft.sh",
 )
-_MOST_ON_CPU = {
-    "TRAIN_BATCH_SIZE": "1",
-    "NGPUS_PER_NODE": "1",
-    "MAX_PROMPT_LENGTH": "512",
-    "MAX_RESPONSE_LENGTH": "64",
-    "PPO_MAX_TOKEN_LEN_PER_GPU": "2048",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,18 +96,18 @@ def _in_words(result: bool | str) -> str:
 
 
 def environment_of(out: Path, has_gpu: bool) -> dict[str, str]:
-    """Return the variables with which the recipe runs: small model, its data, and on a CPU short completions.
+    """Return the variables with which the recipe runs: a small model, its data, and on a CPU short completions.
 
     Raises:
         ValueError: no small model is available.
     """
-    given = {**os.environ, **_SMALL, "OUT": str(out)}
+    given = {**os.environ, **_VARIABLES, "OUT": str(out)}
     if not has_gpu:
-        given = _CPU | given
-        for name, limit in _MOST_ON_CPU.items():
+        given = _CPU_DEFAULTS | given
+        for name, limit in _CPU_LIMITS.items():
             given[name] = min(given.get(name) or limit, limit, key=int)
     given.pop("SMOKE", None)
-    data = os.environ.get("DATA_DIR") or f"data/{os.environ.get('DATASET', 'gsm8k')}"
+    data = os.environ.get("DATA_DIR") or f"data/{os.environ.get('DATASET') or 'gsm8k'}"
     model = os.environ.get("SMOKE_MODEL")
     if not model and _can_load(SMALL_MODEL):
         model = SMALL_MODEL
@@ -134,7 +135,10 @@ def _can_load(model: str) -> bool:
 
 
 def checks(recipe: Path, overrides: list[str], out: Path, env: dict[str, str]) -> dict[str, Callable[[], bool | str]]:
-    """Return what is tried, in this order: name -> whether it works, or why that cannot be said."""
+    """Return what is tried, in this order: its name -> a function that returns whether it works.
+
+    Where that cannot be said, the function returns the reason.
+    """
 
     def command(*words: str, **variables: str) -> bool:
         print(f"\nsmoke: {' '.join(words)}", flush=True)
@@ -150,12 +154,15 @@ def checks(recipe: Path, overrides: list[str], out: Path, env: dict[str, str]) -
         last = (f"trainer.total_training_steps={steps}", "trainer.save_freq=1")
         return command("bash", str(recipe), *overrides, *last, EXTEND="1")
 
-    def agrees() -> bool | str:
+    def has_trained_weights() -> bool | str:
         differences = _logged(out, _PROBS_DIFF)
         return max(differences) < _MOST_PROBS_DIFF if differences else "not measured, as under bypass_mode"
 
+    def resume() -> bool:
+        return train(4) and has_trained_weights() is not False  # a reason is no failure
+
     def evaluate() -> bool:
-        name = env.get("DATASET", "gsm8k")
+        name = env.get("DATASET") or "gsm8k"
         (out / name).symlink_to(Path(env["DATA_DIR"]).absolute())  # DATASETS has no name with a space
         variables = {"DATA_ROOT": str(out), "DATASETS": name, "SAMPLES": "2", "LABEL": "smoke/smoke/smoke"}
         words = ("bash", "recipes/evaluate.sh", str(checkpoint), "data.val_max_samples=4")
@@ -165,9 +172,9 @@ def checks(recipe: Path, overrides: list[str], out: Path, env: dict[str, str]) -
     export = (sys.executable, "-m", "recipes", "export", str(checkpoint), str(out / "exported"))
     return {
         "three steps of training": lambda: train(3),
-        f"the rollout has the trained weights: {_PROBS_DIFF} below {_MOST_PROBS_DIFF}": agrees,
+        f"the rollout has the trained weights: {_PROBS_DIFF} below {_MOST_PROBS_DIFF}": has_trained_weights,
         "a checkpoint": (out / "checkpoints/global_step_3").is_dir,
-        "a fourth step, resumed": lambda: train(4) and agrees() is not False,
+        "a fourth step, resumed": resume,
         "an evaluation of the checkpoint": evaluate,
         "an export of the checkpoint": lambda: command(*export),
     }

@@ -182,6 +182,12 @@ def test_a_folder_without_a_checkpoint_is_an_error(base, tmp_path, capsys):
     assert re.search(f"{base} is not .*checkpoint .*global_step_N", capsys.readouterr().err)
 
 
+def test_a_checkpoint_of_megatron_without_a_file_is_named(tmp_path, capsys):
+    (tmp_path / "global_step_3/actor/model/huggingface").mkdir(parents=True)
+    assert main(["export", str(tmp_path / "global_step_3"), str(tmp_path / "out")]) == 2
+    assert f"{tmp_path / 'global_step_3/actor'} holds no file" in capsys.readouterr().err
+
+
 def test_a_checkpoint_that_lacks_a_shard_is_an_error(save, tmp_path, capsys):
     checkpoint, _ = save()
     (checkpoint / "actor/model_world_size_1_rank_0.pt").unlink()

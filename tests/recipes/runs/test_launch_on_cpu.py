@@ -380,6 +380,14 @@ def test_a_ray_that_is_gone_is_named_before_it_is_joined(stale_address):
         launch.refuse_stale_ray(JOINS_RAY)
 
 
+def test_the_file_that_names_a_ray_that_is_gone_is_that_of_the_folder_that_ray_is_given(stale_address, tmp_path):
+    folder = tmp_path / "ray, of mine"
+    folder.mkdir()
+    address = stale_address.rename(folder / "ray_current_cluster")
+    with pytest.raises(ValueError, match=f"^{address} "):
+        launch.refuse_stale_ray([*JOINS_RAY, f"+ray_kwargs.ray_init._temp_dir={run_folder.quoted(str(folder))}"])
+
+
 @pytest.mark.usefixtures("stale_address")
 @pytest.mark.parametrize("own", ["++ray_kwargs.ray_init.address=local", "+machine=cpu", "gtpo_cpu"])
 def test_a_run_with_a_ray_of_its_own_does_not_look_for_another(own):

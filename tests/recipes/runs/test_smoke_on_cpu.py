@@ -129,6 +129,19 @@ def test_without_a_gpu_it_asks_for_vllms_cpu_build_and_short_completions(tmp_pat
     assert on_gpu["MODEL_PATH"] == "small" and on_gpu["OUT"] == str(tmp_path)
 
 
+def test_an_empty_data_set_is_the_recipes_default(tmp_path, monkeypatch):
+    monkeypatch.delenv("DATA_DIR", raising=False)
+    monkeypatch.setenv("DATASET", "")
+    monkeypatch.setenv("SMOKE_MODEL", "small")
+    environment = smoke.environment_of(tmp_path, has_gpu=True)
+    assert environment["DATA_DIR"] == "data/gsm8k"
+    done = subprocess.Popen(["true"])
+    monkeypatch.setattr(smoke.subprocess, "Popen", lambda *_, **__: done)
+    monkeypatch.setattr(smoke, "end_process", lambda process: None)
+    evaluate = smoke.checks(tmp_path / "recipe.sh", [], tmp_path, environment)["an evaluation of the checkpoint"]
+    assert evaluate() and (tmp_path / "gsm8k").readlink() == Path("data/gsm8k").absolute()
+
+
 def test_the_worst_step_says_whether_rollout_and_trainer_agree(tmp_path):
     lines = ({"step": step, smoke._PROBS_DIFF: value} for step, value in ((1, 0.001), (2, 0.4)))
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
