@@ -72,12 +72,14 @@ class BatchedValidation:
         return {"val/questions": len(self.val_dataset)}
 
     def _sample(self: Any, source: str, indices: list[int], dump: Path, progress: tqdm) -> None:
+        """Sample the questions of a data source, but for the batches that exist, and join all batches to its dump."""
         from verl.utils.dataset.rl_dataset import collate_fn
 
         parts = dump.with_suffix(".parts")
         size = self.config.data.val_batch_size
         for start in range(0, len(indices), size):
             batch = indices[start : start + size]
+            # What `_dump_generations` writes, which verl's validation calls at its end.
             self._source = source
             self._part = parts / f"{start:06}.jsonl"
             if not (dump.exists() or self._part.exists()):
@@ -87,8 +89,9 @@ class BatchedValidation:
         if not dump.exists():
             partial = dump.with_suffix(".partial")
             with partial.open("wb") as file:
-                for part in sorted(parts.glob("*.jsonl")):
-                    shutil.copyfileobj(part.open("rb"), file)
+                for path in sorted(parts.glob("*.jsonl")):
+                    with path.open("rb") as part:
+                        shutil.copyfileobj(part, file)
             partial.replace(dump)
             shutil.rmtree(parts)
 
@@ -100,7 +103,8 @@ class BatchedValidation:
         Raises:
             RuntimeError: completions are missing.
         """
-        drawn = len({key.rpartition("_")[0] for key in reward_extra_infos_dict["uid"]})
+        # A session of the agent loop draws one completion: its outputs are {group}_{session}_{output}.
+        drawn = len({uid.rpartition("_")[0] for uid in reward_extra_infos_dict["uid"]})
         wanted = len(self.val_dataloader[0]["raw_prompt"]) * self.config.actor_rollout_ref.rollout.val_kwargs.n
         if drawn != wanted:
             raise RuntimeError(

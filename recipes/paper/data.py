@@ -73,7 +73,8 @@ def parse_contest_answer(answer: int | float | str) -> str:
     Raises:
         ValueError: if the answer is missing or empty.
     """
-    text = "" if answer is None or answer != answer else str(answer).strip()
+    is_missing = answer is None or answer != answer  # NaN
+    text = "" if is_missing else str(answer).strip()
     if not text:
         raise ValueError(f"answer is {answer!r}")
     integer = re.fullmatch(r"(-?[0-9]+)(?:\.0*)?", text)
@@ -173,7 +174,7 @@ def load_splits(dataset: MathDataset, source: str | None = None, split: str | No
                 raise ValueError(f"--split {split}: must be train or test")
             name = split or (path.stem if dataset.trained_on else "test")
             if path.suffix == ".jsonl":  # pyarrow crashes on a line that is `null`
-                parts = [{name: read_lines(path, lambda row: {**row}, "JSONL file of questions")}]
+                parts = [{name: read_lines(path, _object, "JSONL file of questions")}]
             else:
                 builder = "parquet" if path.suffix == ".parquet" else "json"
                 parts = [datasets.load_dataset(builder, data_files={name: str(path)})]
@@ -191,9 +192,9 @@ def load_splits(dataset: MathDataset, source: str | None = None, split: str | No
         wanted = [name for name in ("train", "test") if name in available]
     else:
         wanted = available
-    is_there = wanted and set(wanted) <= set(available)
+    is_missing = not wanted or not set(wanted) <= set(available)
     is_ambiguous = len(wanted) > 1 and not dataset.trained_on
-    if not is_there or is_ambiguous:
+    if is_missing or is_ambiguous:
         raise ValueError(
             f"--source {source} has the splits {', '.join(available)}: choose one with --split; for a single file it "
             "says which split it is, train or test"
@@ -202,6 +203,11 @@ def load_splits(dataset: MathDataset, source: str | None = None, split: str | No
     for name in wanted:
         splits[name] = [row for part in parts for row in part.get(name, [])]
     return splits
+
+
+def _object(row: Any) -> Row:
+    """Return a line of a JSONL file; a TypeError says that it is not an object."""
+    return {**row}
 
 
 def make_rows(dataset: MathDataset, split: str, rows: Iterable[Row]) -> list[Row]:

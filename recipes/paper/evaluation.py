@@ -31,6 +31,7 @@ import numpy as np
 from gtpo_verl.run.dumps import last_outputs, read_lines
 
 DEFAULT_K = (1, 4, 8, 16, 32, 64)
+METRICS = ("pass", "maj")  # in the order of the table
 RESAMPLES = 10_000
 RIGHT, UNPARSED = 0, -1
 """Votes; a wrong answer has a positive number."""
@@ -58,9 +59,9 @@ def _majority_at_k(right: int, others: tuple[int, ...], k: int) -> float:
     n = right + sum(others)
     p = k / n
     won = 0.0
-    for j in range(1, min(right, k) + 1):
+    for j in range(1, min(right, k) + 1):  # the right answer gets j votes, the others share the rest
         rest = k - j
-        # chance[t, s]: the other answers share s votes, t of them hold exactly j and none holds more.
+        # chance[t, s]: of the other answers so far, which share s votes, t hold exactly j and none holds more.
         chance = np.zeros((rest // j + 1, rest + 1))
         # Answers given fewer than j times cannot reach j, whatever is drawn: together they are one binomial.
         rare = _binomial(sum(count for count in others if count < j), p)[: rest + 1]
@@ -69,12 +70,13 @@ def _majority_at_k(right: int, others: tuple[int, ...], k: int) -> float:
             if count < j:
                 continue
             votes = _binomial(count, p)
-            longer = np.zeros_like(chance)
-            for v in range(min(j, rest + 1)):
-                longer[:, v:] += votes[v] * chance[:, : rest + 1 - v]
-            if j <= rest:
-                longer[1:, j:] += votes[j] * chance[:-1, : rest + 1 - j]
-            chance = longer
+            with_this_answer = np.zeros_like(chance)
+            for v in range(min(j, rest + 1)):  # it gets fewer than j
+                with_this_answer[:, v:] += votes[v] * chance[:, : rest + 1 - v]
+            if j <= rest:  # it ties
+                with_this_answer[1:, j:] += votes[j] * chance[:-1, : rest + 1 - j]
+            chance = with_this_answer
+        # Of t + 1 answers that tie each wins as often.
         won += _binomial(right, p)[j] * float((chance[:, rest] / np.arange(1, len(chance) + 1)).sum())
     return min(won / float(_binomial(n, p)[k]), 1.0)  # rounding
 
@@ -138,7 +140,7 @@ def read_dump(path: Path) -> dict[str, list[Question]]:
         raise ValueError(f"{path} is a folder ({names}): name one dump")
     rows_of_source: dict[str, list[dict[str, Any]]] = {}
     timeouts = 0
-    for row in read_lines(path, _checked, "validation dump of verl"):
+    for row in read_lines(path, _graded, "validation dump of verl"):
         rows_of_source.setdefault(row["data_source"], []).append(row)
         if row["timeout"]:
             timeouts += 1
@@ -150,8 +152,8 @@ def read_dump(path: Path) -> dict[str, list[Question]]:
     return questions
 
 
-def _checked(row: dict[str, Any]) -> dict[str, Any]:
-    """Return what counts of a row."""
+def _graded(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a row of a dump that the evaluation reads, checked."""
     grade = "acc" if "acc" in row else "score"
     source = str(row.get("data_source") or "")
     if row.get(grade) not in (0, 1):
@@ -223,7 +225,7 @@ def evaluate(
     """
     name = " ".join(part for part in [*label, data_set] if part)
     n = samples or max(len(question.correct) for question in questions)
-    _check_numbers(name, questions, n)
+    _require_completions(name, questions, n)
     too_large = [k for k in ks if k > n]
     if too_large:
         print(f"{name}: left out k = {too_large}, a question has {n} completions (val_kwargs.n)", file=sys.stderr)
@@ -232,7 +234,7 @@ def evaluate(
     if not has_votes:
         print(f"{name}: no maj@k, the dump has no `pred`: let the reward function return it", file=sys.stderr)
 
-    # Of each figure the values of the questions, a row per figure: unbiased, and of one draw.
+    # In each list a row per figure, with the value of each question.
     figures: list[tuple[str, int]] = []
     unbiased_rows = []
     draw_rows = []
@@ -274,7 +276,7 @@ def evaluate(
     return records
 
 
-def _check_numbers(name: str, questions: list[Question], n: int) -> None:
+def _require_completions(name: str, questions: list[Question], n: int) -> None:
     """Raise a ValueError where a question has another number of completions than `n`."""
     wrong = [question for question in questions if len(question.correct) != n]
     if not wrong:
@@ -322,7 +324,7 @@ def table(records: Iterable[Record]) -> str:
         ["Model", "Dataset", "Method", "", "paper", "one draw", "unbiased", "95% interval"],
         ["---"] * 8,
     ]
-    for record in sorted(records, key=lambda record: (record.data_set, record.metric != "pass", record.k)):
+    for record in sorted(records, key=lambda record: (record.data_set, METRICS.index(record.metric), record.k)):
         paper = "" if record.paper is None else f"{record.paper:.1f}"
         interval = ""  # where all questions agree
         if record.low < record.high:
@@ -347,7 +349,10 @@ def table(records: Iterable[Record]) -> str:
 
 
 def parse_dump_argument(argument: str) -> tuple[Label, str, Path]:
-    """``MODEL/TRAINING SET/METHOD[/DATA SET]=DUMP``, ``METHOD=DUMP`` or ``DUMP`` as (label, data set or "", path).
+    """Read ``MODEL/TRAINING SET/METHOD[/DATA SET]=DUMP``, ``METHOD=DUMP`` or ``DUMP``.
+
+    Returns:
+        The label, the data set ("" if none is named) and the path.
 
     Raises:
         ValueError: If the label has another number of parts.

@@ -132,7 +132,7 @@ def seeds_of(runs: Sequence[pd.DataFrame], curve: Curve) -> pd.DataFrame | None:
 
 
 def moving_average(seeds: pd.DataFrame, window: int) -> pd.DataFrame:
-    """Return the centred mean over `window` steps, in which a step that was not logged counts nowhere."""
+    """Return the centred mean over `window` steps, without the steps that were not logged."""
     every_step = seeds.reindex(range(seeds.index[0], seeds.index[-1] + 1))
     return every_step.rolling(window, center=True, min_periods=1).mean().loc[seeds.index]
 

