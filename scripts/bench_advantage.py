@@ -35,7 +35,7 @@ INITIAL_ENTROPY = 0.3
 
 
 def make_batch(prompts: int, group_size: int, response_length: int, seed: int = 0) -> dict[str, Any]:
-    """A batch as verl's trainer holds it; a group's completions share 20 to 59 first and 10 to 29 last tokens."""
+    """Make a batch as verl's trainer holds it; a group's completions share 20 to 59 first and 10 to 29 last tokens."""
     generator = torch.Generator().manual_seed(seed)
     rows = prompts * group_size
 
@@ -91,7 +91,8 @@ def gtpo(batch: dict[str, Any]) -> torch.Tensor:
 ESTIMATORS = {"gtpo": gtpo, "grpo": grpo, "grpo_vectorized": grpo_vectorized}
 
 
-def seconds(function: Callable, batch: dict[str, Any]) -> dict[str, float]:
+def time_call(function: Callable, batch: dict[str, Any]) -> dict[str, float]:
+    """Return the seconds of wall clock and of the process's CPU that a call takes."""
     wall = time.perf_counter()
     cpu = time.process_time()
     function(batch)
@@ -99,7 +100,7 @@ def seconds(function: Callable, batch: dict[str, Any]) -> dict[str, float]:
 
 
 def extra_peak_bytes(function: Callable, batch: dict[str, Any]) -> int:
-    """Peak resident memory of a call above the memory before it (Linux)."""
+    """Return the peak of a call's resident memory above the memory before it (Linux)."""
 
     def status(key: str) -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -113,23 +114,24 @@ def extra_peak_bytes(function: Callable, batch: dict[str, Any]) -> int:
 
 
 def measure(batch: dict[str, Any], repeats: int, threads: int) -> dict[str, Any]:
+    """Time all estimators in turn, after one call of each, and return the times and what follows from them."""
     torch.set_num_threads(threads)
     for function in ESTIMATORS.values():
         function(batch)
     runs = []
     for _ in range(repeats):
-        runs.append({name: seconds(function, batch) for name, function in ESTIMATORS.items()})
-    found: dict[str, Any] = {"threads": threads, "runs": runs}
+        runs.append({name: time_call(function, batch) for name, function in ESTIMATORS.items()})
+    summary: dict[str, Any] = {"threads": threads, "runs": runs}
     for clock in ("wall", "cpu"):
         for name in ESTIMATORS:
-            found[f"{name}_{clock}_ms"] = 1000 * statistics.median(run[name][clock] for run in runs)
+            summary[f"{name}_{clock}_ms"] = 1000 * statistics.median(run[name][clock] for run in runs)
         for name in ("grpo", "grpo_vectorized"):
             ratios = [run["gtpo"][clock] / run[name][clock] for run in runs]
-            found[f"{clock}_ratio_to_{name}"] = statistics.median(ratios)
+            summary[f"{clock}_ratio_to_{name}"] = statistics.median(ratios)
     responses_bytes = batch["responses"].numel() * batch["responses"].element_size()
     for name in ("gtpo", "grpo"):
-        found[f"{name}_extra_peak_over_responses"] = extra_peak_bytes(ESTIMATORS[name], batch) / responses_bytes
-    return found
+        summary[f"{name}_extra_peak_over_responses"] = extra_peak_bytes(ESTIMATORS[name], batch) / responses_bytes
+    return summary
 
 
 def main() -> None:
@@ -161,12 +163,12 @@ def main() -> None:
         return
     print("| completions × tokens | threads | GTPO, ms: wall, CPU | / grpo: wall, CPU | / grpo_vectorized: wall, CPU |")
     print("|---|---|---|---|---|")
-    for found in results:
+    for result in results:
         print(
-            f"| {found['completions']:,} × {found['response_length']:,} | {found['threads']} "
-            f"| {found['gtpo_wall_ms']:.1f}, {found['gtpo_cpu_ms']:.1f} "
-            f"| {found['wall_ratio_to_grpo']:.2f}, {found['cpu_ratio_to_grpo']:.2f} "
-            f"| {found['wall_ratio_to_grpo_vectorized']:.1f}, {found['cpu_ratio_to_grpo_vectorized']:.1f} |"
+            f"| {result['completions']:,} × {result['response_length']:,} | {result['threads']} "
+            f"| {result['gtpo_wall_ms']:.1f}, {result['gtpo_cpu_ms']:.1f} "
+            f"| {result['wall_ratio_to_grpo']:.2f}, {result['cpu_ratio_to_grpo']:.2f} "
+            f"| {result['wall_ratio_to_grpo_vectorized']:.1f}, {result['cpu_ratio_to_grpo_vectorized']:.1f} |"
         )
 
 

@@ -3,11 +3,12 @@
     VERL_USE_EXTERNAL_MODULES=recipes.verl_cpu.plugin python scripts/bench_step.py [--rounds 20]
 
 Trainer, worker, FSDP engine and loss are verl's, in one process, with given rollouts
-(`tests/helpers/harness/one_process.py`):
-8 prompts × 8 completions of the CPU recipe's task, and its model of 0.4 M parameters with random weights.
+(`tests/helpers/harness/one_process.py`): 8 prompts × 8 completions of the CPU recipe's task, and its model of 0.4 M
+parameters with random weights.
 
-Every round runs one step of each, the first of them in turn; two rounds go before. Prints JSON: medians of the times,
-and of the rounds' ratios, of wall-clock time and of the process's CPU time, which a busy machine disturbs less.
+Every round takes one step with each setting, and each round begins with another one; the first two rounds do not count.
+Prints JSON: medians of the times, and of the rounds' ratios, of wall-clock time and of the process's CPU time, which a
+busy machine disturbs less.
 """
 
 import argparse
@@ -44,7 +45,7 @@ PROMPTS, WARM_UP = 8, 2
 
 
 class ReferenceWorkers(one_process.WorkerGroup):
-    """The reference policy, on all rows."""
+    """Stands for the workers of the reference policy; this process has all rows."""
 
     def compute_ref_log_prob(self, batch):
         keys, data = self._own(batch)
@@ -54,12 +55,12 @@ class ReferenceWorkers(one_process.WorkerGroup):
         return batch
 
 
-def trainer_of(task: Path, overrides: list[str]):
-    """The trainer, and its reference policy where it has a KL term."""
+def make_trainer(task: Path, overrides: list[str]):
+    """Make verl's trainer, with a reference policy where it has a KL term."""
     trainer = one_process.make_trainer(task, task / str(len(os.listdir(task))), overrides)
-    actor = trainer.config.actor_rollout_ref
-    if actor.actor.use_kl_loss:
-        worker = ActorRolloutRefWorker(config=actor, role="ref")
+    config = trainer.config.actor_rollout_ref
+    if config.actor.use_kl_loss:
+        worker = ActorRolloutRefWorker(config=config, role="ref")
         worker.init_model()
         trainer.ref_policy_wg = ReferenceWorkers(worker, None, "ref")
         trainer.ref_in_actor = False
@@ -67,33 +68,35 @@ def trainer_of(task: Path, overrides: list[str]):
 
 
 def seconds_of_step(trainer, rows: dict) -> tuple[float, float]:
-    """One step: wall-clock time and CPU time."""
+    """Take one step, and return its wall-clock time and its CPU time."""
     queue, batch = one_process.take(trainer, rows, seed=0)
     if hasattr(trainer, "ref_policy_wg"):
         trainer.ref_policy_wg.queue = queue
     metrics: dict[str, float] = {}
-    start = time.perf_counter(), time.process_time()
+    wall = time.perf_counter()
+    cpu = time.process_time()
     one_process.train_on(trainer, batch, metrics)
-    seconds = time.perf_counter() - start[0], time.process_time() - start[1]
+    seconds = (time.perf_counter() - wall, time.process_time() - cpu)
     assert metrics["actor/grad_norm"] > 0
     return seconds
 
 
 def seconds_of_rounds(task: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Wall-clock and CPU time of each round, after the first two."""
+    """Return, for each setting, the wall-clock and the CPU time of every round after the first two."""
     one_process.be_rank(0, 1, task / "store")
     torch.manual_seed(0)
     tokenizer = tiny.build_tokenizer()
     tiny.build_model(tokenizer).save_pretrained(task / "model")
     tokenizer.save_pretrained(task / "model")
-    trainers = {name: trainer_of(task, overrides) for name, overrides in STEPS.items()}
+    trainers = {name: make_trainer(task, overrides) for name, overrides in STEPS.items()}
     rows = one_process.rollouts(next(iter(trainers.values())).tokenizer, PROMPTS)
     for fields in rows.values():
         fields["rollout_log_probs"] = torch.full(fields["responses"].shape, -1.0)
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in trainers}
     for number in range(WARM_UP + rounds):
         names = list(trainers)
-        for name in names[number % len(names) :] + names[: number % len(names)]:
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
             seconds[name].append(seconds_of_step(trainers[name], rows))
     dist.destroy_process_group()
     return {name: times[WARM_UP:] for name, times in seconds.items()}
@@ -107,10 +110,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         seconds = seconds_of_rounds(Path(folder), args.rounds)
     results: dict[str, dict[str, float]] = {name: {} for name in seconds}
-    for at, clock in enumerate(("wall", "cpu")):
-        for name, times in seconds.items():
-            results[name][f"{clock}_s"] = statistics.median(x[at] for x in times)
-            ratios = (a[at] / b[at] for a, b in zip(seconds[OURS], times, strict=True))
+    for index, clock in enumerate(("wall", "cpu")):
+        ours = [round_[index] for round_ in seconds[OURS]]
+        for name, rounds in seconds.items():
+            theirs = [round_[index] for round_ in rounds]
+            ratios = [our / their for our, their in zip(ours, theirs, strict=True)]
+            results[name][f"{clock}_s"] = statistics.median(theirs)
             results[name][f"{clock}_ratio"] = statistics.median(ratios)
     print(json.dumps({"rounds": args.rounds, "steps": results}, indent=1))
 

@@ -18,7 +18,8 @@ rm -f "$out"/*.pt
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONWARNINGS=ignore
 export VERL_USE_EXTERNAL_MODULES=recipes.verl_cpu.plugin RAY_USAGE_STATS_ENABLED=0 RAY_DEDUP_LOGS=0 RAY_worker_niceness=0
 
-run() { # run VERSION TRAINER STEPS
+# run VERSION TRAINER STEPS: train up to this step, from the last checkpoint if there is one.
+run() {
     local use_v1=True
     [ "$2" = v1 ] || use_v1=False
     "$python" -m recipes run --out "$out/$1-$2" --stall 120 --extend -- \
@@ -27,7 +28,7 @@ run() { # run VERSION TRAINER STEPS
         trainer.total_training_steps="$3" trainer.use_v1="$use_v1"
 }
 
-# The second step is a run of its own, resumed from the checkpoint of the first.
+# train VERSION TRAINER: the second step is a run of its own, resumed from the checkpoint of the first.
 train() {
     rm -rf "${out:?}/$1-$2"
     run "$1" "$2" 1
@@ -42,8 +43,9 @@ assert all(step["gtpo/conflict/token_frac"] > 0 and step["actor/grad_norm"] > 0 
 PYTHON
 }
 
+# check NAME COMMAND…: run the command with its output in NAME.log, and set `result`; COMMAND may be `train`.
 failed=0
-check() { # check NAME COMMAND…: sets result
+check() {
     local log=$out/$1.log
     result=ok
     if ! timeout --kill-after=30 900 bash -euo pipefail -c '"$@"' check "${@:2}" >"$log" 2>&1; then

@@ -18,9 +18,7 @@ import pyarrow.parquet as pq
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gtpo_verl import compute_gtpo_token_advantages
-from gtpo_verl.algorithm.advantage import compute_group_advantages
-from gtpo_verl.algorithm.completions import Completions
+from gtpo_verl import compute_group_advantages, compute_gtpo
 from gtpo_verl.reward.score import compute_score
 from gtpo_verl.verl_plugin.batch_fields import BatchFields
 from gtpo_verl.verl_plugin.run_config import VerlGTPOConfig
@@ -29,22 +27,28 @@ from gtpo_verl.verl_plugin.token_dump import TokenDump
 
 def main() -> None:
     """Train, and write the dump."""
-    task, folder, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    task = sys.argv[1]
+    folder = sys.argv[2]
+    steps = int(sys.argv[3])
     torch.manual_seed(1)
     torch.set_num_threads(1)
-    warm = f"{task}/warm_start/checkpoints/global_step_5/huggingface"
-    tokenizer = AutoTokenizer.from_pretrained(warm)
-    model = AutoModelForCausalLM.from_pretrained(warm, dtype=torch.float32)
+    warm_start = f"{task}/warm_start/checkpoints/global_step_5/huggingface"
+    tokenizer = AutoTokenizer.from_pretrained(warm_start)
+    model = AutoModelForCausalLM.from_pretrained(warm_start, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5, betas=(0.9, 0.95), weight_decay=0.0)
     questions = pq.read_table(f"{task}/train.parquet").to_pylist()
     config = VerlGTPOConfig(dump_dir=folder, dump_freq=1)
     header = {"adv_estimator": "grpo", "gtpo_applied": False, "tokenizer": "SmolLM2-135M-Instruct", "checkpoints": ""}
     dump = TokenDump(folder, config, header, tokenizer.backend_tokenizer)
     initial_entropy = None
-    for step, row in enumerate(np.random.default_rng(1).permutation(len(questions))[:steps].tolist(), start=1):
-        start, question = time.time(), questions[row]
-        shown = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
-        prompt = tokenizer.apply_chat_template(question["prompt"], **shown)["input_ids"]
+    order = np.random.default_rng(1).permutation(len(questions))
+    for step, number in enumerate(order[:steps].tolist(), start=1):
+        start = time.time()
+        question = questions[number]
+        encoded = tokenizer.apply_chat_template(
+            question["prompt"], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        prompt = encoded["input_ids"]
         with torch.no_grad():
             ids = model.generate(
                 prompt,
@@ -59,12 +63,17 @@ def main() -> None:
             )
         responses = ids[:, prompt.shape[1] :]
         ended = (responses == tokenizer.eos_token_id).int()
-        mask = (ended.cumsum(-1) - ended == 0).long()
-        lengths, uids = mask.sum(-1), [f"{step}"] * 8
-        texts = [tokenizer.decode(x[:n], skip_special_tokens=True) for x, n in zip(responses, lengths, strict=True)]
-        truth = question["reward_model"]["ground_truth"]
-        rewards = torch.tensor([compute_score(question["data_source"], text, truth)["score"] for text in texts])
-        group_advantages = compute_group_advantages(rewards, Completions(mask, uids))
+        mask = (ended.cumsum(-1) - ended == 0).long()  # up to the first end of sequence, which it includes
+        lengths = mask.sum(-1)
+        uids = [str(step)] * 8
+        scores = []
+        for response, length in zip(responses, lengths, strict=True):
+            text = tokenizer.decode(response[:length], skip_special_tokens=True)
+            score = compute_score(question["data_source"], text, question["reward_model"]["ground_truth"])
+            scores.append(score["score"])
+        rewards = torch.tensor(scores)
+        group_advantages = compute_group_advantages(rewards, uids)
+
         logits = model(ids).logits[:, prompt.shape[1] - 1 : -1]
         log_probs = logits.log_softmax(-1)
         chosen = log_probs.gather(-1, responses.unsqueeze(-1)).squeeze(-1)
@@ -78,18 +87,35 @@ def main() -> None:
         optimizer.step()
         if initial_entropy is None:
             initial_entropy = ((entropy * mask).sum(-1) / lengths).mean().item()
-        result = compute_gtpo_token_advantages(
-            group_advantages, uids, responses, mask, entropy, config, initial_entropy
+
+        # What GTPO would have done.
+        result = compute_gtpo(
+            advantages=group_advantages,
+            responses=responses,
+            response_mask=mask,
+            group_ids=uids,
+            entropy=entropy,
+            config=config,
+            initial_entropy=initial_entropy,
         )
-        scores = torch.zeros(responses.shape).scatter(1, lengths.unsqueeze(-1) - 1, rewards.unsqueeze(-1))
         batch = {
             "response_mask": mask,
             "old_log_probs": chosen.detach(),
-            "token_level_rewards": scores,
+            "token_level_rewards": torch.zeros(responses.shape).scatter(
+                1, lengths.unsqueeze(-1) - 1, rewards.unsqueeze(-1)
+            ),
             "advantages": advantages,
         }
-        rows, prompts = [*range(8)], [prompt[0].numpy()] * 8
-        fields = BatchFields(responses, entropy, mask, lengths, prompts, rows, rows)
+        rows = list(range(8))  # each is a session of one output
+        fields = BatchFields(
+            responses=responses,
+            entropy=entropy,
+            response_mask=mask,
+            response_len=lengths,
+            prompts=[prompt[0].numpy()] * 8,
+            last_outputs=rows,
+            sessions=rows,
+        )
         dump.write(step, batch, fields, result, initial_entropy)
         print(step, f"{time.time() - start:.0f} s", rewards.tolist(), lengths.tolist(), flush=True)
 

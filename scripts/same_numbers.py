@@ -53,12 +53,14 @@ def random_batch(generator: torch.Generator, batch_number: int) -> Rows:
     rewards = [(rand(ROWS) < 0.7).float() * 0.1, tenths, torch.randn(ROWS, generator=generator)][batch_number % 3]
     rows: dict[str, list[torch.Tensor]] = {"responses": [], "response_mask": [], "entropy": [], "rm_scores": []}
     for row, length in enumerate(lengths.tolist()):
-        own = (rand(length) < 0.85).long() if row % 4 == 0 else torch.ones(length, dtype=torch.int64)
-        own[0] = 1
+        mask = torch.ones(length, dtype=torch.int64)
+        if row % 4 == 0:  # tool output
+            mask = (rand(length) < 0.85).long()
+            mask[0] = 1
         score = torch.zeros(length)
         score[-1] = rewards[row]
         rows["responses"].append(torch.randint(0, 4, (length,), generator=generator))
-        rows["response_mask"].append(own)
+        rows["response_mask"].append(mask)
         rows["entropy"].append(rand(length) * 2 * rand(1))
         rows["rm_scores"].append(score)
     for _ in range(PADDING):
@@ -70,7 +72,7 @@ def random_batch(generator: torch.Generator, batch_number: int) -> Rows:
 
 
 def trainer_config(gtpo: dict[str, Any], checkpoints: str) -> Any:
-    """verl's own default config, set up for GTPO; `++` because only the patched verl has the keys."""
+    """Return verl's own default config, set up for GTPO; `++` because only the patched verl has the keys."""
     from hydra import compose, initialize_config_module
 
     overrides = ["algorithm.adv_estimator=gtpo", "actor_rollout_ref.rollout.n=8"]
@@ -81,28 +83,33 @@ def trainer_config(gtpo: dict[str, Any], checkpoints: str) -> Any:
 
 
 def advantages(trainer: str, gtpo: dict[str, Any], seed: int) -> list[torch.Tensor]:
-    """Advantages of the batches of one run, one tensor of all real tokens each; the first sets the initial entropy."""
+    """Return the advantages of the batches of one run, a tensor of all real tokens for each.
+
+    The first batch sets the initial entropy.
+    """
     generator = torch.Generator().manual_seed(seed)
     with tempfile.TemporaryDirectory() as checkpoints:
         first, *others = (random_batch(generator, number) for number in range(BATCHES))
         stage = STAGES[trainer](trainer_config(gtpo, checkpoints), first)
-        found = [stage.advantages()[_real(first)]]
-        for stage.rows in others:
-            found.append(stage.advantages()[_real(stage.rows)])
-        return found
+        of_batches = [stage.advantages()[_real(first)]]
+        for rows in others:
+            stage.rows = rows
+            of_batches.append(stage.advantages()[_real(rows)])
+        return of_batches
 
 
 def _real(rows: Rows) -> torch.Tensor:
+    """Return the mask of all tokens but the padding, tool output included."""
     return padded([torch.ones_like(row) for row in rows["responses"]]).bool()
 
 
 def losses(loss_mode: str, spread: float, seed: int) -> list[torch.Tensor]:
-    """Loss, gradient and metric of a policy loss, for ratios around 1 with a spread of the log."""
+    """Return loss, gradient and metric of a policy loss in each mode; `spread` is that of the ratios' logarithms."""
     from omegaconf import OmegaConf
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
     generator = torch.Generator().manual_seed(seed)
-    found = []
+    numbers = []
     for mode, with_weights in itertools.product(("seq-mean-token-mean", "token-mean", "seq-mean-token-sum"), (0, 1)):
         old_log_prob = torch.randn(ROWS, LENGTH, generator=generator)
         log_prob = (old_log_prob + spread * torch.randn(ROWS, LENGTH, generator=generator)).requires_grad_()
@@ -116,12 +123,12 @@ def losses(loss_mode: str, spread: float, seed: int) -> list[torch.Tensor]:
             old_log_prob, log_prob, advantage, response_mask, mode, config, weights
         )
         loss.backward()
-        found += [loss.detach(), log_prob.grad, torch.tensor(metrics["actor/ppo_kl"])]
-    return found
+        numbers += [loss.detach(), log_prob.grad, torch.tensor(metrics["actor/ppo_kl"])]
+    return numbers
 
 
 def compute(path: str, trainer: str) -> None:
-    """Write all numbers, and whose they are, to `path`."""
+    """Write all numbers to `path`, with the verl, the trainer and the module that computed them."""
     import verl
     from verl.trainer.ppo.core_algos import AdvantageEstimator, get_adv_estimator_fn
 
@@ -139,8 +146,15 @@ def compute(path: str, trainer: str) -> None:
 
 
 def bits(values: torch.Tensor) -> torch.Tensor:
-    """The bits of float32 numbers; off the mask some write −0, some 0."""
+    """Return the bits of float32 numbers, those of 0 for −0: off the mask some write the one, some the other."""
     return (values + 0.0).view(torch.int32)
+
+
+def are_equal(first: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors have the same type, shape and bits."""
+    if first.dtype != other.dtype or first.shape != other.shape:
+        return False
+    return torch.equal(bits(first), bits(other))
 
 
 def compare(paths: list[str]) -> int:
@@ -149,18 +163,26 @@ def compare(paths: list[str]) -> int:
     sources = [file.pop("source") for file in files]
     print("\n".join(sources))
     common = [name for name in files[0] if all(name in file for file in files)]
-    different = [
-        f"{source}: {name}, tensor {i}"
-        for source, file in zip(sources, files, strict=True)
-        for name in common
-        for i, (a, b) in enumerate(zip(files[0][name], file[name], strict=True))
-        if a.dtype != b.dtype or a.shape != b.shape or not torch.equal(bits(a), bits(b))
-    ]
+    different = []
+    for source, file in zip(sources, files, strict=True):
+        for name in common:
+            for number, (first, other) in enumerate(zip(files[0][name], file[name], strict=True)):
+                if not are_equal(first, other):
+                    different.append(f"{source}: {name}, tensor {number}")
     print("\n".join(different))
-    batches = [tensor for name in common if name.startswith("advantages") for tensor in files[0][name]]
-    loss_count = sum(len(files[0][name]) // 3 for name in common if name.startswith("loss"))
+
+    batches = 0
+    advantage_count = 0
+    loss_count = 0
+    for name in common:
+        tensors = files[0][name]
+        if name.startswith("advantages"):
+            batches += len(tensors)
+            advantage_count += sum(tensor.numel() for tensor in tensors)
+        else:
+            loss_count += len(tensors) // 3  # each with its gradient and its metric
     print(
-        f"{len(set(sources))} sources, {len(batches)} batches with {sum(x.numel() for x in batches)} "
+        f"{len(set(sources))} sources, {batches} batches with {advantage_count} "
         f"advantages, {loss_count} losses with gradients: {len(different)} differ in any bit"
     )
     return 1 if different or len(paths) < 2 else 0

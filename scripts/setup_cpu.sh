@@ -22,6 +22,7 @@ case ${VERL:-0.9.1} in
     *) echo "VERL=$VERL: give 0.9.0, 0.9.1, newest or main" >&2; exit 1 ;;
 esac
 
+# Print requirements-cpu.txt with those of `other` in place of the lines for the same packages.
 requirements() {
     awk -F== -v other="${other[*]}" '
         BEGIN { n = split(other, lines, " "); for (i = 1; i <= n; i++) { print lines[i]; sub(/==.*/, "", lines[i]); own[lines[i]] } }

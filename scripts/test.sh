@@ -31,6 +31,7 @@ source .venv/bin/activate
 
 ruff check .
 ruff format --check .
+# Its long report is printed only where a contract is broken.
 lint-imports --no-logo >/dev/null || lint-imports --no-logo
 git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck
 mypy &
