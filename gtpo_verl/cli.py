@@ -40,8 +40,12 @@ where to start:
   train              algorithm.adv_estimator=gtpo in any verl config
   documentation      https://github.com/gtpo-verl/gtpo-verl
 """
-_READERS = ("diagnose", "view")  # which also run where nothing is trained
+_READERS = ("diagnose", "view")
+"""Commands that also run where nothing is trained."""
+
 _EXTRAS = {"numpy": "view", "tokenizers": "view", "torch": "rollouts", "pyarrow": "rollouts"}
+"""Package that a reader may lack: our extra that installs it."""
+
 _REMEDIES = {
     errno.EEXIST: "a file has that name; give another one",
     errno.EISDIR: "that is a folder; name a file",
@@ -70,21 +74,23 @@ def main(
     epilog: str = EPILOG,
 ) -> int:
     """Run one of the subcommands; returns its exit status."""
+    if argv is None:
+        argv = sys.argv[1:]
     if hasattr(sys.stdout, "reconfigure"):  # a page and some of the texts are UTF-8, whatever the locale
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     # Progress bars of libraries go back to the start of their line.
     errors = PrintableStream(sys.stderr, kept="\n\t\r")
     with redirect_stdout(PrintableStream(sys.stdout)), redirect_stderr(errors):
-        return _run(list(sys.argv[1:] if argv is None else argv), prog, commands, description, epilog)
+        return _run(list(argv) or ["--help"], prog, commands, description, epilog)
 
 
 def _run(arguments: list[str], prog: str, commands: Commands, description: str, epilog: str) -> int:
     parser = Parser(prog=prog, description=description, epilog=epilog, formatter_class=_AS_WRITTEN)
     parser.add_argument("--version", action="version", version=versions(), help="versions, as a bug report wants them")
-    chosen = arguments[0] if arguments else "--help"
+    chosen = arguments[0]
     try:
         try:
-            return _run_command(parser, commands, chosen, arguments or [chosen])
+            return _run_command(parser, commands, chosen, arguments)
         finally:
             sys.stdout.flush()  # a reader that has left, such as head, is noticed here and not while Python exits
     except BrokenPipeError:
@@ -104,7 +110,8 @@ def _run_command(parser: Parser, commands: Commands, chosen: str, arguments: lis
         if name == chosen:
             loaded = import_module(module)
             loaded.add_arguments(command)
-            parser.bad_input = command.bad_input = getattr(loaded, "BAD_INPUT", parser.bad_input)
+            parser.bad_input = getattr(loaded, "BAD_INPUT", parser.bad_input)
+            command.bad_input = parser.bad_input
             command.set_defaults(run=loaded.run)
     if chosen not in commands and chosen not in ("-h", "--help", "--version"):
         near = get_close_matches(chosen.lstrip("-"), commands, n=1)
@@ -118,20 +125,20 @@ def _run_command(parser: Parser, commands: Commands, chosen: str, arguments: lis
 
 def _in_one_line(error: Exception, command: str) -> str:
     """Return what an error says and, where it is known, what to do."""
-    said = " ".join(str(error).split()) or type(error).__name__
+    message = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, ModuleNotFoundError) and error.name:
         extra = _EXTRAS.get(error.name.split(".")[0]) if command in _READERS else None
         remedy = f"pip install '.[{extra}]' in a clone of gtpo-verl, or " if extra else ""
-        said = f"no package {error.name} here: {remedy}activate the environment that trains"
+        message = f"no package {error.name} here: {remedy}activate the environment that trains"
     elif isinstance(error, OSError) and error.errno in _REMEDIES:
-        said = f"{said}: {_REMEDIES[error.errno]}"
-    return printable(said, kept="")
+        message = f"{message}: {_REMEDIES[error.errno]}"
+    return printable(message, kept="")
 
 
 def versions() -> str:
     """Return this package's and its neighbours' versions, as far as they are installed, and Python's."""
-    found = []
+    installed = []
     for name in _VERSIONS:
         with suppress(PackageNotFoundError):
-            found.append(f"{name} {version(name)}")
-    return ", ".join([*found, f"Python {platform.python_version()}"])
+            installed.append(f"{name} {version(name)}")
+    return ", ".join([*installed, f"Python {platform.python_version()}"])
