@@ -36,7 +36,7 @@ EPILOG = """\
 options and an example of each command: gtpo-verl COMMAND --help
 
 where to start:
-  is my run sound?   gtpo-verl diagnose LOG, for verl, TRL, ms-swift and OpenRLHF, with any algorithm
+  is my run healthy? gtpo-verl diagnose LOG, for verl, TRL, ms-swift and OpenRLHF, with any algorithm
   train              algorithm.adv_estimator=gtpo in any verl config
   documentation      https://github.com/gtpo-verl/gtpo-verl
 """
