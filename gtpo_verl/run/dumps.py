@@ -11,45 +11,45 @@ SCHEMA_VERSION = 2
 HEADER_NAME = "gtpo_dump.json"
 STEP_FILES = "step_*.jsonl"
 
-_LINE = 1 << 26  # bytes, of which a completion of 128k tokens takes a fifth
-_BRACKETS = 1 << 20  # of a line; an empty list takes 2 bytes there and 64 in memory
+_MAX_LINE_BYTES = 1 << 26  # a completion of 128k tokens takes a fifth of it
+_MAX_BRACKETS = 1 << 20  # in a line; an empty list takes 2 bytes there and 64 in memory
 
 
 def read_lines(
-    path: Path, check: Callable[[Any], dict[str, Any]], of: str, most: int | None = None
+    path: Path, check: Callable[[Any], dict[str, Any]], file_kind: str, max_bytes: int | None = None
 ) -> list[dict[str, Any]]:
     """Return what `check` makes of each line of a JSONL file.
 
     Args:
         path: the file.
         check: returns what to keep of a line.
-        of: what the file should be, for messages.
-        most: bytes after which no further line is read; None for the whole file.
+        file_kind: what the file should be, for messages.
+        max_bytes: after this many no further line is read; None for the whole file.
 
     Raises:
-        ValueError: `check` rejects a line, or there is none; the message names the line and what it should be of.
+        ValueError: `check` rejects a line, or there is none; the message names the line and the kind of file.
     """
-    lines = []
+    rows = []
     size = 0
     with path.open("rb") as file:
         number = 0
-        while line := file.readline(_LINE):
+        while line := file.readline(_MAX_LINE_BYTES):
             number += 1
             try:
-                if len(line) == _LINE:
-                    raise ValueError(f"it is longer than {_LINE >> 20} MB")
-                if line.count(b"[") + line.count(b"{") > _BRACKETS:
-                    raise ValueError(f"it has more than {_BRACKETS:,} brackets")
-                lines.append(check(json.loads(line)))
+                if len(line) == _MAX_LINE_BYTES:
+                    raise ValueError(f"it is longer than {_MAX_LINE_BYTES >> 20} MB")
+                if line.count(b"[") + line.count(b"{") > _MAX_BRACKETS:
+                    raise ValueError(f"it has more than {_MAX_BRACKETS:,} brackets")
+                rows.append(check(json.loads(line)))
             except (KeyError, RecursionError, TypeError, ValueError) as error:
                 reason = str(error) if type(error) is ValueError else repr(error)
-                raise ValueError(f"{path}:{number} is not a line of a {of} ({reason})") from error
+                raise ValueError(f"{path}:{number} is not a line of a {file_kind} ({reason})") from error
             size += len(line)
-            if most is not None and size > most:
+            if max_bytes is not None and size > max_bytes:
                 break
-    if not lines:
+    if not rows:
         raise ValueError(f"{path} holds no line")
-    return lines
+    return rows
 
 
 def last_outputs(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

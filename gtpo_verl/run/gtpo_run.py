@@ -1,4 +1,4 @@
-"""What a run of GTPO keeps from rollout to rollout, in any trainer: ⟨H⟩_ini, and how many gave no signal."""
+"""What a run of GTPO keeps from rollout to rollout, in any trainer: ⟨H⟩_ini, and how many rollouts gave no signal."""
 
 import logging
 
@@ -37,7 +37,7 @@ class GTPORun:
         self._applied = applied
         self._signal_check = SignalCheck(config)
         if known := InitialEntropy.known_before(config, resumed_from):
-            self._fix_initial_entropy(known)
+            self._set_initial_entropy(known)
 
     @property
     def initial_entropy_value(self) -> float | None:
@@ -45,12 +45,16 @@ class GTPORun:
         return self.initial_entropy.value if self.initial_entropy else None
 
     def measure(self, trajectory_entropy: torch.Tensor, completions: Completions) -> None:
-        """Fix ⟨H⟩_ini, if this is the first rollout of a run that does not know it: (bs,) ⟨H⟩_i, nats per token."""
+        """Set ⟨H⟩_ini from (bs,) ⟨H⟩_i, nats per token, if this is the first rollout of a run that does not know it."""
         if self.initial_entropy is None and not self._resumed:
-            self._fix_initial_entropy(InitialEntropy.measure(trajectory_entropy, completions.lengths, completions.uids))
+            self._set_initial_entropy(InitialEntropy.measure(trajectory_entropy, completions.lengths, completions.uids))
 
     def check(self, rewards: torch.Tensor, result: GTPOAdvantage) -> None:
-        """Count a rollout without signal, by its (bs,) rewards and what GTPO made of it with its entropies.
+        """Warn if a rollout gives no signal, and end the run after too many of them in a row.
+
+        Args:
+            rewards: (bs,).
+            result: what GTPO made of the rollout, once its entropies are known.
 
         Raises:
             ValueError: too many rollouts in a row were emptied by the completion filter, or have groups of one.
@@ -58,7 +62,7 @@ class GTPORun:
         if self._applied:
             self._signal_check.see(rewards, result)
 
-    def _fix_initial_entropy(self, initial_entropy: InitialEntropy) -> None:
+    def _set_initial_entropy(self, initial_entropy: InitialEntropy) -> None:
         self.initial_entropy = initial_entropy
         path = initial_entropy.save(self._folder, self._config)
         if self._applied:

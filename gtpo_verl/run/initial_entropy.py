@@ -19,8 +19,9 @@ from gtpo_verl.run.records import atomic_write, differences, read_record
 logger = logging.getLogger("gtpo_verl")
 
 _FILE_NAME = "gtpo_initial_entropy.json"
-_SETTINGS = "gtpo"
+_SETTINGS_KEY = "gtpo"
 PAPER_SAMPLES = 100
+"""Training prompts on which the paper measures ⟨H⟩_ini (Sec. 6)."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,17 @@ class InitialEntropy:
     prompts: int = 0  # different prompts of these completions; 0 if the config gave the value
 
     @classmethod
-    def measure(cls, entropy: torch.Tensor, lengths: torch.Tensor, index: Iterable[Hashable]) -> "InitialEntropy":
-        """Measure from (bs,) trajectory entropies of rollouts of the untrained policy; rows of length 0 do not count.
+    def measure(
+        cls, trajectory_entropy: torch.Tensor, lengths: torch.Tensor, index: Iterable[Hashable]
+    ) -> "InitialEntropy":
+        """Measure it on rollouts of the untrained policy, from their (bs,) ⟨H⟩_i, lengths and uids.
+
+        Rows of length 0 do not count.
 
         Raises:
             ValueError: every row has length 0.
         """
-        values = entropy[lengths > 0].double()
+        values = trajectory_entropy[lengths > 0].double()
         if len(values) == 0:
             raise ValueError("the initial entropy cannot be measured: no completion has a token")
         prompts = {uid for uid, length in zip(index, lengths.tolist(), strict=True) if length}
@@ -86,7 +91,7 @@ class InitialEntropy:
             The file; None where writing fails, with a warning that says what a resumed run then needs.
         """
         path = self.path(folder)
-        record = asdict(self) | {_SETTINGS: asdict(config)}
+        record = asdict(self) | {_SETTINGS_KEY: asdict(config)}
         try:
             atomic_write(path, json.dumps(record, indent=2) + "\n")
         except OSError as error:
@@ -141,7 +146,7 @@ class InitialEntropy:
             raise ValueError(f"this run is resumed, but {path} with its initial entropy is missing; {remedy}")
         try:
             fields = read_record(path)
-            fields.pop(_SETTINGS, None)
+            fields.pop(_SETTINGS_KEY, None)
             record = cls(**fields)
             for name, number in asdict(record).items():
                 if not (math.isfinite(number) and number >= 0):
@@ -158,9 +163,9 @@ def changed_settings(folder: str | Path, config: GTPOConfig) -> list[str]:
         ValueError: the record of that run is damaged.
     """
     path = InitialEntropy.path(folder)
-    before = read_record(path).get(_SETTINGS, {}) if path.exists() else {}
+    before = read_record(path).get(_SETTINGS_KEY, {}) if path.exists() else {}
     if not isinstance(before, dict):
-        raise ValueError(f"{path} must have an object {_SETTINGS}: restore or remove it")
+        raise ValueError(f"{path} must have an object {_SETTINGS_KEY}: restore or remove it")
 
     # Keys that the record lacks, of an older version, are no change; `dump_*` does not affect training.
     present = asdict(config)

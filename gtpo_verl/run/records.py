@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-_SIZE = 1 << 26  # bytes, at most
+_MAX_BYTES = 1 << 26
 
 
 def read_record(path: Path, *keys: str) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def read_record(path: Path, *keys: str) -> dict[str, Any]:
     """
     try:
         with path.open("rb") as file:
-            record = json.loads(file.read(_SIZE))  # what is longer is no JSON then
+            record = json.loads(file.read(_MAX_BYTES))  # a longer file is cut off here, and is no JSON then
     except (RecursionError, ValueError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}): restore or remove it") from error
     if not isinstance(record, dict) or not record.keys() >= set(keys):

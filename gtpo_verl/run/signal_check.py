@@ -34,10 +34,9 @@ class SignalCheck:
     def __init__(self, config: GTPOConfig):
         self._config = config
         self._rewards: list[torch.Tensor] = []  # of the first rollouts
-        # How many batches in a row, up to the last one,
-        self._emptied = 0  # have lost every completion to the filter
-        self._alone = 0  # have groups of one completion only
-        self._equal = 0  # have a larger group, and equal rewards in each group
+        self._emptied = 0  # batches in a row that lost every completion to the filter
+        self._alone = 0  # batches in a row that have groups of one completion only
+        self._equal = 0  # batches in a row that have a larger group, and equal rewards in each group
 
     def see(self, rewards: torch.Tensor, result: GTPOAdvantage) -> None:
         """Take the (bs,) rewards of the next batch, and what GTPO made of it, once the filter has judged it.

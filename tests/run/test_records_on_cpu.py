@@ -53,7 +53,7 @@ def test_a_device_a_pipe_and_a_link_are_written_through(tmp_path):
 
 
 def test_a_record_without_end_is_named_and_not_read_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "_SIZE", 1 << 10)
+    monkeypatch.setattr(records, "_MAX_BYTES", 1 << 10)
     (tmp_path / "record.json").write_text(json.dumps({"key": "x" * 2000}))
     with pytest.raises(ValueError, match=r"record\.json is not .*restore or remove"):
         read_record(tmp_path / "record.json")

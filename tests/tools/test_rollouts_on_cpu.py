@@ -262,7 +262,7 @@ def test_a_line_that_grows_in_memory_is_refused_and_what_nobody_knows_is_not_kep
     rows = (dump / "step_000001.jsonl").read_text().splitlines()
     (tmp_path / "step_000001.jsonl").write_text("".join(f'{row[:-1]},"x":[1,[],[]]}}\n' for row in rows))
     assert read_step(tmp_path / "step_000001.jsonl", tokenizer) == read_step(dump / "step_000001.jsonl", tokenizer)
-    monkeypatch.setattr(dumps, "_BRACKETS", 100)
+    monkeypatch.setattr(dumps, "_MAX_BRACKETS", 100)
     (tmp_path / "step_000001.jsonl").write_text(rows[0][:-1] + ',"x":[' + "[]," * 100 + "0]}\n")
     with pytest.raises(ValueError, match="step_000001.jsonl:1 .*brackets"):
         read_step(tmp_path / "step_000001.jsonl", tokenizer)
@@ -288,7 +288,7 @@ def test_a_file_of_too_much_text_is_named(tmp_path, tokenizer, monkeypatch, caps
 
 
 def test_a_line_that_does_not_end_is_named(tmp_path, tokenizer, monkeypatch, capsys):
-    monkeypatch.setattr(dumps, "_LINE", 1 << 10)
+    monkeypatch.setattr(dumps, "_MAX_LINE_BYTES", 1 << 10)
     row = {"input": "q", "output": "o" * (1 << 11), "score": 1}
     (tmp_path / "1.jsonl").write_text(json.dumps(row) + "\n")
     assert f"{tmp_path / '1.jsonl'}:1 is not" in refusal(capsys, tmp_path, "--tokenizer", tokenizer)
