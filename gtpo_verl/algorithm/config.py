@@ -84,25 +84,25 @@ class GTPOConfig:
         self._check_token_weights()
         for key in ("entropy_coeff", "conflict_weight_positive", "conflict_weight_negative"):
             self._check_number(key, "a number of at least 0", lambda number: number >= 0)
-        remedy = "a number of nats per token above 0 (ln 2 in the paper)"
-        self._check_number("entropy_threshold", remedy, lambda number: number > 0)
+        expected = "a number of nats per token above 0 (ln 2 in the paper)"
+        self._check_number("entropy_threshold", expected, lambda number: number > 0)
         if self.initial_entropy is not None:
-            remedy = "a number of nats per token of at least 0, or null to measure it on the first rollouts"
-            self._check_number("initial_entropy", remedy, lambda number: number >= 0)
+            expected = "a number of nats per token of at least 0, or null to measure it on the first rollouts"
+            self._check_number("initial_entropy", expected, lambda number: number >= 0)
         if self.min_correct_reward is not None:
-            remedy = "the least reward of a right answer, or null"
-            self._check_number("min_correct_reward", remedy, lambda number: True)
+            expected = "the least reward of a right answer, or null"
+            self._check_number("min_correct_reward", expected, lambda number: True)
 
     def _check_choice(self, key: str, *choices: str) -> None:
         value = getattr(self, key)
         if value not in choices:
             raise ValueError(f"{self.section}.{key}={value!r} is not one of {', '.join(choices)}")
 
-    def _check_number(self, key: str, remedy: str, is_in_range: Callable[[float], bool]) -> None:
+    def _check_number(self, key: str, expected: str, is_in_range: Callable[[float], bool]) -> None:
         value = getattr(self, key)
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not is_number or not is_in_range(value):
-            raise ValueError(f"{self.section}.{key}={value!r}: must be {remedy}")
+            raise ValueError(f"{self.section}.{key}={value!r}: must be {expected}")
 
     @classmethod
     def from_config(cls, config: "Self | Mapping[str, Any] | None") -> "Self":
@@ -117,7 +117,7 @@ class GTPOConfig:
         if isinstance(config, cls):
             return config
         section: Any = config or {}
-        if "adv_estimator" in section or "gtpo" in section:
+        if hasattr(section, "keys") and ("adv_estimator" in section or "gtpo" in section):
             section = section.get("gtpo")
             if section is None:
                 section = {}
@@ -131,8 +131,8 @@ class GTPOConfig:
 
     @classmethod
     def hint(cls, key: Any) -> str:
-        """Return what an unknown key may be meant for: one that another trainer has, or by its likeness to a key or to
-        a symbol of the paper."""
+        """Return what to do about an unknown key: remove it, if only another trainer has it, or use the key that it
+        resembles, or the keys behind the symbol of the paper that it resembles."""
         for other in GTPOConfig.__subclasses__():
             if key in [field.name for field in fields(other)]:
                 return f"unknown key; only {other.trainer} has it: remove it"
@@ -155,8 +155,9 @@ class GTPOConfig:
         function = self.token_weight_function
         return [] if function is None else token_weights.fields_of(function)
 
-    def fields_it_lacks(self) -> dict[str, str]:
-        """Return the fields of a batch that a function of `token_weights` is not given with these settings, and why."""
+    def unavailable_fields(self) -> dict[str, str]:
+        """Return the fields of a batch that the function of `token_weights` cannot be given with these settings, each
+        with the reason."""
         return {}
 
     def _check_token_weights(self) -> None:
@@ -170,10 +171,10 @@ class GTPOConfig:
                     f"{self.section}.{field.name}={value!r} with {setting}: leave the first out; the function alone "
                     "says what λ is"
                 )
-        lacks = self.fields_it_lacks()
+        unavailable = self.unavailable_fields()
         for name in self.token_weight_fields:
-            if name in lacks:
-                raise ValueError(f"{setting} asks for {name}: {lacks[name]}")
+            if name in unavailable:
+                raise ValueError(f"{setting} asks for {name}: {unavailable[name]}")
 
     @property
     def measures_initial_entropy(self) -> bool:
@@ -181,7 +182,7 @@ class GTPOConfig:
         return self.completion_filter == "auto" and self.initial_entropy is None
 
     def filter_is_active(self, initial_entropy: float | None) -> bool:
-        """Whether completions are filtered at all in this run: the ⟨H⟩_ini cases of Eq. 10.
+        """Return whether completions are filtered at all in this run: the ⟨H⟩_ini cases of Eq. 10.
 
         Args:
             initial_entropy: ⟨H⟩_ini in nats per token; needed for `completion_filter="auto"` only.

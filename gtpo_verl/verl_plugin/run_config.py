@@ -91,7 +91,7 @@ class VerlGTPOConfig(GTPOConfig):
     dump_freq: int = 10
     allow_changed_advantages: bool = False
 
-    def fields_it_lacks(self) -> dict[str, str]:
+    def unavailable_fields(self) -> dict[str, str]:
         if self.entropy_from != "update":
             return {}
         return {

@@ -109,6 +109,11 @@ def test_a_value_in_place_of_the_section_is_refused(value):
         GTPOConfig.from_config({"gtpo": value})
 
 
+def test_settings_that_are_no_mapping_are_named():
+    with pytest.raises(ValueError, match=r"^algorithm\.gtpo=5 is no mapping: .*entropy_coeff"):
+        GTPOConfig.from_config(5)
+
+
 SECTION = OmegaConf.create({"entropy_coeff": 0.2})
 
 
