@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_CHARACTER = 4  # bytes of the longest, each of which may be a token
+_MAX_CHARACTER_BYTES = 4  # in UTF-8; each byte of a character may be a token
 
 
 @cache
@@ -50,8 +50,8 @@ def eos_ids(*sources: Any) -> list[int]:
     return sorted(ids)
 
 
-def words_of(completion: Mapping[str, Any], tokenizer: "Tokenizer") -> dict[str, Any]:
-    """Return what a tokenizer says of a completion of a dump: whether it `ended`, its `prompt` and its `token_strings`.
+def decoded_fields(completion: Mapping[str, Any], tokenizer: "Tokenizer") -> dict[str, Any]:
+    """Return the fields of a completion of a dump that need its tokenizer: `ended`, `prompt` and `token_strings`.
 
     It has ended if the last of the model's own tokens is a special one.
     """
@@ -75,13 +75,13 @@ def spell(tokenizer: "Tokenizer", ids: Sequence[int]) -> list[str]:
     last_start = 0
     start = 0
     for t, token in enumerate(ids):
-        # What is before decides whether a space that some vocabularies put before a word is written.
+        # Some vocabularies put a space before a word, which is only written if there is text before it.
         context = ids[last_start:start]
         before = tokenizer.decode(context, skip_special_tokens=False)
         text = tokenizer.decode([*context, *ids[start : t + 1]], skip_special_tokens=False)[len(before) :]
 
-        # The token may hold the first bytes of a character of which the next one has the others.
-        may_go_on = t - start < _CHARACTER - 1 and t < len(ids) - 1
+        # The token may hold the first bytes of a character, and the next tokens the others.
+        may_go_on = t - start < _MAX_CHARACTER_BYTES - 1 and t < len(ids) - 1
         if text.endswith("\N{REPLACEMENT CHARACTER}") and may_go_on:
             words.append("")
             continue

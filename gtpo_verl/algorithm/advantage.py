@@ -69,7 +69,7 @@ def compute_gtpo(
         group_ids: (bs,) ids of any type that can be hashed; completions with equal ids are one group. Or the
             `Completions` of this mask, where the caller has them.
         entropy (torch.Tensor | None): (bs, response_length), entropy of the policy at each token, in nats; any floating
-            dtype. None: it is not known yet, and the advantages are λ_{i,t} A_i.
+            dtype. None: it is not known yet, and without `trajectory_entropy` the advantages are λ_{i,t} A_i.
         rewards (torch.Tensor | None): (bs,), R_i. Give them, or A_i as `advantages`.
         advantages (torch.Tensor | None): (bs,), A_i of any group-relative estimator, exactly 0 where a group gives no
             signal, or a completion is at its group's mean. The paper's have zero mean over a group, which keeps the
@@ -78,14 +78,15 @@ def compute_gtpo(
         config: the settings; a `GTPOConfig`, verl's `algorithm` config or its `gtpo` section. None: the defaults.
         initial_entropy (float | None): ⟨H⟩_ini in nats per token; by default `config.initial_entropy`.
         norm_adv_by_std_in_grpo (bool): divide by the group's standard deviation, plus `epsilon`, as in Sec. 3.
-        trajectory_entropy (torch.Tensor | None): (bs,), ⟨H⟩_i in nats per token, where the caller has them.
+        trajectory_entropy (torch.Tensor | None): (bs,), ⟨H⟩_i in nats per token, where the caller has them; they may be
+            any finite numbers.
         old_log_probs (torch.Tensor | None): (bs, response_length), for a function of `token_weights` that asks for it.
         token_weights: a function that gives λ_{i,t} in place of Eq. 9 (`gtpo_verl.algorithm.token_weights`); by default
             the one that the settings name, if any.
 
     Raises:
-        ValueError: no initial entropy for the filter `auto`; wrong shapes; a value that is not finite, or no entropy;
-            neither rewards nor advantages; a wrong setting.
+        ValueError: no initial entropy for the filter `auto`; wrong shapes; a value that is not finite; `entropy` below
+            0; neither rewards nor advantages; a wrong setting.
     """
     settings = GTPOConfig.from_config(config)
     completions = as_completions(response_mask, group_ids)
@@ -99,7 +100,9 @@ def compute_gtpo(
     _check_one_per_completion("trajectory_entropy", trajectory_entropy, completions)
     check_finite("entropy", trajectory_entropy, completions.uids)
 
-    group_advantages = _group_advantages(rewards, advantages, completions, settings, norm_adv_by_std_in_grpo, epsilon)
+    group_advantages = _group_advantages_from(
+        rewards, advantages, completions, settings, norm_adv_by_std_in_grpo, epsilon
+    )
     check_finite("advantage", group_advantages, completions.uids)
 
     if initial_entropy is None:
@@ -128,10 +131,12 @@ def compute_gtpo(
         conflict_weights = compute_conflict_weights(
             group_advantages, settings.conflict_weight_positive, settings.conflict_weight_negative
         )
+        # λ is 1 off the mask: every token gets its completion's advantage, and then those on the mask get λ times it.
         spread = completions.spread_in_numpy(regularized.advantages)
+        advantages_on_mask = (regularized.advantages * conflict_weights).cpu().numpy()
         rows = conflicts.rows.cpu().numpy()
         columns = conflicts.columns.cpu().numpy()
-        spread[rows, columns] = (regularized.advantages * conflict_weights).cpu().numpy()[rows]
+        spread[rows, columns] = advantages_on_mask[rows]
         weighted = torch.from_numpy(spread).to(group_advantages.device)
 
     return GTPOAdvantage(
@@ -219,16 +224,18 @@ def compute_group_advantages(
 
     Returns (bs,) for (bs,) rewards, at least float32. It is exactly 0 where R_i is the mean, and for a group of one.
     Without `norm_adv_by_std_in_grpo` it is R_i − mean(R). With `min_correct_reward` it is at most 0 where R_i is lower.
-    With `base`, (bs,) float64, it is this difference of rewards instead, with the same zeros and the same limit.
+    With `base`, (bs,) differences of rewards, A_i is taken from there, with the same zeros and the same limit; it is
+    not divided by the standard deviation.
     `group_ids` are (bs,) ids, or the `Completions` of the batch, of which a row without tokens gets 0.
 
-    The mean of .1, .2 and .3 is the second, but not once each is rounded to float32, and λ would go by the sign that is
-    left. So a deviation of up to four ulps of the group's largest |R| is 0: each rounding is half an ulp of its own
-    reward, that of the mean as much again, and a reward may be a sum of parts. The rewards' range would not do: 100.1,
-    100.2 and 100.3 are rounded as 100 is. Whole rewards below 2^21 / G deviate by more, if at all.
+    The mean of 0.1, 0.2 and 0.3 is 0.2, but the mean of these numbers as float32 is slightly off, and the sign of that
+    error would decide λ. So a deviation of at most four ulps of the group's largest |R| becomes 0: half an ulp for the
+    rounding of the reward, as much for that of the mean, and the rest for rewards that are sums of rounded parts. It is
+    the size of the rewards that counts, and not their range: 100.1, 100.2 and 100.3 have the rounding errors of 100.
+    Whole rewards below 2^21 / G lose nothing: their deviations are 0 or larger than this limit.
 
     Raises:
-        ValueError: a reward that is not finite; rewards that are not (bs,).
+        ValueError: a reward that is not finite; rewards or `base` that are not (bs,).
     """
     if rewards.ndim != 1:
         raise ValueError(f"rewards has shape {tuple(rewards.shape)}: give one per completion, (bs,)")
@@ -246,7 +253,7 @@ def compute_group_advantages(
     largest = torch.zeros_like(exact).scatter_reduce(0, groups, exact.abs(), "amax")
 
     if base is None:
-        # Less the highest of the group, equal rewards are 0, and so is their mean, without rounding.
+        # Once the group's highest reward is subtracted, equal rewards are exactly 0, and so is their mean.
         highest = exact.scatter_reduce(0, groups, exact, "amax", include_self=False)
         exact = exact - highest[groups]
         means = groups.bincount(exact) / sizes
@@ -322,10 +329,9 @@ def highest_kept_entropy(advantages: torch.Tensor, config: GTPOConfig, initial_e
     infinite = torch.full_like(advantages, math.inf, dtype=torch.float64)
     if not config.filter_is_active(initial_entropy):
         return infinite
-    # Entropies are float32, in which ln 2 lies higher.
-    highest = torch.full_like(
-        infinite, float(torch.tensor(config.entropy_threshold, dtype=torch.float32, device="cpu"))
-    )
+    # Entropies are float32, in which ln 2 is rounded up. The threshold has to be rounded alike: at ln 2 δ is 1.
+    threshold = torch.tensor(config.entropy_threshold, dtype=torch.float32, device="cpu").item()
+    highest = torch.full_like(infinite, threshold)
     if config.filter_scope == "negative":
         highest = torch.where(advantages < 0, highest, infinite)
     return highest
@@ -357,7 +363,7 @@ def regularize(
     return Regularized(torch.where(keep, group_advantages - regularizer, 0), regularizer, keep)
 
 
-def _group_advantages(
+def _group_advantages_from(
     rewards: torch.Tensor | None,
     advantages: torch.Tensor | None,
     completions: Completions,
@@ -365,7 +371,7 @@ def _group_advantages(
     norm_by_std: bool,
     epsilon: float,
 ) -> torch.Tensor:
-    """Return A_i as `compute_gtpo` takes them from its arguments."""
+    """Return A_i, from the rewards or the advantages that `compute_gtpo` is given."""
     if advantages is not None:
         _check_one_per_completion("advantages", advantages, completions)
     if rewards is not None:
@@ -385,9 +391,11 @@ def _mean_entropy(entropy: torch.Tensor | None, completions: Completions) -> tor
     if entropy is None:
         return torch.zeros(completions.shape[:1], device=completions.device)
     means = completions.mean(entropy)
-    # Entropies of logits in 16 bits may lie below 0, by up to a quarter of a nat and as often above it.
-    lowest = means.min() if len(means) else 0
-    if lowest < -0.25 or (len(means) and means.mean() < -0.01):
+    if not len(means):
+        return means
+    # With logits in 16 bits an entropy may be a quarter of a nat too low, but as often it is too high. So the mean of a
+    # completion may be below 0, but hardly that of a batch.
+    if means.min() < -0.25 or means.mean() < -0.01:
         row = int(means.argmin())
         raise ValueError(
             f"the entropy of row {row} (uid {completions.uids[row]}) is {means[row]:.4g} nats per token, and the mean "
@@ -404,5 +412,7 @@ def _check_one_per_completion(name: str, values: torch.Tensor, completions: Comp
 
 def check_finite(name: str, values: torch.Tensor, uids: Sequence[Hashable]) -> None:
     """Raise a ValueError on the first of (bs,) values that is not finite, naming its row and uid."""
-    for row in (~values.isfinite()).nonzero().flatten().tolist():
+    rows = (~values.isfinite()).nonzero().flatten().tolist()
+    if rows:
+        row = rows[0]
         raise ValueError(f"the {name} of row {row} (uid {uids[row]}) is {values[row]}: find out why before training")

@@ -28,8 +28,8 @@ class Conflicts(NamedTuple):
     # (bs,) bool, whether the forward mask runs past the beginning that all completions of the prompt share
     forks: torch.Tensor
 
-    def ends(self, row: int) -> dict[str, int]:
-        """Return how many tokens of a row are on the forward and on the backward mask, by their names here."""
+    def lengths_of(self, row: int) -> dict[str, int]:
+        """Return a row's `prefix_len` and `suffix_len`."""
         return {"prefix_len": int(self.prefix_len[row]), "suffix_len": int(self.suffix_len[row])}
 
     def spread(self, weights: torch.Tensor, shape: torch.Size) -> torch.Tensor:

@@ -28,17 +28,23 @@ def compute_gtpo_metrics(
     `regularizer/mean` is the mean of γ⟨H⟩_i. Entropies are in nats per token; a mean over no completions is left out.
 
     Args:
-        result (GTPOAdvantage): of the batch.
+        result (GTPOAdvantage): what `compute_gtpo` returned for the batch.
         config: the settings it was computed with, as for `compute_gtpo`.
-        initial_entropy (float | None): ⟨H⟩_ini of the run in nats per token, if it is known.
+        initial_entropy (float | None): ⟨H⟩_ini of the run in nats per token; by default `config.initial_entropy`.
         truncated (torch.Tensor | None): (bs,) bool, completions that reached a limit of length, if they are known.
+
+    Raises:
+        ValueError: the filter is `auto` and there is no initial entropy; a wrong setting.
     """
     settings = GTPOConfig.from_config(config)
     if initial_entropy is None:
         initial_entropy = settings.initial_entropy
     is_real = result.completions.lengths > 0
+    conflict_metrics = {}
+    if result.conflicts is not None:
+        conflict_metrics = _conflict_metrics(result, result.conflicts, is_real)
     metrics = {
-        **(_conflict_metrics(result, result.conflicts, is_real) if result.conflicts else {}),
+        **conflict_metrics,
         **_lambda_metrics(result),
         "entropy/initial": initial_entropy,
         "entropy/threshold": settings.entropy_threshold,
@@ -131,7 +137,7 @@ def _group_metrics(result: GTPOAdvantage, is_real: torch.Tensor) -> dict[str, An
 def compute_log_prob_metrics(
     old_log_probs: torch.Tensor, group_advantages: torch.Tensor, completions: Completions
 ) -> dict[str, float]:
-    """How likely the completions with A_i > 0, and those with A_i < 0, are under the policy.
+    """Compute how likely the completions with A_i > 0, and those with A_i < 0, are under the policy.
 
     `gtpo/log_prob/positive` and `gtpo/log_prob/negative` are means over completions of the mean log-probability of
     their own tokens, in nats per token; a mean over no completions is left out. Completions with A_i = 0 count in
@@ -159,7 +165,7 @@ def _number_of_tokens(result: GTPOAdvantage) -> torch.Tensor:
 
 
 def _groups_with_any(result: GTPOAdvantage, flags: torch.Tensor) -> torch.Tensor:
-    """Return, (groups,) bool, whether one of the group's (bs,) flags is set."""
+    """Return for each group, (groups,) bool, whether the (bs,) flag of one of its completions is set."""
     groups = result.completions.groups
     real_groups = groups[result.completions.lengths > 0].unique()
     return torch.isin(real_groups, groups[flags])

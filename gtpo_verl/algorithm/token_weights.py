@@ -84,9 +84,11 @@ def compute_own_weights(
         setting: the key, for messages.
 
     Raises:
-        ValueError: the function asks for a field that the caller has not; it returns no floats of this shape, one that
-            is not finite, or one other than 0 and 1 on a token that is no completion's own.
+        ValueError: the function asks for a field that the caller does not have, or it returns something other than
+            floats of this shape, a weight that is not finite, or a weight other than 0 and 1 on a token that is no
+            completion's own.
     """
+    # A rule's `groups` are groups of equal uids and prompts, which are the `prompts` of `Completions`.
     fields: dict[str, Any] = {
         **batch,
         "response_mask": completions.mask,
@@ -106,12 +108,15 @@ def compute_own_weights(
     if not weights.is_floating_point() or weights.shape != completions.shape:
         raise ValueError(f"{setting} returned {weights.dtype} {tuple(weights.shape)}: it must return floats, {shape}")
     weights = weights.detach().float()
-    is_wrong = (~weights.isfinite()).where(completions.mask, (weights != 0) & (weights != 1))
-    for row in is_wrong.any(-1).nonzero().flatten().tolist():
-        column = int(is_wrong[row].nonzero()[0])
-        whose = "must be finite" if completions.mask[row, column] else "is not the completion's own, and needs 0 or 1"
+    is_own = completions.mask
+    is_wrong_own = is_own & ~weights.isfinite()
+    is_wrong_elsewhere = ~is_own & (weights != 0) & (weights != 1)
+    is_wrong = is_wrong_own | is_wrong_elsewhere
+    if is_wrong.any():
+        row, column = is_wrong.nonzero()[0].tolist()
+        requirement = "must be finite" if is_own[row, column] else "is not the completion's own, and needs 0 or 1"
         raise ValueError(
             f"{setting} gives token {column} of row {row} (uid {completions.uids[row]}) the weight "
-            f"{weights[row, column]:g}: it {whose}"
+            f"{weights[row, column]:g}: it {requirement}"
         )
     return weights.where(completions.mask, 0)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gtpo_verl.algorithm.config import GTPOConfig
 from gtpo_verl.run.dumps import HEADER_NAME, SCHEMA_VERSION, STEP_FILES, last_outputs, read_lines
 from gtpo_verl.run.records import read_record
-from gtpo_verl.tokens import load_tokenizer, spell, words_of
+from gtpo_verl.tokens import decoded_fields, load_tokenizer, spell
 
 if TYPE_CHECKING:
     import torch
@@ -197,7 +197,7 @@ def read_step(path: Path, dump_tokenizer: str, tokenizer: str | None = None) -> 
         loaded = load_tokenizer(tokenizer or dump_tokenizer)
         if tokenizer and any(loaded.id_to_token(token) is None for token in completion["token_ids"]):
             raise ValueError(f"{path} has tokens which the tokenizer {tokenizer} lacks: give the run's own")
-        completion.update(words_of(completion, loaded))
+        completion.update(decoded_fields(completion, loaded))
     return completions
 
 
@@ -415,7 +415,7 @@ def _completions_from_text(
             # As in a run without GTPO, which these files are of: λ is what GTPO would add.
             "advantages": [round(advantages[i].item(), 4)] * len(ids),
         }
-        completion |= conflicts.ends(i)
+        completion |= conflicts.lengths_of(i)
         completions.append(completion)
     return completions
 

@@ -43,7 +43,7 @@ import torch
 from gtpo_verl.algorithm.advantage import GTPOAdvantage
 from gtpo_verl.run.dumps import HEADER_NAME, SCHEMA_VERSION, STEP_FILES
 from gtpo_verl.run.records import atomic_write
-from gtpo_verl.tokens import words_of
+from gtpo_verl.tokens import decoded_fields
 from gtpo_verl.verl_plugin.batch_fields import BatchFields
 from gtpo_verl.verl_plugin.run_config import RunConfig, VerlGTPOConfig
 
@@ -154,13 +154,13 @@ class TokenDump:
                 "keep": bool(result.keep[row]),
             }
             if result.conflicts is not None:
-                completion |= result.conflicts.ends(row)
+                completion |= result.conflicts.lengths_of(row)
             completion["prompt_ids"] = fields.prompts[row].tolist()
             length = int(fields.response_len[row])
             for name, column in columns.items():
                 completion[name] = column[place][:length]
             if self._tokenizer is not None:
-                completion |= words_of(completion, self._tokenizer)
+                completion |= decoded_fields(completion, self._tokenizer)
             lines += json.dumps(completion, separators=(",", ":"), allow_nan=False) + "\n"
         return lines
 

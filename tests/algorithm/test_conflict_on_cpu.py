@@ -36,7 +36,7 @@ def test_the_lengths_of_both_masks_of_a_completion_are_told_by_name():
     responses = torch.tensor([[7, 8, 1, 9], [7, 8, 2, 9], [7, 5, 3, 9]])
     completions = Completions(torch.ones(3, 4), "aaa")
     conflicts = find_conflicts(responses, completions, torch.tensor([1.0, -1.0, -1.0]), GTPOConfig())
-    assert [conflicts.ends(row) for row in range(3)] == [
+    assert [conflicts.lengths_of(row) for row in range(3)] == [
         {"prefix_len": 2, "suffix_len": 1},
         {"prefix_len": 2, "suffix_len": 1},
         {"prefix_len": 1, "suffix_len": 1},
