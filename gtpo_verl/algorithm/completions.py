@@ -79,8 +79,8 @@ class Completions:
         none."""
         rows = values.detach().float().cpu().numpy()
         # Sum and quotient are float64, and rounded to float32 once. So the mean of equal numbers is that number, as
-        # Eq. 10 needs at exactly ln 2, and another width or order, which may change the last bits of the sum, shows in
-        # the mean next to never.
+        # Eq. 10 needs at exactly ln 2. Width and order of the values may change the last bits of the sum; the rounding
+        # hides them nearly always.
         totals = rows.sum(-1, dtype=float, where=self._is_own)
         counts = self.lengths.cpu().numpy().clip(min=1)
         return torch.tensor(totals / counts, dtype=torch.float32, device=values.device)
