@@ -1,7 +1,7 @@
 """`gtpo-verl check`: is GTPO hooked into this verl, and would a command of it start here?
 
-It starts a module of verl or of verl-recipe, in this process, which ends where verl's trainer takes its config
-(`intercept`). Whatever else is to be checked its user starts, with GTPO_CHECK=1 (`stop_before_start`).
+It starts a module of verl or of verl-recipe in this process, which ends where verl's trainer takes its config
+(`intercept`). Users start anything else themselves, with GTPO_CHECK=1 (`stop_before_start`).
 """
 
 import argparse
@@ -18,7 +18,9 @@ from gtpo_verl.tools.check.installation import report_installation
 
 _MAIN_PPO = "verl.trainer.main_ppo"
 _CONFIG_OPTION = r"--config-(name|path|dir)(=.*)?"
+# KEY=VALUE as Hydra takes it, in lower case: WANDB_API_KEY=secret is a variable of the shell.
 _SETTING = r"[+~]*[a-z][\w/@]*(\.[\w.]+)?=.*"
+# What a command may begin with that is overrides alone. ~KEY takes a key away.
 _OVERRIDE = re.compile(rf"{_CONFIG_OPTION}|{_SETTING}|~.+", re.DOTALL)
 
 
@@ -35,17 +37,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check the installation or, in a process that ends there, a command; returns 1 if not all is well, else 0."""
+    """Check the installation, or a command, which ends this process; returns 1 if not all is well, else 0."""
     if not args.command:
         return report_installation(_MAIN_PPO)
     module, arguments = module_of(args.command)
     if not module:
-        says = "not checked: only python3 -m MODULE of verl or verl-recipe is started here; start it yourself as"
-        print(f"{says} GTPO_CHECK=1 bash my_script.sh; for Docker, Slurm, ssh and Ray {DOCS}/check.md has the form")
+        print(
+            "not checked: only python3 -m MODULE of verl or verl-recipe is started here; start it yourself as "
+            f"GTPO_CHECK=1 bash my_script.sh; for Docker, Slurm, ssh and Ray {DOCS}/check.md has the form"
+        )
         return 1
-    was_set = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = "settings" if args.settings else was_set or "1"
-    sys.path.insert(0, os.getcwd())
+    value_given = os.environ.get(VARIABLE)
+    if args.settings:
+        os.environ[VARIABLE] = "settings"
+    elif not value_given:
+        os.environ[VARIABLE] = "1"
+    sys.path.insert(0, os.getcwd())  # as python3 -m does
+    # verl loads its plugins, among them gtpo_check, which imports `intercept` as the variable is set.
     import verl  # noqa: F401
 
     if "gtpo_verl.tools.check.intercept" not in sys.modules:
@@ -54,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         return 1
     from gtpo_verl.tools.check import intercept
 
-    intercept.status_if_sound = 1 if was_set else 0
+    intercept.status_if_sound = 1 if value_given else 0
     intercept.end_if_never_checked(module)
     sys.argv = [module, *arguments]
     reason = f"{module} ended before verl's trainer took its config"
@@ -71,14 +79,19 @@ def module_of(words: Sequence[str]) -> tuple[str, Sequence[str]]:
     """Return the module of verl or verl-recipe that a command starts, and its arguments; empty if there is none."""
     if _OVERRIDE.fullmatch(words[0]):
         return _MAIN_PPO, words
-    python = Path(words[0])
-    is_this = python.name == words[0] or python.parent == Path(sys.executable).parent
-    if "-m" not in words[:-1] or not is_this or not re.fullmatch(r"python[\d.]*", python.name):
+    program = Path(words[0])
+    is_python = re.fullmatch(r"python[\d.]*", program.name)
+    # This process runs the module, so the Python has to be the one of this process.
+    is_on_path = program.name == words[0]
+    is_this_environments = is_on_path or program.parent == Path(sys.executable).parent
+    if not is_python or not is_this_environments or "-m" not in words[:-1]:
         return "", ()
-    place = words.index("-m")
-    options = words[1:place]
-    module = words[place + 1]
-    is_verls = module.partition(".")[0] in ("verl", "recipe")
-    if not is_verls or not all(option.startswith("-") for option in options):
+
+    position = words.index("-m")
+    python_options = words[1:position]
+    if not all(option.startswith("-") for option in python_options):  # a script, which may take an -m of its own
         return "", ()
-    return module, words[place + 2 :]
+    module = words[position + 1]
+    if module.partition(".")[0] not in ("verl", "recipe"):
+        return "", ()
+    return module, words[position + 2 :]

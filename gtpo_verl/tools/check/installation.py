@@ -9,7 +9,9 @@ from pkgutil import resolve_name
 
 from gtpo_verl.tools.check.finding import Finding, module_spec, print_all
 
-_ONLY = "VERL_USE_EXTERNAL_PLUGINS"
+# The variable by which verl loads the named plugins alone.
+_PLUGINS_VARIABLE = "VERL_USE_EXTERNAL_PLUGINS"
+# Our entry points of `verl.plugins`, and the modules that verl imports for them.
 _PLUGINS = {"gtpo": "gtpo_verl.verl_plugin", "gtpo_check": "gtpo_verl.tools.check.stop_before_start"}
 
 
@@ -22,21 +24,23 @@ def installation() -> Iterator[Finding]:
         return
     from verl.trainer.ppo import core_algos
 
+    # Before the next import, which would load the plugin itself.
     absent = [name for name, module in _PLUGINS.items() if module not in sys.modules]
     from gtpo_verl.verl_plugin import compat, hooks
 
     how_to_load = "install gtpo_verl again: this installation does not have that entry point"
-    chosen = os.environ.get(_ONLY)
+    chosen = os.environ.get(_PLUGINS_VARIABLE)
     if chosen:
-        how_to_load = f"{_ONLY}={chosen} leaves it out: unset it, or set it to {','.join(_PLUGINS)}"
+        how_to_load = f"{_PLUGINS_VARIABLE}={chosen} leaves it out: unset it, or set it to {','.join(_PLUGINS)}"
     for name in absent:
         yield Finding(f"plugin {name}", "not loaded by verl", how_to_load)
     for hook in hooks.HOOKS:
         place = f"{hook.module}:{hook.path}"
         if module_spec(hook.module) and not hasattr(resolve_name(place), "hooked_by_gtpo"):
-            yield Finding(f"hook on {hook.subject}", "no", f"{hook.module}.{hook.path} is not hooked")
+            yield Finding(f"hook on {hook.subject}", "missing", f"{hook.module}.{hook.path} is not hooked")
     if "GTPO" in core_algos.AdvantageEstimator.__members__:
-        yield Finding("gtpo", "this verl has GTPO of its own", advice="it serves gtpo, the plugin gtpo_trajectory")
+        advice = "gtpo is verl's then, and this plugin's is gtpo_trajectory"
+        yield Finding("gtpo", "this verl has GTPO of its own", advice=advice)
     for reason in compat.load_errors:
         yield Finding("registration", "failed", reason)
 

@@ -22,7 +22,9 @@ import wrapt
 from gtpo_verl.terminal import printable
 from gtpo_verl.tools.check.finding import VARIABLE, Finding, module_spec, print_all
 
-_JUDGED_IN = ("verl.utils.config:validate_config", "verl.utils:validate_config", "verl.trainer.main_ppo:run_ppo")
+# Where verl's trainers take their config. A program may have imported `validate_config` from either of its modules.
+_CHECKED_IN = ("verl.utils.config:validate_config", "verl.utils:validate_config", "verl.trainer.main_ppo:run_ppo")
+# Where a run that none of these has checked has to end, before it starts anything.
 _ENDS_IN = (
     "ray:init",
     "verl.trainer.ppo.ray_trainer:RayPPOTrainer.__init__",
@@ -30,20 +32,28 @@ _ENDS_IN = (
     "verl.workers.engine.base:EngineRegistry.new",
 )
 _INTERRUPTED = 130
-_found_in_command: dict[Finding, None] = {}
-"""Found where Hydra composes, in order and once each: it composes twice."""
+_command_findings: dict[Finding, None] = {}
+"""What is wrong with the command line, in order and once each: Hydra composes twice."""
 status_if_sound = 1
-"""With the variable a process ends with 1 in any case, so that a script under `set -e` goes no further."""
+"""The status of a process without a problem: 1, so that a script under `set -e` goes no further.
+
+`gtpo-verl check` makes it 0, unless its user has set the variable.
+"""
 
 
 def install() -> None:
-    """Hook in where a run is checked, or ends unchecked; a ValueError if the variable is neither 1 nor settings."""
+    """Hook into the places where a run is checked, or ends unchecked.
+
+    Raises:
+        ValueError: the variable is neither 1 nor settings.
+    """
     value = os.environ[VARIABLE]
     if value not in ("1", "settings"):
         raise ValueError(f"{VARIABLE}={value}: must be 1 or settings; to train, unset it")
     words = sys.orig_argv[1:]
-    end_if_never_checked(words[words.index("-m") + 1] if "-m" in words[:-1] else "")
-    for place in _JUDGED_IN:
+    if "-m" in words[:-1]:
+        end_if_never_checked(words[words.index("-m") + 1])
+    for place in _CHECKED_IN:
         _hook(place, _check)
     for place in _ENDS_IN:
         _hook(place, _ends_at(place))
@@ -68,6 +78,7 @@ def end_if_never_checked(module: str) -> None:
 
 
 def _check(function: Callable, instance: Any, args: Sequence, kwargs: dict) -> NoReturn:
+    """Check the config that one of `_CHECKED_IN` is called with, print what is wrong with it, and end the process."""
     from gtpo_verl.tools.check import settings
 
     try:
@@ -78,24 +89,28 @@ def _check(function: Callable, instance: Any, args: Sequence, kwargs: dict) -> N
     except Exception:
         traceback.print_exc()
         end_unchecked("the check itself failed, see above")
-    counts = {
-        "in its settings": print_all(dict.fromkeys([*_found_in_command, *in_settings])),
-        "on this machine": print_all(on_machine),
-    }
-    said = [f"{number} problem{'s' if number > 1 else ''} {place}" for place, number in counts.items() if number]
-    end(f"checked: {_program()}: {', '.join(said) or 'no problem'}", 1 if said else status_if_sound)
+    settings_problems = print_all(dict.fromkeys([*_command_findings, *in_settings]))
+    machine_problems = print_all(on_machine)
+    counts = []
+    for number, place in ((settings_problems, "in its settings"), (machine_problems, "on this machine")):
+        if number:
+            plural = "s" if number > 1 else ""
+            counts.append(f"{number} problem{plural} {place}")
+    if counts:
+        end(f"checked: {_program()}: {', '.join(counts)}", 1)
+    end(f"checked: {_program()}: no problem", status_if_sound)
 
 
 def end_unchecked(reason: str) -> NoReturn:
-    """Say what was found so far, and why the run is not checked."""
-    print_all(_found_in_command)
+    """Print what is wrong with the command line and why the run is not checked, and end the process."""
+    print_all(_command_findings)
     end(f"not checked: {_program()}: {reason}", 1)
 
 
 def end(last_line: str, status: int) -> NoReturn:
     """End this process, as `sys.exit` would, but past whoever catches that."""
     print(f"{printable(last_line)}; it was not started", flush=True)
-    atexit._run_exitfuncs()  # Ray's, if the program has started Ray
+    atexit._run_exitfuncs()  # Ray stops, if the program has started it, and Hydra's temporary folder goes
     sys.stderr.flush()
     os._exit(status)
 
@@ -113,7 +128,7 @@ def _program() -> str:
 
 
 def _run_main(function: Callable, instance: Any, args: Sequence, kwargs: dict) -> NoReturn:
-    """`hydra.main`: its program ends in `_check`, or here."""
+    """Run the program of `hydra.main`, which ends in `_check`, or else here."""
     try:
         function(*args, **kwargs)
     except KeyboardInterrupt:
@@ -124,10 +139,12 @@ def _run_main(function: Callable, instance: Any, args: Sequence, kwargs: dict) -
 
 
 def _run_sweep(*arguments: Any) -> NoReturn:
+    """End the process in the place of Hydra's sweep."""
     end_unchecked("it is a sweep of several runs: check one of them, without -m and --multirun")
 
 
 def _compose(function: Callable, instance: Any, args: Sequence, kwargs: dict) -> Any:
+    """Compose as Hydra does; end the process with a line if Hydra refuses the command."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -152,7 +169,7 @@ def _unreadable(words: Iterable[str]) -> str:
             OverridesParser.create().parse_override(word)
         except HydraException:
             if not word.strip():
-                return "an argument is empty, as of a variable that is not set: leave it out"
+                return "an argument is empty, perhaps a variable that is not set: leave it out"
             if not equals:
                 return f"{word} is no KEY=VALUE; for a file give --config-path and --config-name"
             quoted = value.replace("\\", "\\\\").replace('"', '\\"')
@@ -161,7 +178,7 @@ def _unreadable(words: Iterable[str]) -> str:
 
 
 def _apply_overrides(function: Callable, instance: Any, args: Sequence, kwargs: dict) -> None:
-    """Compose as Hydra does, in a folder that goes with this process, and gather what is wrong."""
+    """Gather what is wrong with the overrides, and give Hydra a folder that is removed with this process."""
     overrides, config = args
     gather(function, overrides, config)
     folder = tempfile.mkdtemp(prefix="gtpo-check-")
@@ -171,40 +188,45 @@ def _apply_overrides(function: Callable, instance: Any, args: Sequence, kwargs: 
 
 
 def gather(function: Callable, overrides: Sequence[Any], config: Any) -> None:
-    """Apply the overrides one by one, gather the keys that the config lacks, and give wrong values verl's defaults."""
+    """Apply the overrides to a config one by one, and gather what is wrong with them and with the config.
+
+    Keys that the config lacks are left out. Wrong values become verl's defaults.
+    """
     from omegaconf import OmegaConf
 
     from gtpo_verl.tools.check import settings, unknown_keys
     from gtpo_verl.verl_plugin.values import known_keys
 
     known = known_keys(config)
-    _found(unknown_keys.added_in_yaml(config))
+    _keep(unknown_keys.added_in_yaml(config))
     given = {override.key_or_group for override in overrides}
     unknown = []
     for override in overrides:
         if override.is_add() or override.is_force_add():
             key = override.key_or_group
-            wrong = unknown_keys.added(key, override.value(), config, known, given - {key})
-            if wrong:
-                _found([wrong])
+            finding = unknown_keys.added(key, override.value(), config, known, given - {key})
+            if finding:
+                _keep([finding])
                 continue
-        word = _apply(function, override, config)
-        if word:
-            unknown.append(word)
-    _found(unknown_keys.unknown(unknown, config, given))
-    # The program may compute with them before verl's trainer takes the config.
-    run = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
-    for wrong_value in settings.certainly_wrong(run):
-        _found([settings.as_finding(wrong_value)])
+        refused = _apply(function, override, config)
+        if refused:
+            unknown.append(refused)
+    _keep(unknown_keys.unknown(unknown, config, given))
+
+    # Put right here, since the program may compute with the values before verl's trainer takes the config.
+    run_config = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+    for wrong_value in settings.certainly_wrong(run_config):
+        _keep([settings.as_finding(wrong_value)])
         settings.put_right(config, wrong_value)
 
 
-def _found(findings: Iterable[Finding]) -> None:
-    _found_in_command.update(dict.fromkeys(findings))
+def _keep(findings: Iterable[Finding]) -> None:
+    """Keep findings until the check, or the end, prints them."""
+    _command_findings.update(dict.fromkeys(findings))
 
 
 def _apply(function: Callable, override: Any, config: Any) -> str:
-    """Apply one override; returns it if its key is none that the config has."""
+    """Apply one override; return it as it was written if the config lacks its key, else an empty text."""
     from hydra.errors import ConfigCompositionException
     from omegaconf import OmegaConf
 
@@ -213,7 +235,7 @@ def _apply(function: Callable, override: Any, config: Any) -> str:
         function([override], config)
     except ConfigCompositionException as error:
         if "already at" in str(error):
-            _found([Finding(key, "verl has this key, and Hydra adds none twice", "leave its + out")])
+            _keep([Finding(key, "verl has this key, and Hydra adds none twice", "leave its + out")])
             OmegaConf.update(config, key, override.value(), merge=True)
         elif re.match("Could not override|.*does not exist", str(error)):
             return str(override.input_line)

@@ -31,6 +31,7 @@ class Name(NamedTuple):
 
     key: str
     look_up: Callable[[], Sequence[str]]
+    # Whether this run reads the key.
     is_read: bool = True
     # Whether workers may know more names than this process, such as those of a file of the user's.
     is_open: bool = False
@@ -42,8 +43,9 @@ def unknown_names(config: DictConfig) -> Iterator[tuple[str, Finding]]:
         value = select(config, name.key)
         if value is None or value == verls_defaults().get(name.key):
             continue
-        for one in value if OmegaConf.is_list(value) else [value]:
-            finding = _check(name, one)
+        values = value if OmegaConf.is_list(value) else [value]
+        for listed in values:
+            finding = _check(name, listed)
             if finding:
                 yield name.key, finding
 
@@ -53,18 +55,20 @@ def _check(name: Name, value: Any) -> Finding | None:
     try:
         known = name.look_up()
     except (ImportError, AttributeError, OSError, SyntaxError, OmegaConfBaseException) as error:
-        return Finding(subject, "not checked", advice=f"{' '.join(str(error).split())}")
-    # A straight-through KL is its name with a plus.
-    if not known or str(value).removesuffix("+" if "kl_" in name.key else "") in known:
+        return Finding(subject, "not checked", advice=" ".join(str(error).split()))
+    given = str(value)
+    if name.look_up is _kl_penalties:
+        given = given.removesuffix("+")  # which asks for the straight-through estimator of the same penalty
+    if not known or given in known:
         return None
     near = get_close_matches(str(value), known, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    what = f"{hint}verl has {', '.join(known)}"
+    choices = f"{hint}verl has {', '.join(known)}"
     if name.is_open:
-        return Finding(subject, "not checked: no such name here", advice=what)
+        return Finding(subject, "not checked: no such name here", advice=choices)
     if not name.is_read:
-        return Finding(subject, "no such value, which this run does not read", advice=what)
-    return Finding(subject, "no such value", what)
+        return Finding(subject, "no such value, which this run does not read", advice=choices)
+    return Finding(subject, "no such value", remedy=choices)
 
 
 def _names(config: DictConfig) -> Iterator[Name]:
@@ -104,15 +108,17 @@ def _names_of_engines(config: DictConfig) -> Iterator[Name]:
     get = partial(select, config)
     if get(f"{_ACTOR}.fsdp_config") is not None:
         engine = "verl.workers.config.engine:FSDPEngineConfig.__post_init__"
-        if get(f"{_ACTOR}.strategy") not in verls_engines():  # whose settings the config then lacks
+        # If it is another engine, `verls.refusals` says that the settings are FSDP's.
+        if get(f"{_ACTOR}.strategy") not in verls_engines():
             yield Name(f"{_ACTOR}.strategy", partial(compared, engine, "strategy"))
         yield Name(_ATTENTION, _attentions, is_open="/" in str(get(_ATTENTION)))
     for section, is_read in ((_ACTOR, True), ("critic", need_critic(config))):
         optimizer = str(get(f"{section}.optim._target_"))
+        if not optimizer.startswith("verl."):
+            continue
         for name in ("lr_scheduler_type", "warmup_style"):
             look_up = partial(compared, f"{optimizer}.__post_init__", name)
-            if optimizer.startswith("verl."):
-                yield Name(f"{section}.optim.{name}", look_up, is_read=is_read)
+            yield Name(f"{section}.optim.{name}", look_up, is_read=is_read)
 
 
 def _names_of_the_rollout(config: DictConfig) -> Iterator[Name]:
@@ -122,11 +128,10 @@ def _names_of_the_rollout(config: DictConfig) -> Iterator[Name]:
     yield Name(f"{_ROLLOUT}.dtype", _dtypes)
     # An engine has formats of its own, of which some come with packages.
     yield Name(f"{_ROLLOUT}.load_format", lambda: ["auto", "dummy", "hf", "pt", "safetensors"], is_open=True)
-    own_file, own_manager = (
-        get(f"{_ROLLOUT}.agent.agent_loop_config_path"),
-        get(f"{_ROLLOUT}.agent.agent_loop_manager_class"),
-    )
-    may_have_more = bool(own_file or own_manager)
+    # A file or a class of the user's may register more of them in the workers.
+    file = get(f"{_ROLLOUT}.agent.agent_loop_config_path")
+    manager = get(f"{_ROLLOUT}.agent.agent_loop_manager_class")
+    may_have_more = bool(file or manager)
     loops = partial(_registered, "verl.experimental.agent_loop.agent_loop:_agent_loop_registry")
     yield Name(f"{_ROLLOUT}.agent.default_agent_loop", loops, is_open=may_have_more)
     parsers = partial(_registered, "verl.experimental.agent_loop.tool_parser:ToolParser._registry")

@@ -17,7 +17,7 @@ from packaging.version import Version
 
 from gtpo_verl.links import DOCS
 from gtpo_verl.run.records import nearest_existing
-from gtpo_verl.tools.check.finding import Finding, module_spec
+from gtpo_verl.tools.check.finding import Finding, module_spec, problem
 from gtpo_verl.verl_plugin.problems import V1_PACKAGES
 from gtpo_verl.verl_plugin.resume import missing_checkpoint
 from gtpo_verl.verl_plugin.run_config import select
@@ -27,8 +27,9 @@ _ACTOR, _MODEL, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model",
 _UNITS = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
 _REMOTE = re.compile(r"\w+://")
 _MEGATRON = ("megatron.bridge", "megatron.core", "transformer_engine", "flash_attn")
+_REWARD_FILE = "reward.custom_reward_function.path"
 _FILES = (
-    "reward.custom_reward_function.path",
+    _REWARD_FILE,
     "data.custom_cls.path",
     f"{_ROLLOUT}.multi_turn.tool_config_path",
     f"{_ROLLOUT}.agent.agent_loop_config_path",
@@ -36,6 +37,7 @@ _FILES = (
 _FOLDERS = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir")
 DRIVER_REMEDY = "install a driver for that CUDA (580 or later for CUDA 13), or a torch built for an earlier one"
 _TOKEN = "if the error is InvalidAuthToken, export RAY_AUTH_MODE=disabled in every shell that starts or uses Ray"
+# From this version on vLLM refuses the weights of models that tie their embeddings.
 _FIRST_VLLM_WITHOUT_TIED = "0.29"
 
 
@@ -47,10 +49,11 @@ def findings(config: Any) -> Iterator[Finding]:
     yield from _tied_embeddings(get)
     yield from _model(get)
     yield from _files(get)
-    for message in missing_checkpoint(config):
-        yield Finding("", "", message)
+    for text in missing_checkpoint(config):
+        yield problem(text)
     yield from _runtime_env(get)
-    nodes, gpus = get("trainer.nnodes"), get("trainer.n_gpus_per_node")
+    nodes = get("trainer.nnodes")
+    gpus = get("trainer.n_gpus_per_node")
     address = _address(get) or ("auto" if nodes > 1 else "local")
     if nodes > 1 and address == "local":
         yield Finding("Ray", f"of this machine alone, {nodes} nodes asked for", "leave ray_kwargs.ray_init.address out")
@@ -70,24 +73,26 @@ def _packages(get: Callable) -> Iterator[Finding]:
     # Which module, what pip calls it, and whether this run needs it.
     needed = [(module, pip, get("trainer.use_v1")) for module, pip in V1_PACKAGES.items()]
     needed += [(engine, engine, rollout == engine) for engine in ("vllm", "sglang")]
-    needed.append(("math_verify", "math-verify", str(get(_FILES[0])).startswith("pkg://gtpo_verl.reward")))
+    needed.append(("math_verify", "math-verify", str(get(_REWARD_FILE)).startswith("pkg://gtpo_verl.reward")))
     needed.append(("datasets", "datasets", True))
     needed += [(engine, engine, strategy == engine) for engine in ("torchtitan", "veomni")]
     needed.append(("peft", "peft", get(f"{_MODEL}.lora_rank") or get(f"{_MODEL}.lora_adapter_path")))
     needed += [(logger, logger, logger in loggers) for logger in ("wandb", "swanlab", "tensorboard")]
     missing = [pip for module, pip, is_needed in needed if is_needed and not module_spec(module)]
     if missing:
-        # Later ones refuse tied weights.
-        wanted = [f"'vllm<{_FIRST_VLLM_WITHOUT_TIED}'" if pip == "vllm" else pip for pip in missing]
+        requirements = {"vllm": f"'vllm<{_FIRST_VLLM_WITHOUT_TIED}'"}
+        wanted = [requirements.get(pip, pip) for pip in missing]
         yield Finding("packages", f"no {', '.join(missing)}", f"pip install {' '.join(wanted)}")
 
 
 def _engine_packages(get: Callable) -> Iterator[Finding]:
+    """Yield what an engine of training needs that pip alone does not install."""
     strategy = get(f"{_ACTOR}.strategy")
-    absent = [name for name in _MEGATRON if not module_spec(name)] if strategy == "megatron" else []
-    if absent:
-        remedy = f"install verl with Megatron from its uv.lock, as {DOCS}/gpu.md says"
-        yield Finding("Megatron", f"no {', '.join(absent)}", remedy)
+    if strategy == "megatron":
+        absent = [name for name in _MEGATRON if not module_spec(name)]
+        if absent:
+            remedy = f"install verl with Megatron from its uv.lock, as {DOCS}/gpu.md says"
+            yield Finding("Megatron", f"no {', '.join(absent)}", remedy)
     attention = f"{_MODEL}.override_config.attn_implementation"
     is_on_gpus = get("trainer.device", default="cuda") == "cuda" and strategy in ("fsdp", "fsdp2")
     wants_flash = is_on_gpus and get(attention, default="flash_attention_2") == "flash_attention_2"
@@ -97,21 +102,26 @@ def _engine_packages(get: Callable) -> Iterator[Finding]:
 
 
 def _tied_embeddings(get: Callable) -> Iterator[Finding]:
-    """vLLM 0.29 and later refuse whole or merged weights of a model that ties its embeddings (verl #8014)."""
+    """Yield a vLLM that refuses the weights of the model, which ties its embeddings (verl #8014).
+
+    It refuses whole and merged weights. Adapters have no embeddings.
+    """
     if get(f"{_ROLLOUT}.name") != "vllm" or not _ties_embeddings(get):
         return
-    sends_adapters = (get(f"{_MODEL}.lora_rank") or get(f"{_MODEL}.lora.rank")) and not get(f"{_MODEL}.lora.merge")
+    has_adapters = get(f"{_MODEL}.lora_rank") or get(f"{_MODEL}.lora.rank")
+    if has_adapters and not get(f"{_MODEL}.lora.merge"):
+        return
     try:
         installed = version("vllm")
     except PackageNotFoundError:
         return
-    if not sends_adapters and Version(installed) >= Version(_FIRST_VLLM_WITHOUT_TIED):
-        says = f"{installed} refuses the weights of a model that ties its embeddings (verl #8014)"
-        yield Finding("vllm", says, f"pip install 'vllm<{_FIRST_VLLM_WITHOUT_TIED}'")
+    if Version(installed) >= Version(_FIRST_VLLM_WITHOUT_TIED):
+        message = f"{installed} refuses the weights of a model that ties its embeddings (verl #8014)"
+        yield Finding("vllm", message, f"pip install 'vllm<{_FIRST_VLLM_WITHOUT_TIED}'")
 
 
 def _ties_embeddings(get: Callable) -> bool:
-    """Whether the config.json of a model in a folder here says so; its text model may have the key of its own."""
+    """Return whether the config.json of a model in a folder here says so, for the whole model or its text model."""
     file = _path(get(f"{_MODEL}.path")) / "config.json"
     try:
         config = json.loads(file.read_text("utf-8"))
@@ -119,8 +129,10 @@ def _ties_embeddings(get: Callable) -> bool:
         return False
     if not isinstance(config, dict):
         return False
-    inner = config.get("text_config")
-    parts = [config, inner] if isinstance(inner, dict) else [config]
+    text_config = config.get("text_config")
+    parts = [config]
+    if isinstance(text_config, dict):
+        parts.append(text_config)
     return any(part.get("tie_word_embeddings") is True for part in parts)
 
 
@@ -135,14 +147,17 @@ def _model(get: Callable) -> Iterator[Finding]:
 def _files(get: Callable) -> Iterator[Finding]:
     for key in ("data.train_files", "data.val_files"):
         files = get(key) or []
-        for file in [files] if isinstance(files, str) else files:
-            if not _REMOTE.match(str(file)):
-                path = str(_path(file))  # or a pattern, which datasets takes
-                for one in sorted(glob(path)) or [path]:
-                    yield from _data(get, f"{key}={file}", Path(one))
+        if isinstance(files, str):
+            files = [files]
+        for file in files:
+            if _REMOTE.match(str(file)):
+                continue
+            pattern = str(_path(file))  # which the library datasets takes for a path too
+            for path in sorted(glob(pattern)) or [pattern]:
+                yield from _data_file(get, f"{key}={file}", Path(path))
     for key in _FILES:
-        file = str(get(key) or "pkg://")
-        if not file.startswith("pkg://") and not _path(file).is_file():
+        file = get(key)
+        if file and not str(file).startswith("pkg://") and not _path(file).is_file():
             yield Finding(f"{key}={file}", "no such file", "give its path, absolute or from this folder")
     for key in _FOLDERS:
         folder = get(key)
@@ -160,11 +175,14 @@ def _path(file: Any) -> Path:
     return Path(str(file)).expanduser()
 
 
-def _data(get: Callable, subject: str, path: Path) -> Iterator[Finding]:
+def _data_file(get: Callable, subject: str, path: Path) -> Iterator[Finding]:
     import pyarrow.parquet
 
+    if not path.exists():
+        yield Finding(subject, "no such file", "give a readable file")
+        return
     if not path.is_file() or not os.access(path, os.R_OK):
-        yield Finding(subject, "cannot be read" if path.exists() else "no such file", "give a readable file")
+        yield Finding(subject, "cannot be read", "give a readable file")
         return
     if path.suffix != ".parquet" or get("data.custom_cls.path"):
         return
@@ -173,31 +191,35 @@ def _data(get: Callable, subject: str, path: Path) -> Iterator[Finding]:
     except (OSError, ValueError) as error:
         yield Finding(subject, "no parquet file", f"make it anew: {error}")
         return
-    read = [get("data.prompt_key", default="prompt"), get("data.reward_fn_key", default="data_source")]
+    needed = [get("data.prompt_key", default="prompt"), get("data.reward_fn_key", default="data_source")]
     if not get("reward.reward_model.enable"):
-        read.append("reward_model")
-    missing = [str(name) for name in read if name not in columns]
+        needed.append("reward_model")
+    missing = [str(name) for name in needed if name not in columns]
     if missing:
-        says = f"has no column {' and no '.join(missing)}, only {', '.join(sorted(columns))}"
-        yield Finding(subject, says, "make it as verl's own preprocessing does, or name its columns")
+        message = f"has no column {' and no '.join(missing)}, only {', '.join(sorted(columns))}"
+        yield Finding(subject, message, "make it as verl's own preprocessing does, or name its columns")
 
 
 def is_separate_async(get: Callable) -> bool:
-    """Whether this is verl's V1 trainer whose rollout has GPUs of its own."""
-    mode = get("trainer.v1.trainer_mode") if get("trainer.use_v1") and get("async_training") is None else ""
-    return mode == "separate_async"
+    """Return whether this is verl's V1 trainer whose rollout has GPUs of its own."""
+    is_v1 = get("trainer.use_v1") and get("async_training") is None
+    return bool(is_v1) and get("trainer.v1.trainer_mode") == "separate_async"
 
 
 def pools(get: Callable) -> dict[str, str]:
-    """Who has GPUs beside the trainer's: its section of the config."""
-    reward, hybrid = "reward.reward_model", get("actor_rollout_ref.hybrid_engine", default=True)
-    asked = {
-        ("teacher", "distillation"): get("distillation.enabled"),
-        ("reward model", reward): get(f"{reward}.enable") and get(f"{reward}.enable_resource_pool"),
-        ("rollout", "rollout"): get("rollout.n_gpus_per_node") and not hybrid,
-        ("rollout", _ROLLOUT): is_separate_async(get),
-    }
-    return dict(pool for pool, is_asked_for in asked.items() if is_asked_for)
+    """Return what has GPUs of its own beside the trainer's, each with its section of the config."""
+    sections = {}
+    if get("distillation.enabled"):
+        sections["teacher"] = "distillation"
+    reward = "reward.reward_model"
+    if get(f"{reward}.enable") and get(f"{reward}.enable_resource_pool"):
+        sections["reward model"] = reward
+    # fully_async and one_step_off have a section `rollout` for it, V1's separate_async has keys in the rollout's own.
+    if get("rollout.n_gpus_per_node") and not get("actor_rollout_ref.hybrid_engine", default=True):
+        sections["rollout"] = "rollout"
+    if is_separate_async(get):
+        sections["rollout"] = _ROLLOUT
+    return sections
 
 
 def unusable_gpus() -> str:
@@ -215,7 +237,7 @@ def unusable_gpus() -> str:
 
 
 def _scratch(get: Callable) -> Iterator[Finding]:
-    """Yield folders outside the run's own in which Ray and verl's data set write, and cannot."""
+    """Yield folders outside the run's own that Ray and verl's data set have to write to, and cannot."""
     from huggingface_hub.constants import HF_HOME
 
     folders = {"RAY_TMPDIR": os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"}
@@ -229,6 +251,7 @@ def _scratch(get: Callable) -> Iterator[Finding]:
 
 
 def _runtime_env(get: Callable) -> Iterator[Finding]:
+    """Yield why Ray refuses the environment that the run gives its workers."""
     from omegaconf import OmegaConf
     from ray.runtime_env import RuntimeEnv
 
@@ -245,7 +268,10 @@ def _runtime_env(get: Callable) -> Iterator[Finding]:
 
 
 def _address(get: Callable) -> str | None:
-    """Return the address of the Ray that `ray.init` would join, in its order; None where nothing names one."""
+    """Return the address of the Ray that `ray.init` would join; None if nothing names one.
+
+    `ray.init` looks for it in this order: its argument, the environment, the record of a Ray that runs here.
+    """
     from ray._private.utils import read_ray_address
 
     given = get("ray_kwargs.ray_init.address") or os.environ.get("RAY_ADDRESS")
@@ -255,20 +281,23 @@ def _address(get: Callable) -> str | None:
 def _this_machine(get: Callable, gpus: int) -> Iterator[Finding]:
     yield from _scratch(get)
     if get("trainer.device", default="cuda") == "cuda":
-        yield from _gpus(get, gpus)
-    yield from _cpus(get, gpus)
+        yield from _missing_gpus(get, gpus)
+    yield from _missing_cpus(get, gpus)
 
 
-def _gpus(get: Callable, gpus: int) -> Iterator[Finding]:
+def _missing_gpus(get: Callable, gpus: int) -> Iterator[Finding]:
+    """Yield that this machine has fewer GPUs than the trainer's `gpus` and those of others, or cannot use them."""
     import torch
 
-    beside = {name: get(f"{section}.n_gpus_per_node") or 0 for name, section in pools(get).items()}
-    found = torch.cuda.device_count()
-    wanted = gpus + sum(beside.values())
-    if found < wanted:
-        remedy = f"set trainer.n_gpus_per_node to at most {found}" if found else "run on a machine with GPUs"
-        of_others = "".join(f", {number} of them for the {name}" for name, number in beside.items())
-        yield Finding("GPUs", f"{found} here, {wanted} asked for{of_others}", remedy)
+    of_others = {name: get(f"{section}.n_gpus_per_node") or 0 for name, section in pools(get).items()}
+    available = torch.cuda.device_count()
+    wanted = gpus + sum(of_others.values())
+    if available < wanted:
+        message = f"{available} here, {wanted} asked for"
+        for name, number in of_others.items():
+            message += f", {number} of them for the {name}"
+        remedy = f"set trainer.n_gpus_per_node to at most {available}" if available else "run on a machine with GPUs"
+        yield Finding("GPUs", message, remedy)
     reason = unusable_gpus()
     if reason:
         yield Finding("driver", reason, DRIVER_REMEDY)
@@ -279,16 +308,19 @@ def _gpus(get: Callable, gpus: int) -> Iterator[Finding]:
             yield Finding("shared memory", f"{size / GB:.1f} GB", remedy)
 
 
-def _cpus(get: Callable, gpus: int) -> Iterator[Finding]:
+def _missing_cpus(get: Callable, gpus: int) -> Iterator[Finding]:
+    """Yield that Ray has fewer CPUs to schedule on this machine than verl asks for."""
     from ray._private.utils import get_num_cpus
 
     key = "ray_kwargs.ray_init.num_cpus"
-    machine, given = get_num_cpus(), get(key)
+    machine = get_num_cpus()
+    given = get(key)
     cpus = given if isinstance(given, int | float) else machine
     needed = _cpus_needed(get, gpus)
     if cpus >= needed:
         return
     remedy = f"set {key}={needed}, a number that Ray only uses for scheduling"
+    # Storage units beyond the first can be spared.
     spare = _storage_units(get) - 1
     if spare > 0 and needed - spare <= cpus:
         remedy += f", or {_UNITS}=1"
@@ -296,23 +328,29 @@ def _cpus(get: Callable, gpus: int) -> Iterator[Finding]:
 
 
 def _storage_units(get: Callable) -> int:
+    """Return in how many processes TransferQueue, which only the V1 trainer starts, keeps the completions."""
     units = get(_UNITS) if get("trainer.use_v1") else 0
     return units if isinstance(units, int) else 0
 
 
 def _cpus_needed(get: Callable, gpus: int) -> int:
-    """CPUs that verl asks Ray for before its first step: one for the task runner, two with each GPU of a rollout's own,
-    three with each other GPU."""
-    units = _storage_units(get)
-    beside = 0
+    """Return how many CPUs verl asks Ray for before its first step.
+
+    One for the task runner, two with each GPU of a rollout's own, three with each other GPU, and one for each storage
+    unit of TransferQueue and for its controller.
+    """
+    cpus = 1 + 3 * gpus
     for name, section in pools(get).items():
-        own = (get(f"{section}.nnodes") or 0) * (get(f"{section}.n_gpus_per_node") or 0)
-        beside += own * (2 if name == "rollout" else 3)
-    return 1 + 3 * gpus + beside + (units + 1 if units else 0)
+        gpus_of_pool = (get(f"{section}.nnodes") or 0) * (get(f"{section}.n_gpus_per_node") or 0)
+        cpus += gpus_of_pool * (2 if name == "rollout" else 3)
+    units = _storage_units(get)
+    if units:
+        cpus += units + 1
+    return cpus
 
 
 def _cluster(get: Callable, address: str, nodes: int, gpus: int) -> Iterator[Finding]:
-    """Ask the head of the cluster that the run would join, without joining it."""
+    """Yield what the Ray cluster that the run would join lacks; its head is asked, and the cluster is not joined."""
     from ray._private.services import canonicalize_bootstrap_address_or_die
     from ray.autoscaler.v2.sdk import get_cluster_status
 
@@ -325,16 +363,18 @@ def _cluster(get: Callable, address: str, nodes: int, gpus: int) -> Iterator[Fin
         socket.create_connection((host, int(port)), timeout=5).close()  # Ray itself would try for 40 s
         status = get_cluster_status(head)
     except Exception as error:  # of several classes, none of them Ray's own base class
-        says = f"not reached at {address}: {textwrap.shorten(str(error), 120)}"
-        own = "" if nodes > 1 else "add ++ray_kwargs.ray_init.address=local for a Ray of its own, or "
-        yield Finding("Ray cluster", says, f"{own}start Ray on every node first ({DOCS}/gpu.md); {_TOKEN}")
+        message = f"not reached at {address}: {textwrap.shorten(str(error), 120)}"
+        remedy = f"start Ray on every node first ({DOCS}/gpu.md); {_TOKEN}"
+        if nodes <= 1:
+            remedy = f"add ++ray_kwargs.ray_init.address=local for a Ray of its own, or {remedy}"
+        yield Finding("Ray cluster", message, remedy)
         return
     members = [node.total_resources() for node in (*status.active_nodes, *status.idle_nodes)]
     large_enough = sum(1 for member in members if member.get("GPU", member.get("NPU", 0)) >= gpus)
     if large_enough < nodes:
-        says = f"{large_enough} of {len(members)} nodes at {address} have {gpus} GPUs, {nodes} asked for"
+        message = f"{large_enough} of {len(members)} nodes at {address} have {gpus} GPUs, {nodes} asked for"
         remedy = f"start Ray on every node ({DOCS}/gpu.md), or lower trainer.nnodes; {_TOKEN}"
-        yield Finding("Ray cluster", says, remedy)
+        yield Finding("Ray cluster", message, remedy)
     cpus = sum(member.get("CPU", 0) for member in members)
     needed = _cpus_needed(get, nodes * gpus)
     if cpus < needed:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher, get_close_matches
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -14,8 +15,6 @@ from gtpo_verl.verl_plugin.run_config import VerlGTPOConfig, nested, select
 from gtpo_verl.verl_plugin.training_monitor import KEY
 from gtpo_verl.verl_plugin.values import fields_of, known_keys, verls_defaults
 
-_header, *_rows = (files(__package__) / "old_keys.tsv").read_text().splitlines()
-_OLD = [row.split("\t") for row in _rows]
 _HANDED_ON = re.compile(r"kwargs\.|override_\w*\.")
 _OURS = [KEY, *(f"algorithm.gtpo.{name}" for name in VerlGTPOConfig.__dataclass_fields__)]
 _NO_SUCH_KEY = "verl has no such key"
@@ -24,32 +23,35 @@ _DATACLASSES = ("actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "criti
 
 
 def unknown(words: Iterable[str], config: Any, given: Collection[str] = ()) -> Iterator[Finding]:
-    """Yield a finding for each override of a key that the config lacks; one for all that are another trainer's.
+    """Yield a finding for each override whose key the config lacks, and one for all of those without a remedy.
 
-    `given` are the keys that the command sets beside them.
+    Args:
+        words: the overrides, as they are written.
+        config: the config.
+        given: the keys that the command sets beside them.
     """
     known = [key for key, _ in nested(OmegaConf.to_container(config))]
-    others = []
+    without_remedy = []
     for word in words:
         key, _, value = word.lstrip("+~").partition("=")
         remedy = moved(key, value, config, given) or _to_add(key, value) or _meant(key, known)
         if remedy:
             yield Finding(key, _NO_SUCH_KEY, remedy)
         else:
-            others.append(key)
-    if others:
-        plural = "s" if len(others) > 1 else ""
+            without_remedy.append(key)
+    if without_remedy:
+        plural = "s" if len(without_remedy) > 1 else ""
         yield Finding(
-            ", ".join(others),
-            f"{_NO_SUCH_KEY}{plural}, of another trainer or misspelt",
-            "leave out what verl is not to read; with ++ Hydra takes it in vain",
+            subject=", ".join(without_remedy),
+            message=f"{_NO_SUCH_KEY}{plural}, of another trainer or misspelt",
+            remedy="leave out what verl is not to read; with ++ Hydra accepts it, and nothing reads it",
         )
 
 
 def added(key: str, value: Any, config: Any, known: Collection[str], given: Collection[str] = ()) -> Finding | None:
     """Return what is wrong with a key that a config, or `+` and `++` on the command line, adds to verl's `known` ones.
 
-    None if nothing is: it may be a recipe's, or read where it is given.
+    None if nothing is known to be wrong: the key may be a recipe's, or the user's own.
     """
     if key in known or key in _OURS:
         return None
@@ -61,7 +63,7 @@ def added(key: str, value: Any, config: Any, known: Collection[str], given: Coll
 
 
 def added_in_yaml(config: Any) -> Iterator[Finding]:
-    """Yield a finding for each key of a config that is much like one of verl's, or was one."""
+    """Yield a finding for each key of a config that verl does not have, and that resembles one that it has or had."""
     known = known_keys(config)
     for key, value in nested(OmegaConf.to_container(config)):
         if not isinstance(value, dict):
@@ -87,7 +89,7 @@ def refused_by_dataclasses(config: Any) -> Iterator[Finding]:
 
 
 def moved(key: str, value: Any, config: Any, given: Collection[str] = ()) -> str:
-    """Return what to write for a key of an earlier verl; empty if it is none."""
+    """Return what to do about a key of an earlier verl; an empty text if it is none."""
     last, now = place_now(key)
     if not last:
         return ""
@@ -106,19 +108,37 @@ def _has(config: Any, key: str) -> bool:
     absent = object()
     try:
         return OmegaConf.select(config, key, default=absent) is not absent
-    except OmegaConfBaseException:
+    except OmegaConfBaseException:  # it is there, and its value cannot be resolved
         return True
 
 
 def place_now(key: str) -> tuple[str, str]:
-    """Return the last verl that read a key, and its name or a remark now; both empty if none did."""
-    for old, last, *new in _OLD:
+    """Return the last verl that read a key, and the name of the key now or a remark in parentheses.
+
+    The second is empty if nothing reads it any more. Both are empty for a key that no verl had.
+    """
+    for old, last, new in _old_keys():
         match = re.fullmatch(rf"{old}(?P<rest>\..+)?", key)
-        if match:
-            now = match.expand("".join(new))
-            is_name = now and not now.startswith("(")
-            return last, now + (match["rest"] or "") if is_name else now
+        if match is None:
+            continue
+        now = match.expand(new)
+        is_name = now and not now.startswith("(")
+        if is_name:
+            now += match["rest"] or ""
+        return last, now
     return "", ""
+
+
+@cache
+def _old_keys() -> list[tuple[str, str, str]]:
+    """Return the rows of old_keys.tsv: the key as a pattern, the last verl that had it, what to write now."""
+    _header, *lines = (files(__package__) / "old_keys.tsv").read_text().splitlines()
+    rows = []
+    for line in lines:
+        old, _, rest = line.partition("\t")
+        last, _, new = rest.partition("\t")
+        rows.append((old, last, new))
+    return rows
 
 
 def _to_add(key: str, value: str) -> str:
@@ -135,19 +155,22 @@ def _to_add(key: str, value: str) -> str:
 
 
 def _meant(key: str, known: Iterable[str]) -> str:
-    """Return the keys that the command may mean, the most similar first: alike in each of as many last parts."""
+    """Return a question with the keys that may be meant, the most similar first; an empty text if there are none.
+
+    A key of n parts may mean one whose last n parts each resemble its own.
+    """
     parts = key.split(".")
-    near = {}
-    for one in known:
-        ending = one.split(".")[-len(parts) :]
+    similarities = {}
+    for candidate in known:
+        ending = candidate.split(".")[-len(parts) :]
         if len(ending) == len(parts) and _are_alike(parts, ending):
-            near[one] = SequenceMatcher(None, key, ".".join(ending)).ratio()
-    best = sorted(near, key=lambda one: (-near[one], one))
-    if not best:
+            similarities[candidate] = SequenceMatcher(None, key, ".".join(ending)).ratio()
+    if not similarities:
         return ""
-    first, *rest = best
-    also = f" (or {', '.join(rest[:2])})" if rest else ""
-    return f"did you mean {first}?{also}"
+    best = sorted(similarities, key=lambda candidate: (-similarities[candidate], candidate))
+    others = best[1:3]
+    also = f" (or {', '.join(others)})" if others else ""
+    return f"did you mean {best[0]}?{also}"
 
 
 def _are_alike(parts: Sequence[str], ending: Sequence[str]) -> bool:
@@ -155,5 +178,6 @@ def _are_alike(parts: Sequence[str], ending: Sequence[str]) -> bool:
 
 
 def _is_alike(part: str, known: str) -> bool:
-    goes_on = len(known) > 5 and part.startswith(known)
-    return goes_on or SequenceMatcher(None, part, known).ratio() >= 0.85
+    # A longer word for a known one, such as save_frequency for save_freq; a short known one begins too many words.
+    is_longer_word = len(known) > 5 and part.startswith(known)
+    return is_longer_word or SequenceMatcher(None, part, known).ratio() >= 0.85

@@ -1,7 +1,8 @@
 """What verl itself refuses in a config: its dataclasses of actor, rollout and critic, its validation, its correction.
 
-A check of verl's that refuses verl's own defaults, of the same engine, finds nothing. The dataclasses of the model,
-which asks the Hugging Face Hub, and of the reward, which refuses its own defaults, are left out.
+Each check is also tried on verl's own defaults of the same engine. If it refuses even those, its refusal says nothing
+about a config, and is not reported. Two dataclasses are left out: that of the model asks the Hugging Face Hub, and that
+of the reward refuses its own defaults.
 """
 
 import inspect
@@ -37,7 +38,7 @@ def refusals(config: DictConfig) -> Iterator[Finding]:
 
 
 def _other_engine(config: DictConfig) -> Finding | None:
-    """Return that the strategy is not that of the engine whose settings the config has."""
+    """Return a problem if the strategy is of one engine and the settings beside it are of another; else None."""
     strategy = str(select(config, f"{_ACTOR}.strategy"))
     engine = _engine_of(config)
     if not engine or strategy.startswith(engine.lower()):
@@ -56,7 +57,7 @@ def _engine_of(config: DictConfig) -> str:
 
 
 def _verls_own(config: DictConfig) -> DictConfig:
-    """Return verl's defaults of the same engine, with what they lack for any run."""
+    """Return verl's defaults of the same engine, completed by what every run has to choose."""
     folder = Path(verl.__file__).parent / "trainer/config"
     path = folder / f"_generated_ppo_{_engine_of(config).lower()}_trainer.yaml"
     if not path.is_file():
@@ -115,7 +116,10 @@ def _validation(config: DictConfig) -> None:
 
 
 def _strategy(config: DictConfig) -> None:
-    """FSDP's settings are made before the actor hands them its strategy, which then nobody asserts."""
+    """Build FSDP's settings with the actor's strategy, so that they assert it.
+
+    verl writes the actor's strategy into the settings after they are built, past their assertion.
+    """
     from verl.utils.config import omega_conf_to_dataclass
 
     settings = select(config, f"{_ACTOR}.fsdp_config")

@@ -28,7 +28,7 @@ def ends(monkeypatch):
         raise Ended(last_line, status)
 
     monkeypatch.setattr(intercept, "end", end)
-    monkeypatch.setattr(intercept, "_found_in_command", {})
+    monkeypatch.setattr(intercept, "_command_findings", {})
     loader = config_loader_impl.ConfigLoaderImpl
     apply = loader._apply_overrides_to_config
     monkeypatch.setattr(
@@ -53,7 +53,7 @@ def judge(config):
 def test_all_keys_that_hydra_refuses_are_found_at_once():
     wrong = ["+trainer.val_before_train=False", "trainer.save_frequency=3", "algorithm.adv_estimater=gtpo"]
     config = compose(*wrong, "data.train_batchsize=4", "data.train_batch_size=8", "+mine.own=1")
-    assert {x.subject: x.remedy for x in intercept._found_in_command} == {
+    assert {x.subject: x.remedy for x in intercept._command_findings} == {
         "trainer.val_before_train": "leave its + out",
         "trainer.save_frequency": "did you mean trainer.save_freq?",
         "algorithm.adv_estimater": "did you mean algorithm.adv_estimator?",
@@ -75,16 +75,16 @@ def test_all_keys_that_hydra_refuses_are_found_at_once():
 )
 def test_a_key_that_plus_adds_to_verls_sections_is_looked_at_as_one_without(word, remedy):
     config = compose(*GTPO, word)
-    (finding,) = intercept._found_in_command
+    (finding,) = intercept._command_findings
     assert finding.subject == word.lstrip("+").partition("=")[0] and remedy in finding.remedy
     assert OmegaConf.select(config, finding.subject) is None
-    intercept._found_in_command.clear()
+    intercept._command_findings.clear()
     key = finding.remedy.partition("mean ")[2].partition("?")[0]
     written = finding.remedy.partition("write ")[2]
     right = [f"{key}={word.partition('=')[2]}"] if key else written.split()
     assert right or finding.remedy.endswith(": remove it")
     compose(*GTPO, *right)
-    assert not intercept._found_in_command
+    assert not intercept._command_findings
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_key_that_plus_adds_to_verls_sections_is_looked_at_as_one_without(word
 )
 def test_a_key_that_verl_or_somebody_reads_may_be_added(word):
     compose(*GTPO, word)
-    assert not intercept._found_in_command
+    assert not intercept._command_findings
 
 
 @pytest.mark.parametrize(
@@ -116,12 +116,12 @@ def test_a_key_that_verl_or_somebody_reads_may_be_added(word):
 @pytest.mark.parametrize("is_first", [True, False], ids=["old first", "new first"])
 def test_a_remedy_does_not_write_over_what_is_given_already(old, new, is_first):
     compose(*GTPO, *([old, new] if is_first else [new, old]))
-    (finding,) = intercept._found_in_command
+    (finding,) = intercept._command_findings
     assert finding.subject == old.partition("=")[0]
     assert f"{new.lstrip('+')} is given" in finding.remedy and finding.remedy.endswith("remove it")
-    intercept._found_in_command.clear()
+    intercept._command_findings.clear()
     compose(*GTPO, new)
-    assert not intercept._found_in_command
+    assert not intercept._command_findings
 
 
 @pytest.mark.parametrize("word", ["trainer.project_name=x=y", "trainer.default_local_dir=/runs/a{b}c", "data.seed=[1"])

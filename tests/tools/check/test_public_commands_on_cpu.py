@@ -23,7 +23,7 @@ PROGRAMS = {
 def checked(command, monkeypatch, *further):
     """The keys of the problems and of the warnings that a check finds."""
     monkeypatch.chdir(VERL.parent)  # the programs beside main_ppo look for verl's configs from where they start
-    monkeypatch.setattr(intercept, "_found_in_command", {})
+    monkeypatch.setattr(intercept, "_command_findings", {})
     name, folder = PROGRAMS[command.get("program", "main_ppo")]
     words = [*command["settings"].split(), *further]
     groups = [word for word in words if word.startswith("model_engine=")]
@@ -31,7 +31,7 @@ def checked(command, monkeypatch, *further):
     others = OverridesParser.create().parse_overrides([word for word in words if word not in groups])
     intercept.gather(ConfigLoaderImpl._apply_overrides_to_config, others, config)
     in_settings, _ = settings.check(config, with_machine=False)
-    found = [*intercept._found_in_command, *in_settings]
+    found = [*intercept._command_findings, *in_settings]
     keys = [(finding.subject or finding.remedy).partition("=")[0].partition(":")[0] for finding in found]
     problems = {key for key, finding in zip(keys, found, strict=True) if finding.remedy}
     return problems, set(keys) - problems - {"GTPO"}

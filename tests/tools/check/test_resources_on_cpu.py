@@ -47,7 +47,7 @@ def findings(monkeypatch, tmp_path, paper_config):
         monkeypatch.setattr("torch.cuda.is_available", lambda: bool(gpus) and not driver)
         monkeypatch.setattr("torch.cuda.init", lambda: raises(RuntimeError(driver)))
         monkeypatch.setattr(resources, "module_spec", lambda name: name not in missing)
-        monkeypatch.setattr(resources, "_data", lambda *arguments: [])
+        monkeypatch.setattr(resources, "_data_file", lambda *arguments: [])
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
         config = paper_config.copy()
         for key, value in OmegaConf.from_dotlist(
@@ -83,13 +83,13 @@ def test_without_flash_attn_verls_default_is_a_problem_and_sdpa_is_none(findings
 def test_megatron_is_all_that_verls_engine_imports(findings):
     settings = "actor_rollout_ref.actor.strategy=megatron"
     finding = findings(settings, missing=("megatron.bridge", "transformer_engine", "flash_attn"))["Megatron"]
-    assert finding.says == "no megatron.bridge, transformer_engine, flash_attn" and "uv.lock" in finding.remedy
+    assert finding.message == "no megatron.bridge, transformer_engine, flash_attn" and "uv.lock" in finding.remedy
     assert "sdpa" not in finding.remedy and "Megatron" not in findings(settings)
 
 
 def test_a_driver_that_is_too_old_for_torch_is_a_problem(findings, tmp_path, capsys):
     finding = findings(driver="The NVIDIA driver on your system is too old (found version 12040).\nUpdate")["driver"]
-    assert "12040" in finding.says and "580 or later" in finding.remedy and "CUDA 13" in finding.remedy
+    assert "12040" in finding.message and "580 or later" in finding.remedy and "CUDA 13" in finding.remedy
     assert clones.main(["smoke", str(tmp_path / "recipe.sh")]) == 2
     assert "12040" in capsys.readouterr().err
 
@@ -143,15 +143,15 @@ def test_a_cluster_is_asked_for_its_nodes_gpus_and_cpus(findings, ray_cluster):
     assert findings(*settings, gpus=0, cpus=1) == {}
     ray_cluster(node, {"CPU": 8.0})
     found = findings(*settings)
-    assert re.search("1 of 2 nodes at auto .*8 GPUs, 2 asked", found["Ray cluster"].says)
+    assert re.search("1 of 2 nodes at auto .*8 GPUs, 2 asked", found["Ray cluster"].message)
     assert "RAY_AUTH_MODE=disabled" in found["Ray cluster"].remedy
-    assert re.findall(r"\d+", found["CPUs"].says) == ["40", "58"] and found["CPUs"].remedy
+    assert re.findall(r"\d+", found["CPUs"].message) == ["40", "58"] and found["CPUs"].remedy
 
 
 def test_a_cluster_that_does_not_answer_is_a_problem(findings, ray_cluster):
     ray_cluster(error=ConnectionError("InvalidAuthToken\nmore"))
     finding = findings("trainer.nnodes=2")["Ray cluster"]
-    assert re.fullmatch("not reached .*auto: InvalidAuthToken more", finding.says)  # in one line
+    assert re.fullmatch("not reached .*auto: InvalidAuthToken more", finding.message)  # in one line
     assert "RAY_AUTH_MODE=disabled" in finding.remedy
 
 
@@ -160,11 +160,11 @@ def test_the_cluster_is_the_one_that_ray_would_join(findings, ray_cluster, monke
     ray_cluster({"NPU": 8.0, "CPU": 64.0})
     assert findings(f"{key}=head:6379", "trainer.n_gpus_per_node=8", gpus=0, cpus=1) == {}
     monkeypatch.setattr("ray._private.utils.read_ray_address", lambda folder: "10.0.0.1:6379")  # of a `ray start` here
-    says = findings("trainer.n_gpus_per_node=9")["Ray cluster"].says
+    says = findings("trainer.n_gpus_per_node=9")["Ray cluster"].message
     assert re.match(r"0 of 1 nodes at 10\.0\.0\.1:6379 .*9 GPUs, 1 asked", says)
     ray_cluster(error=ConnectionError("gone"))
     finding = findings()["Ray cluster"]
-    assert "not reached at 10.0.0.1:6379" in finding.says and f"++{key}=local" in finding.remedy
+    assert "not reached at 10.0.0.1:6379" in finding.message and f"++{key}=local" in finding.remedy
     assert findings(f"{key}=local") == {} and findings(f"{key}=local", "trainer.nnodes=2")["Ray"].remedy
     monkeypatch.setattr("ray._private.utils.read_ray_address", lambda folder: None if folder == "/mine" else "other:1")
     assert findings("ray_kwargs.ray_init._temp_dir=/mine") == {} != findings()
@@ -173,7 +173,7 @@ def test_the_cluster_is_the_one_that_ray_would_join(findings, ray_cluster, monke
 def test_a_number_among_the_variables_of_rays_workers_is_a_problem(findings):
     key = "ray_kwargs.ray_init.runtime_env"
     finding = findings(f"{key}.env_vars.NCCL_IB_DISABLE=1")[key]
-    assert "the value 1" in finding.says and r"NAME=\'1\'" in finding.remedy
+    assert "the value 1" in finding.message and r"NAME=\'1\'" in finding.remedy
     assert findings(f"{key}.env_vars.NCCL_IB_DISABLE='1'") == {}
     assert findings(f"{key}.working_dir=[1]")[key].remedy == "correct it"
 
@@ -203,7 +203,7 @@ def test_a_vllm_that_refuses_tied_weights_is_named(
     found = findings(model, *settings)
     assert ("vllm" in found) == is_refused
     if is_refused:
-        assert found["vllm"].remedy == "pip install 'vllm<0.29'" and found["vllm"].says.startswith(installed)
+        assert found["vllm"].remedy == "pip install 'vllm<0.29'" and found["vllm"].message.startswith(installed)
     (tmp_path / "config.json").write_text(json.dumps({"tie_word_embeddings": False}))
     assert "vllm" not in findings(model, *settings)
 
@@ -241,7 +241,7 @@ def test_what_the_config_names_must_be_there(tmp_path, setting, says):
     (tmp_path / "broken.parquet").write_text("no")
     setting = setting.format(folder=tmp_path)
     finding = said_of(setting)[setting]
-    assert finding.says.startswith(says) and finding.remedy
+    assert finding.message.startswith(says) and finding.remedy
 
 
 def test_data_with_the_columns_that_are_read_have_no_problem(tmp_path):
@@ -254,7 +254,7 @@ def test_each_file_of_a_pattern_is_looked_at(tmp_path):
     parquet(tmp_path / "right.parquet", prompt=["a"], data_source=["b"], reward_model=["c"])
     parquet(tmp_path / "rig.parquet", prompt=["a"], data_source=["b"])
     pattern = f"data.train_files={tmp_path}/rig*.parquet"
-    assert "reward_model" in said_of(pattern)[pattern].says.partition(",")[0]
+    assert "reward_model" in said_of(pattern)[pattern].message.partition(",")[0]
     (tmp_path / "rig.parquet").unlink()
     assert pattern not in said_of(pattern)
 
@@ -262,7 +262,7 @@ def test_each_file_of_a_pattern_is_looked_at(tmp_path):
 def test_data_without_the_columns_that_are_read_name_those_that_it_has(tmp_path):
     file = parquet(tmp_path / "a.parquet", question=["a"], data_source=["b"])
     found = said_of(f"data.train_files={file}", "data.prompt_key=question")
-    assert found[f"data.train_files={file}"].says.endswith("no column reward_model, only data_source, question")
+    assert found[f"data.train_files={file}"].message.endswith("no column reward_model, only data_source, question")
     assert found[f"data.train_files={file}"].remedy
     reward = "reward.reward_model.enable=True"
     assert f"data.train_files={file}" not in said_of(f"data.train_files={file}", "data.prompt_key=question", reward)
@@ -272,7 +272,7 @@ def test_a_folder_that_cannot_be_written_to_is_a_problem(monkeypatch):
     monkeypatch.setattr(resources.os, "access", lambda path, mode: mode != os.W_OK)  # root may write everywhere
     folder = "trainer.default_local_dir=/proc/checkpoints"
     finding = said_of(folder)[folder]
-    assert "/proc cannot " in finding.says and finding.remedy
+    assert "/proc cannot " in finding.message and finding.remedy
 
 
 def test_folders_in_which_ray_and_datasets_cannot_write_are_named_with_the_variable_that_moves_them(
@@ -295,19 +295,19 @@ def test_folders_in_which_ray_and_datasets_cannot_write_are_named_with_the_varia
 @pytest.mark.parametrize("engine", ["torchtitan", "veomni"])
 def test_an_engine_that_is_not_installed_is_a_missing_package(findings, engine):
     found = findings(f"actor_rollout_ref.actor.strategy={engine}", missing=[engine, "flash_attn"])
-    assert found["packages"].says == f"no {engine}" and "flash-attn" not in found
+    assert found["packages"].message == f"no {engine}" and "flash-attn" not in found
 
 
 def test_gpus_of_a_teacher_are_counted(findings):
     found = findings("distillation.enabled=True", "distillation.n_gpus_per_node=1", "distillation.nnodes=1")
-    assert re.match("2 here, 3 asked for, 1 .*teacher$", found["GPUs"].says) and found["GPUs"].remedy
+    assert re.match("2 here, 3 asked for, 1 .*teacher$", found["GPUs"].message) and found["GPUs"].remedy
 
 
 def test_gpus_of_a_rollout_of_its_own_are_counted_and_get_two_cpus_each(findings):
     own = ("trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.nnodes=1")
     before, found = findings(cpus=1), findings(*own, "actor_rollout_ref.rollout.n_gpus_per_node=4", cpus=1)
-    assert re.match("2 here, 6 asked for, 4 .*rollout$", found["GPUs"].says)
-    needed, more = (int(x["CPUs"].says.split()[-1]) for x in (before, found))
+    assert re.match("2 here, 6 asked for, 4 .*rollout$", found["GPUs"].message)
+    needed, more = (int(x["CPUs"].message.split()[-1]) for x in (before, found))
     assert more - needed == 8
 
 
@@ -333,4 +333,4 @@ def test_a_folder_beside_the_run_is_a_model_and_no_name_on_the_hub(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     setting = f"actor_rollout_ref.model.path={path}"
-    assert said_of(setting)[setting].says.startswith("no model")
+    assert said_of(setting)[setting].message.startswith("no model")

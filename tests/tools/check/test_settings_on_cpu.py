@@ -92,6 +92,11 @@ def test_values_that_verl_has_are_no_problem(word):
     assert problems(checked(word, f"{ACTOR}.use_kl_loss=True")) == {}
 
 
+def test_a_plus_belongs_to_the_name_of_a_kl_penalty_alone():
+    word = "algorithm.kl_ctrl.type=fixed+"
+    assert "did you mean fixed?" in checked(word, "algorithm.use_kl_in_reward=True")[word]
+
+
 def test_a_value_that_the_run_does_not_read_is_a_warning():
     found, _ = settings.check(verl_config(*GTPO, f"{ACTOR}.kl_loss_type=lowvar"), with_machine=False)
     assert [x.advice[:12] for x in found if "lowvar" in x.subject] == ["did you mean"]
@@ -161,7 +166,7 @@ def test_a_correction_needs_the_rollouts_log_probs():
 
 def said_of(subject, *overrides):
     found, _ = settings.check(verl_config(*GTPO, *overrides), with_machine=False)
-    return next(x.says for x in found if x.subject == subject)
+    return next(x.message for x in found if x.subject == subject)
 
 
 def test_daposs_penalty_for_length_needs_the_longest_response():
@@ -250,6 +255,13 @@ def test_what_does_not_fit_the_gpus_is_a_problem_with_a_way_out(wrong, subject, 
     wrong = ["trainer.n_gpus_per_node=2", *wrong.split()]
     assert subject in checked(*wrong)
     assert subject not in checked(*wrong, way_out)
+
+
+@pytest.mark.parametrize("key", ["distillation.nnodes", "distillation.n_gpus_per_node"])
+def test_a_pool_without_gpus_names_the_key_that_is_0(key):
+    teacher = ["distillation.enabled=True", "distillation.nnodes=1", "distillation.n_gpus_per_node=1"]
+    assert checked(*teacher, f"{key}=0")["teacher"] == f"set {key}=1"
+    assert "teacher" not in checked(*teacher)
 
 
 DYNAMIC_CONTEXT = f"{ACTOR}.megatron.dynamic_context_parallel=True {ACTOR}.megatron.max_seqlen_per_dp_cp_rank=512"

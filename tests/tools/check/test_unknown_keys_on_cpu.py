@@ -10,7 +10,7 @@ from gtpo_verl.verl_plugin import values
 
 def remedy(word):
     (finding,) = unknown_keys.unknown([word], verl_config())
-    assert finding.says == "verl has no such key"
+    assert finding.message == "verl has no such key"
     return finding.remedy
 
 

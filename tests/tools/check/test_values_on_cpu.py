@@ -110,7 +110,7 @@ def test_the_remedies_of_values_that_verl_cannot_use_leave_no_problem(commands):
     assert len(remedies) == len(commands)
     # A number in its range may still be too small beside others, which is another finding.
     after = findings(*commands, *remedies).values()
-    assert not [finding for finding in after if finding.says.startswith(("is ", "no such value")) and finding.remedy]
+    assert not [finding for finding in after if finding.message.startswith(("is ", "no such value")) and finding.remedy]
 
 
 @pytest.mark.parametrize("modules", ["all-linear", "[q_proj,v_proj]"])
@@ -148,7 +148,7 @@ def test_what_verl_asserts_of_a_name_or_a_path_is_a_problem(words, key):
 def test_a_setting_that_nothing_reads_is_warned_of_with_the_one_that_acts(word):
     key = word.partition("=")[0]
     finding = findings(GRPO, word)[key]
-    assert not finding.remedy and "read" in finding.says
+    assert not finding.remedy and "read" in finding.message
     (instead,) = written(finding)
     assert key not in findings(GRPO, word, instead)
 
@@ -160,7 +160,7 @@ def test_what_is_left_out_is_named(key):
     section, _, name = key.rpartition(".")
     del (OmegaConf.select(config, section) if section else config)[name]
     found, _ = settings_check.check(config, with_machine=False)
-    assert [finding.remedy for finding in found if finding.subject == key and finding.says == "is not there"]
+    assert [finding.remedy for finding in found if finding.subject == key and finding.message == "is not there"]
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_no_value_of_any_kind_ends_the_check_itself(words):
         with suppress(*NOT_SELECTED):  # its section is none any more
             OmegaConf.update(config, key, value, merge=False, force_add=True)
     found, _ = settings_check.check(config, with_machine=True)
-    assert all(finding.says or finding.remedy for finding in found)
+    assert all(finding.message or finding.remedy for finding in found)
 
 
 @pytest.mark.parametrize(
