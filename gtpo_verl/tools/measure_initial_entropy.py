@@ -46,7 +46,7 @@ def read_prompts(data: Path, samples: int) -> list[list[dict[str, str]]]:
 
 
 def _is_chat(prompt: Any) -> bool:
-    return isinstance(prompt, list) and all("role" in message for message in prompt)
+    return isinstance(prompt, list) and all(isinstance(message, dict) and "role" in message for message in prompt)
 
 
 def template_kwargs(overrides: Sequence[str]) -> dict[str, Any]:

@@ -55,6 +55,13 @@ def test_the_initial_entropy_is_sampled_from_the_whole_distribution_at_temperatu
     assert math.log(71) - 0.6 < measured.value < math.log(71)
 
 
+@pytest.mark.parametrize("prompt", [[1], [None], ["a role"]], ids=["numbers", "nulls", "texts"])
+def test_prompts_that_are_lists_of_something_else_are_named(tmp_path, prompt):
+    pq.write_table(pa.table({"prompt": [prompt]}), tmp_path / "prompts.parquet")
+    with pytest.raises(ValueError, match="does not hold chat messages"):
+        measure.read_prompts(tmp_path / "prompts.parquet", 1)
+
+
 def test_the_recorded_entropies_are_those_of_a_second_pass(tiny_model, prompts):
     tokenizer = AutoTokenizer.from_pretrained(tiny_model, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(tiny_model).eval()
