@@ -1,4 +1,4 @@
-"""What `gtpo-verl openrlhf` becomes."""
+"""The program that a process of `gtpo-verl openrlhf` turns into."""
 
 from gtpo_verl.openrlhf.command import main
 

@@ -13,7 +13,7 @@ from gtpo_verl.links import DOCS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Everything after `openrlhf` is OpenRLHF's, except a lone `--help`."""
+    """Add the argument of `gtpo-verl openrlhf`: all words after it are OpenRLHF's, except a lone `--help`."""
     parser.usage = "gtpo-verl openrlhf OPTIONS"
     parser.description = (
         "OpenRLHF's own train_ppo_ray, with --algo.advantage.estimator gtpo and its settings as JSON in --algo.gtpo\n"

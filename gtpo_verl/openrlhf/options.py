@@ -118,13 +118,13 @@ def check(options: Mapping[str, Any], text: str) -> GTPOConfig:
 
 
 def _parse_settings(text: str) -> dict[str, Any]:
+    remedy = """give it as '{"entropy_coeff": 0.1}'"""
     try:
         section = json.loads(text)
-        if not isinstance(section, dict):
-            raise ValueError("but another value")
     except ValueError as error:
-        wrong = f"--{SETTINGS} {text}: not a JSON object, {error}; give it as '{{\"entropy_coeff\": 0.1}}'"
-        raise ValueError(wrong) from error
+        raise ValueError(f"--{SETTINGS} {text}: not a JSON object, {error}; {remedy}") from error
+    if not isinstance(section, dict):
+        raise ValueError(f"--{SETTINGS} {text}: not a JSON object, but another value; {remedy}")
     return section
 
 

@@ -15,8 +15,9 @@ import wrapt
 def install() -> None:
     """Change the classes of OpenRLHF's actors before Ray has sent them anywhere."""
     wrapt.register_post_import_hook(_hook_actor, "openrlhf.trainer.ray.ppo_actor")
-    for name, module in ("PPOTrainer", "ppo_trainer"), ("TrainingActor", "ppo_trainer_async"):
-        wrapt.register_post_import_hook(functools.partial(_hook_trainer, name), f"openrlhf.trainer.{module}")
+    for module, name in (("ppo_trainer", "PPOTrainer"), ("ppo_trainer_async", "TrainingActor")):
+        hook = functools.partial(_hook_trainer, name)
+        wrapt.register_post_import_hook(hook, f"openrlhf.trainer.{module}")
 
 
 def _hook_actor(module: ModuleType) -> None:
@@ -55,7 +56,10 @@ def _keeping_entropy(forward: Callable) -> Callable:
 
 
 def take_gtpo_entropy(self: Any, number: int) -> Any:
-    """Return the entropy, (micro-batch, length - 1), of the next micro-batch in the order of their forward passes."""
+    """Return the entropy, (micro-batch, length - 1), of the next micro-batch in the order of their forward passes.
+
+    `number`, the micro-batch's, is not read: OpenRLHF calls an actor's method once for each element of a list.
+    """
     return self._gtpo_entropy.pop(0)
 
 

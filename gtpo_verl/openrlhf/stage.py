@@ -38,8 +38,10 @@ class GTPOStage:
         self.metrics: dict[str, float] = {}
         self._actors = trainer.actor_model_group
         folder = self.args.ckpt.path
-        self._run = GTPORun(self.config, folder, folder if resumed else None)
-        # One that OpenRLHF knows, whose advantages GTPO's then replace; elsewhere `gtpo` stays, and raises.
+        resumed_from = folder if resumed else None
+        self._run = GTPORun(self.config, folder, resumed_from)
+        # The experience maker gets an estimator that OpenRLHF knows, and GTPO's advantages replace those of it. The
+        # options keep `gtpo`, on which OpenRLHF raises if it computes advantages anywhere else.
         trainer.experience_maker.advantage_estimator = "group_norm"
         wrapt.wrap_function_wrapper(trainer.experience_maker, "compute_advantages_and_returns", self._estimate)
 
@@ -92,10 +94,11 @@ class GTPOStage:
     def _take_entropies(self, micro_batches: int) -> list[torch.Tensor]:
         """Return the entropy of each micro-batch, (micro-batch, length - 1), in the order of their forward passes."""
         refs = self._actors.async_run_method_batch("take_gtpo_entropy", number=list(range(micro_batches)))
+        # Ranks that share a micro-batch each return its entropy; the first of them is enough.
         ranks_per_micro_batch = self.args.ds.ring_attn_size * self.args.ds.tensor_parallel_size
         entropies = []
-        for of_one_rank in ray.get(refs)[::ranks_per_micro_batch]:
-            entropies.extend(of_one_rank)
+        for entropies_of_rank in ray.get(refs)[::ranks_per_micro_batch]:
+            entropies.extend(entropies_of_rank)
         return entropies
 
 
