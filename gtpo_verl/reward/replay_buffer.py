@@ -5,11 +5,16 @@ verl keeps the dict that a reward function returns, but logs it in validation on
     trainer.v1.sampler.custom_sampler.path=pkg://gtpo_verl.reward.replay_buffer
     trainer.v1.sampler.custom_sampler.name=RewardMetricsReplayBuffer
 
-every training step logs the mean of each number in it as `reward/<key>/mean` (with `gtpo_verl.reward.score`: score,
-format, acc, strict, timeout), `completion/eos_rate`, `completion/repetition/mean` and `completion/length/mean`, the
-share of groups with equal scores, `group/zero_std_frac`, and that of the other groups which have no right answer,
-`group/none_right_frac`; for GRPO as for GTPO, and in every mode of the trainer. verl hands a buffer that is not its own
-nothing of `algorithm.filter_groups`; this one reads it itself.
+every training step logs, for GRPO as for GTPO and in every mode of the trainer,
+
+    reward/<key>/mean             the mean of each number in it, such as format of `gtpo_verl.reward.score`
+    completion/eos_rate           the share of completions that ended
+    completion/repetition/mean    the share of repeated tokens
+    completion/length/mean        tokens
+    group/zero_std_frac           the share of groups with equal scores
+    group/none_right_frac         of the other groups, the share of those without a right answer
+
+verl passes the settings of `algorithm.filter_groups` to its own buffers only; this one reads them itself.
 """
 
 from collections import defaultdict
@@ -38,8 +43,8 @@ from gtpo_verl.tokens import eos_ids
 _SHORTEST_POLL_S = 0.02
 _POLL_S_PER_COMPLETION = 5e-5
 _LONGEST_POLL_S = 2.0  # verl's
-# Completions, evenly chosen, whose repetition is measured: a quarter of a second for 2,000 tokens each.
-_REPETITION_OF = 256
+# Of how many completions, evenly chosen, the repetition is measured: a quarter of a second if each has 2,000 tokens.
+_REPETITION_SAMPLES = 256
 
 
 class _RewardMetrics:
@@ -60,7 +65,7 @@ class _RewardMetrics:
     def _completion_metrics(self, batch: KVBatchMeta) -> dict[str, float]:
         fields = ["responses", "extra_fields"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        # Completions lie behind each other in one tensor of tokens.
+        # A nested tensor: the completions one after the other in one tensor of tokens, and where each begins.
         tokens = data["responses"].values()
         offsets = data["responses"].offsets()
         lengths = offsets.diff()
@@ -71,8 +76,8 @@ class _RewardMetrics:
         metrics |= _group_metrics(batch.keys, scores)
 
         metrics["completion/eos_rate"] = has_ended.float().mean().item()
-        every = 1 + (len(lengths) - 1) // _REPETITION_OF
-        completions = tokens.tensor_split(offsets[1:-1])[::every]
+        stride = 1 + (len(lengths) - 1) // _REPETITION_SAMPLES
+        completions = tokens.tensor_split(offsets[1:-1])[::stride]
         metrics["completion/repetition/mean"] = fmean(repetition(completion.numpy()) for completion in completions)
         metrics["completion/length/mean"] = lengths.float().mean().item()
         return metrics
@@ -130,8 +135,8 @@ def _group_metrics(keys: Sequence[str], scores: Sequence[dict[str, Any]]) -> dic
 def RewardMetricsReplayBuffer(*, trainer_mode: str, **kwargs: Any) -> ReplayBuffer:
     """Return verl's buffer of its `trainer.v1.trainer_mode`, with the metrics above.
 
-    The buffer of the async modes drops stale groups or waits for them. Raises what verl raises if groups cannot be
-    filtered.
+    The name is that of a class, since verl calls it as one. The buffer of the async modes drops stale groups or waits
+    for them. Raises what verl raises if groups cannot be filtered.
     """
     base = ReplayBuffer if trainer_mode == "sync" else ReplayBufferAsync
     buffer = type("RewardMetricsReplayBuffer", (_RewardMetrics, base), {})
@@ -152,10 +157,10 @@ def eos_token_ids(model: DictConfig) -> torch.Tensor:
 
 
 def _settings(config: Any) -> dict[str, Any]:
-    """Return how often to look for the completions of a step, and what verl gives its own buffers.
+    """Return the settings that verl gives its own buffers but not a custom one, and how often to look for completions.
 
-    The latter lets them replace groups that are filtered or failed. 40,000 completions are looked for as often as verl
-    does.
+    With the former, a buffer replaces groups that are filtered or failed. The latter grows with the completions of a
+    step, up to verl's own interval at 40,000.
     """
     metric = PPOTrainer._resolve_filter_groups_metric(SimpleNamespace(config=config))  # type: ignore[arg-type]
     completions = config.data.train_batch_size * config.actor_rollout_ref.rollout.n

@@ -64,16 +64,16 @@ def compute_score(
     answer = extract_answer(solution_str)
     timeout = False
     try:
-        correct = is_equal(ground_truth, answer)
+        acc = float(is_equal(ground_truth, answer))
     except TimeoutError as error:
         logger.warning("%s", error)
-        correct = False
+        acc = 0.0
         timeout = True
     format_reward = compute_format_reward(solution_str)
     return {
-        "score": format_reward + 10.0 * correct,
+        "score": format_reward + 10.0 * acc,
         "format": format_reward,
-        "acc": float(correct),
+        "acc": acc,
         "pred": canonicalize(answer),
         "strict": float(is_strict(solution_str)),
         "timeout": float(timeout),
@@ -94,8 +94,8 @@ def is_strict(solution_str: str) -> bool:
     Whitespace around the two blocks is allowed, other text is not. The paper does not reward this; it shows the loss of
     a completion's end, which ``compute_format_reward`` does not see.
     """
-    once = all(solution_str.count(tag) == 1 for tag in TAGS)
-    return once and _STRICT.fullmatch(solution_str) is not None
+    has_each_tag_once = all(solution_str.count(tag) == 1 for tag in TAGS)
+    return has_each_tag_once and _STRICT.fullmatch(solution_str) is not None
 
 
 def extract_answer(solution_str: str) -> str:
@@ -291,7 +291,7 @@ def _parse_number(text: str) -> Fraction | None:
     numerator, denominator = [int(group) for group in match.groups()[1:] if group is not None]
     if denominator == 0:
         return None
-    sign = int(match["sign"] + "1")
+    sign = -1 if match["sign"] == "-" else 1
     return Fraction(sign * numerator, denominator)
 
 

@@ -34,7 +34,7 @@ _PER_TOKEN = ("response_mask", "loss_mask", "lambda", "advantages", "entropy", "
 _OPTIONAL_PER_TOKEN = {"inference_logprobs"}
 _OPTIONAL_TEXTS = ("prompt", "token_strings", "ended")
 _KNOWN = {"uid", *_NUMBERS, *_CONFLICT_LENGTHS, *_IDS, *_PER_TOKEN, *_OPTIONAL_PER_TOKEN, *_OPTIONAL_TEXTS}
-_LARGE = 1e30  # of which neither a sum nor a mean overflows
+_LARGE = 1e30  # of smaller numbers neither a sum nor a mean overflows
 
 # How many bytes of a dump, or of text, make the largest page of `gtpo-verl view`: about 25 MB of HTML either way.
 _DUMP_BYTES = 32 << 20
