@@ -163,7 +163,7 @@ def not_finite(history: History) -> Verdict | None:
         why=f"not finite: {', '.join(map(label, broken))}",
         number=number,
         since=since,
-        advice=explain.NEVER_FINITE if since == history.steps[0] else explain.NOT_FINITE,
+        advice=explain.NOT_FINITE if len(history[number]) else explain.NEVER_FINITE,
     )
 
 

@@ -73,9 +73,9 @@ class TrainingMonitor:
             numbers.pop("entropy", None)
         for alarm in self._watch.observe(self._step, numbers):
             if not alarm.ends:
-                logger.warning("monitor of collapse, step %d: %s", self._step, alarm.sentence)
+                logger.warning("monitor of collapse, step %d: %s", self._step, alarm.text)
             elif self._mode == "stop_format" or (self._mode == "stop" and not alarm.is_unseen):
-                self._schedule_end(alarm.sentence)
+                self._schedule_end(alarm.text)
 
     def _schedule_end(self, reason: str) -> None:
         """Have verl save a checkpoint in the next step. verl logs that step afterwards, and that call ends the run.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gtpo_verl.monitor.frameworks import translate
-from gtpo_verl.monitor.watch import LOOKS, Watch
+from gtpo_verl.monitor.watch import STEPS_PER_STAGE, Watch
 
 ROOT = Path(__file__).resolve().parents[2]
 SOUND = {"entropy": 0.3, "grad_norm": 0.5, "loss": 0.1, "terminated": 1.0, "exact_format": 0.9, "lr": 1e-4}
@@ -48,12 +48,12 @@ def test_a_healthy_run_is_silent():
 
 def test_a_lost_outcome_is_told_at_once_and_ends_the_run_after_a_window():
     found = replay({"reward": lost})
-    assert all(word in ("DEGRADED", "FAILED") for word in [alarm.sentence.split()[0] for _, alarm in found])
+    assert all(word in ("DEGRADED", "FAILED") for word in [alarm.text.split()[0] for _, alarm in found])
     (first, _), (last, end) = found[0], found[-1]
     assert 62 <= first < 70 and 70 < last < 80
     assert [alarm.ends for _, alarm in found] == [False] * (len(found) - 1) + [True] and not end.is_unseen
-    assert end.sentence.startswith("FAILED since step ") and "before step " in end.sentence
-    assert "Try actor_rollout_ref.actor.optim.lr=5e-05." in end.sentence
+    assert end.text.startswith("FAILED since step ") and "before step " in end.text
+    assert "Try actor_rollout_ref.actor.optim.lr=5e-05." in end.text
 
 
 def test_a_run_of_few_completions_a_step_is_ended_later():
@@ -68,7 +68,8 @@ def test_what_was_told_is_not_told_again_where_noise_hides_it():
 
 def test_what_else_moved_is_told_with_it():
     (_, alarm), *_ = replay({"reward": lost, "kl": lambda s: 0.02 if s < 55 else 0.9})
-    assert "KL".lower() in alarm.sentence.lower() and "reference model" in alarm.sentence
+    assert "KL went from" in alarm.text
+    assert "reference model" in alarm.text
 
 
 def test_a_run_that_came_back_is_not_ended():
@@ -105,15 +106,21 @@ def test_a_run_with_validations_is_not_ended_before_the_next_one_has_come():
     assert ends(fell | {"validation": every_fifty(0.3, 0.36, 0.42)}, steps=300)[0][0] == 200
 
 
-def test_a_long_run_is_looked_at_now_and_then():
+def test_a_long_run_is_looked_at_now_and_then_and_not_ended_by_one_value_that_is_not_finite():
     watch = Watch("verl", 64)
-    for step in range(1, 4 * LOOKS):
+    for step in range(1, 4 * STEPS_PER_STAGE):
         watch.history.add(step, {"reward": 0.5})
-    looked = []
-    for step in range(4 * LOOKS, 4 * LOOKS + 20):
-        if watch.observe(step, {"reward": math.nan}):
-            looked.append(step)
-    assert looked == [4 * LOOKS]  # and ended at once: it has lasted since the look before
+    alarms = []
+    for step in range(4 * STEPS_PER_STAGE, 4 * STEPS_PER_STAGE + 20):
+        alarms += [(step, alarm.ends) for alarm in watch.observe(step, {"reward": math.nan})]
+    # Five steps apart; not finite in one step at the first look, and in six at the second.
+    assert alarms == [(4 * STEPS_PER_STAGE, False), (4 * STEPS_PER_STAGE + 5, True)]
+
+
+def test_one_value_that_is_not_finite_ends_a_fallen_run_no_sooner():
+    ((without, _),) = ends({"reward": lost})
+    ((step, _),) = ends({"reward": lambda step: math.nan if step == without - 2 else lost(step)})
+    assert step >= without
 
 
 def validated(first, between, last, steps, completions):
