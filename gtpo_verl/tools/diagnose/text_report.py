@@ -1,4 +1,4 @@
-"""The report in one screen of 80 columns, the verdict and what to do first."""
+"""The report as one screen of 80 columns, which opens with the verdict and the advice."""
 
 import textwrap
 from collections.abc import Mapping
@@ -9,19 +9,20 @@ from gtpo_verl.monitor.explain import label
 from gtpo_verl.monitor.frameworks import PART
 
 _WIDTH = 80
-_NAME = 36
-_COLUMN = 9
+_NAME_WIDTH = 36
+_COLUMN_WIDTH = 9
+_LAST_WIDTH = 12
 _TELLING = ("validation", "accuracy", "exact_format", "terminated", "kl")
-"""What would tell most, if it were logged; a line has room for all."""
+"""The numbers that are most worth logging; all of them fit on one line."""
 _SHARED = (
     "Good and bad completions share {forward:.0%} of their tokens from the start, {backward:.0%} from the end, "
     "{either:.0%} either way, in {groups:.0%} of groups."
 )
-_MASKED = "{either:.0%} of tokens are on the run's own mask, in {groups:.0%} of groups."
+_MASKED = "{either:.0%} of tokens have another weight than 1 in the run itself, in {groups:.0%} of groups."
 
 
 def screen(report: Mapping[str, Any], plotted: Path | None = None) -> str:
-    """Return the verdict, what to do, what moved, and a table of the numbers; `plotted` is where the plot is."""
+    """Return the whole report as text; `plotted` is the file of the plot, if one was drawn."""
     paragraphs = [_verdict(report), _moved(report), _table(report), _completions(report), _end(report, plotted)]
     return "\n\n".join("\n".join(lines) for lines in paragraphs if lines)
 
@@ -47,40 +48,47 @@ def _verdict(report: Mapping[str, Any]) -> list[str]:
 
 
 def _moved(report: Mapping[str, Any]) -> list[str]:
-    """Return a line for each number that moved, and one for parts of the reward that never did."""
+    """Return a line for each number that moved, and for each part of the reward that never did."""
     lines = []
+    if report["moved"]:
+        lines.append("What moved, the largest first:")
     for move in report["moved"]:
         levels = f"{_name(move['number'])} {_short(move['first'])} to {_short(move['last'])}"
-        text = f"{levels} since step {move['since']} ({_times(move['deviations'])} its noise): {move['meaning']}"
+        text = f"{levels} since step {move['since']} ({_deviations(move['deviations'])}): {move['meaning']}"
         override = f"; try {move['try']}" if move["try"] and move["try"] != report["try"] else ""
         lines += _wrap(f"- {text}{override}", "  ")
     for name, value in report["constant_parts"].items():
         lines += _wrap(f"- {name}, a part of the reward, is {_short(value)} in every step: it teaches nothing", "  ")
-    return ["What moved, the largest first:", *lines] if lines else []
+    return lines
 
 
 def _table(report: Mapping[str, Any]) -> list[str]:
     first, last = report["steps"]
-    over = report["means_over"]
-    between = (last - first) / max(report["entries"] - 1, 1)
-    window = f"means over {over} steps"
-    if between >= 1.5:
-        window = f"means over {over} entries ({over * between:.0f} steps)"
-    lines = [_row(window, "start", "best", "now", "last value")]
+    window = report["means_over"]
+    steps_per_entry = (last - first) / max(report["entries"] - 1, 1)
+    # Of a number that is logged less often than others the window is shorter.
+    header = f"means over up to {window} step{'' if window == 1 else 's'}"
+    if steps_per_entry >= 1.5:
+        header = f"means over up to {window} entries ({window * steps_per_entry:.0f} steps)"
+    lines = [_row(header, "start", "best", "now", "last value")]
     for name, numbers in report["numbers"].items():
         best = _short(numbers["best"]) if "best" in numbers else ""
         start = _short(numbers["start"])
-        lines.append(_row(_cut(_name(name), _NAME - 1), start, best, _short(numbers["now"]), _short(numbers["value"])))
+        now = _short(numbers["now"])
+        last = _short(numbers["value"])
+        lines.append(_row(_cut(_name(name), _NAME_WIDTH - 1), start, best, now, last))
     return lines
 
 
 def _row(name: str, start: str, best: str, now: str, value: str) -> str:
     """Return a line of the table."""
-    return f"{name:{_NAME}}{start:>{_COLUMN}}{best:>{_COLUMN}}{now:>{_COLUMN}}{value:>{_COLUMN + 3}}"
+    columns = "".join(f"{cell:>{_COLUMN_WIDTH}}" for cell in (start, best, now))
+    return f"{name:{_NAME_WIDTH}}{columns}{value:>{_LAST_WIDTH}}"
 
 
 def _completions(report: Mapping[str, Any]) -> list[str]:
-    """Return completions that show what decides, or else what moved, and which tokens good and bad ones share."""
+    """Return completions that show what decided the verdict, or else the largest move, and the share of their tokens
+    that good and bad ones have in common."""
     lines = []
     candidates = [report["completions_shown"]]
     for move in report["moved"]:
@@ -108,8 +116,8 @@ def _name(number: str) -> str:
     return label(number).removeprefix(PART)
 
 
-def _times(deviations: float) -> str:
-    return f"{deviations:.0f} times" if deviations < 1000 else "over 1000 times"
+def _deviations(deviations: float) -> str:
+    return f"{deviations:.0f} standard errors" if deviations < 1000 else "over 1000 standard errors"
 
 
 def _short(value: float | None) -> str:
