@@ -12,7 +12,7 @@ import torch
 ENTROPY = "gtpo_entropy"
 RESPONSE_MASK = "gtpo_response_mask"
 
-_AT_ONCE = 64
+_SESSIONS_PER_FETCH = 64
 """Sessions whose pictures are fetched together."""
 
 
@@ -21,13 +21,13 @@ class BatchFields(NamedTuple):
 
     responses: torch.Tensor  # (bs, response_length) int64 token ids
     entropy: torch.Tensor | None  # (bs, response_length), nats; None where it comes from the update
-    # (bs, response_length), 1 on the completion's own tokens, also on those that verl's rollout correction takes out
+    # (bs, response_length), 1 on tokens that the model itself wrote, also where verl's rollout correction masks them
     response_mask: torch.Tensor
     response_len: torch.Tensor  # (bs,) int64, length of each response, tool output included
     prompts: Sequence[np.ndarray]  # (bs,) token ids of each prompt
     last_outputs: list[int]  # rows that are the last output of their session, one for each session of the agent loop
     sessions: list[int]  # (bs,), for each row the place of its session in `last_outputs`
-    # For each session a digest of the pictures in its last prompt; empty where prompts of equal ids are equal.
+    # For each session a digest of the pictures in its last prompt; empty if rows of one uid cannot differ in theirs.
     pictures: Sequence[bytes] = ()
     # (bs, response_length), of verl's old-log-prob pass; under its bypass mode those of the rollout
     old_log_probs: torch.Tensor | None = None
@@ -72,10 +72,10 @@ def from_transfer_queue(tq: Any, batch: Any, with_entropy: bool = True) -> Batch
     if with_entropy and not torch.equal(offsets, data["entropy"].offsets()):
         raise RuntimeError("the entropy in TransferQueue is not as long as the responses in some row")
 
-    # The prompts are one array of ids and the places at which each begins.
+    # The prompts are one flat array of ids; each lies between two successive boundaries.
     ids = data["prompts"].values().numpy()
-    ends = data["prompts"].offsets().tolist()
-    prompts = [ids[start:end] for start, end in pairwise(ends)]
+    boundaries = data["prompts"].offsets().tolist()
+    prompts = [ids[start:end] for start, end in pairwise(boundaries)]
 
     padded = data.exclude("prompts").to_padded_tensor()
     last_outputs, sessions = _sessions(batch.keys)
@@ -89,7 +89,7 @@ def from_transfer_queue(tq: Any, batch: Any, with_entropy: bool = True) -> Batch
         sessions=sessions,
     )
     if len(last_outputs) == len(prompts):
-        # Each session has one output, to the prompt of its group, so that equal uids are equal pictures.
+        # Every session has a single output, and its prompt is the dataset's: rows of one uid have the same pictures.
         return fields
     return fields._replace(pictures=_digests_of_pictures(tq, batch, last_outputs))
 
@@ -97,21 +97,24 @@ def from_transfer_queue(tq: Any, batch: Any, with_entropy: bool = True) -> Batch
 def _digests_of_pictures(tq: Any, batch: Any, rows: Sequence[int]) -> list[bytes]:
     """Return a digest of the pictures in the prompt of each of these rows.
 
-    An agent's later prompts may have pictures of their own. Those of a batch are too large to be held together.
+    An agent's later prompts may have pictures of their own. A whole batch of them is too large to hold in memory, so
+    they are fetched in parts.
     """
     name = "multi_modal_inputs"
     keys = [batch.keys[row] for row in rows]
     digests: list[bytes] = []
-    for start in range(0, len(keys), _AT_ONCE):
-        some_keys = keys[start : start + _AT_ONCE]
+    for start in range(0, len(keys), _SESSIONS_PER_FETCH):
+        some_keys = keys[start : start + _SESSIONS_PER_FETCH]
         data = tq.kv_batch_get(keys=some_keys, partition_id=batch.partition_id, select_fields=[name])
         if name in data.keys():
             digests += [_digest(pictures) for pictures in data.pop(name).tolist()]
+        else:
+            digests += [_digest(None)] * len(some_keys)
     return digests
 
 
 def _digest(pictures: dict[str, Any] | None) -> bytes:
-    """Return a digest of a row's `multi_modal_inputs`; equal ones, in whichever order and tensor, have the same."""
+    """Return a digest of the values in a row's `multi_modal_inputs`, whatever the order of their names."""
     digest = sha256()
     for name, value in sorted((pictures or {}).items()):
         digest.update(name.encode())
@@ -122,8 +125,8 @@ def _digest(pictures: dict[str, Any] | None) -> bytes:
     return digest.digest()
 
 
-def keep_in_batch(old_log_prob: Any, batch: Any) -> None:
-    """Add what `take_from_batch` needs to `old_log_prob`, the result of the legacy trainer's old-log-prob pass.
+def add_to_old_log_prob(old_log_prob: Any, batch: Any) -> None:
+    """Store in `old_log_prob`, the result of the legacy trainer's old-log-prob pass, what `take_from_batch` will need.
 
     verl takes the field `entropys` out of it and joins the rest with the batch, so that our fields move with the rows.
     Both are TensorDicts.
@@ -133,9 +136,8 @@ def keep_in_batch(old_log_prob: Any, batch: Any) -> None:
 
 
 def take_from_batch(batch: Any, with_entropy: bool = True) -> BatchFields | None:
-    """Return the fields of a batch of the legacy trainer, a TensorDict; None if `keep_in_batch` added nothing to it.
-
-    Without `with_entropy` all fields are the batch's own, whether or not `keep_in_batch` was called.
+    """Return the fields of a batch of the legacy trainer, a TensorDict, and remove from it what `add_to_old_log_prob`
+    added; None if that was not called. Without `with_entropy` it need not be, since only verl's own fields are read.
     """
     if with_entropy and ENTROPY not in batch.keys():
         return None

@@ -85,7 +85,7 @@ def legacy_compute_old_log_prob(proceed: Callable, trainer: Any, *, batch: Any) 
     result = proceed()
     if activate(trainer).reads_entropy:
         old_log_prob = result[0]  # beside verl's measurement of speed
-        batch_fields.keep_in_batch(old_log_prob.batch, batch.batch)
+        batch_fields.add_to_old_log_prob(old_log_prob.batch, batch.batch)
     return result
 
 

@@ -137,7 +137,7 @@ def test_outputs_whose_prompts_differ_in_a_picture_share_no_positions(
     sessions, session_rows, monkeypatch, at_once, change, differs
 ):
     """Equal ids and other pixels are another context; equal pixels are the same, in whichever tensor."""
-    monkeypatch.setattr(batch_fields, "_AT_ONCE", at_once)
+    monkeypatch.setattr(batch_fields, "_SESSIONS_PER_FETCH", at_once)
     session_rows["prompts"] = [torch.full((3,), ord(key[0])) for key in SESSION_KEYS]
     _, alike = sessions(KNOWN).step()
     pixels = torch.arange(12.0).reshape(3, 4).bfloat16()
@@ -147,6 +147,24 @@ def test_outputs_whose_prompts_differ_in_a_picture_share_no_positions(
     session_rows["multi_modal_inputs"] = pictures
     _, advantages = sessions(KNOWN).step()
     assert bool((advantages != alike).any()) is differs
+
+
+def test_sessions_without_pictures_beside_some_with_pictures(sessions, session_rows, monkeypatch):
+    """TransferQueue leaves out a field that no key of a fetch has."""
+    monkeypatch.setattr(batch_fields, "_SESSIONS_PER_FETCH", 2)
+    _, alike = sessions(KNOWN).step()
+    session_rows["multi_modal_inputs"] = [{"pixel_values": torch.ones(3)} for _ in SESSION_KEYS]
+    get = InMemoryQueue.kv_batch_get
+
+    def without_pictures_of_some(self, keys, partition_id, select_fields):
+        data = get(self, keys=keys, partition_id=partition_id, select_fields=select_fields)
+        if SESSION_KEYS[LAST[0]] in keys and select_fields == ["multi_modal_inputs"]:
+            data.pop("multi_modal_inputs")
+        return data
+
+    monkeypatch.setattr(InMemoryQueue, "kv_batch_get", without_pictures_of_some)
+    _, advantages = sessions(KNOWN).step()
+    assert advantages.shape == alike.shape
 
 
 def test_pictures_are_fetched_of_last_outputs_alone(sessions, session_rows, monkeypatch):
