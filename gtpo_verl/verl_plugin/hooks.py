@@ -220,7 +220,7 @@ def log(proceed: Callable, tracking: Any, *, data: dict[str, Any], step: Any) ->
     if is_of_update and is_to_be_watched and not state.monitor:
         raise RuntimeError(f"{KEY} does not watch a trainer with a fit of its own, as this one: remove it")
     if state.update_check:
-        state.update_check.logged(step)
+        state.update_check.on_log(step)
     state.keep_with_checkpoint()  # verl saves a step's checkpoint before it logs the step
     if state.monitor:
         state.monitor.on_log(data)

@@ -1,9 +1,10 @@
 """Check that the actor was updated with GTPO's advantages.
 
 A trainer can have advantages of its own: it may never ask verl for them, or write over them afterwards. Such a run
-logs `gtpo/*` metrics of advantages that nobody used. So the values are compared where verl's trainers hand over the
-batch that they have updated with: `compute_data_metrics`, which all of them call before they aggregate anything. By
-then rows have another order and padding is gone, but maximum and minimum are the same to the bit.
+logs `gtpo/*` metrics of advantages that nobody used. So the highest and the lowest advantage are compared where verl's
+trainers hand over the batch that they have updated with: `compute_data_metrics`, which all of them call before they
+aggregate metrics. By then rows have another order and padding is gone, but these two are the same to the bit. A change
+that leaves both as they are is not noticed.
 """
 
 import logging
@@ -17,17 +18,17 @@ from gtpo_verl.verl_plugin.run_config import ALLOW_CHANGES, select, uses_gtpo
 logger = logging.getLogger("gtpo_verl")
 
 _LOGGED_STEPS = 3
-"""Logged steps without a comparison after which the log says so. verl's fully_async logs a validation and the time of
-its first weight transfer before it hands over its first batch."""
+"""After this many logged steps without a comparison a warning is logged. It is more than one, since verl's fully_async
+logs a validation and the time of its first weight transfer before it hands over its first batch."""
 
 _REMEDY = (
-    f"if they are changed on purpose (shaping, replay of older steps), set ++{ALLOW_CHANGES}=True; for a run without "
-    "GTPO set algorithm.adv_estimator=grpo"
+    f"if the advantages are changed on purpose (shaping, replay of older steps), set ++{ALLOW_CHANGES}=True; for a "
+    "run without GTPO set algorithm.adv_estimator=grpo"
 )
 
 
 class Extremes(NamedTuple):
-    """The highest and the lowest advantage on a response mask; both are nan where it has no token."""
+    """The highest and the lowest advantage among the tokens of a response mask; both are nan if it has none."""
 
     highest: float
     lowest: float
@@ -35,10 +36,10 @@ class Extremes(NamedTuple):
     @classmethod
     def of(cls, advantages: torch.Tensor, response_mask: torch.Tensor) -> "Extremes":
         """Return the extremes of (bs, response_length) advantages on the response mask of their batch."""
-        own = advantages.masked_select(response_mask.bool())
-        if not own.numel():
+        masked = advantages.masked_select(response_mask.bool())
+        if not masked.numel():
             return cls(math.nan, math.nan)
-        return cls(own.max().item(), own.min().item())
+        return cls(masked.max().item(), masked.min().item())
 
     def join(self, other: "Extremes") -> "Extremes":
         """Return the extremes of two batches together."""
@@ -49,7 +50,7 @@ class Extremes(NamedTuple):
         return Extremes(max(self.highest, other.highest), min(self.lowest, other.lowest))
 
     def equals(self, other: "Extremes") -> bool:
-        """Whether both numbers are the same; nan equals nan here."""
+        """Return whether both numbers are the same; nan equals nan here."""
         if math.isnan(self.highest):  # then the lowest is nan too
             return math.isnan(other.highest)
         return self.highest == other.highest and self.lowest == other.lowest
@@ -60,19 +61,20 @@ class Extremes(NamedTuple):
 
 
 class UpdateCheck:
-    """Compares the batches that a trainer updates with to the advantages that GTPO estimated for it."""
+    """Checks that the batches with which a trainer updates carry the advantages that GTPO estimated for them."""
 
     def __init__(self) -> None:
         self._estimated: Extremes | None = None  # of all batches since the last comparison
-        self._compared: Extremes | None = None  # of the batches of the last comparison
-        # Steps that were logged without a comparison; None after the first comparison, or after the warning of none.
-        self._steps: set[Any] | None = set()
+        # GTPO's at the last comparison, for a trainer that updates with that batch again
+        self._last_expected: Extremes | None = None
+        # Steps logged without a comparison; None once there was one, or once the warning was logged.
+        self._uncompared_steps: set[Any] | None = set()
 
     @classmethod
     def of(cls, config: Any) -> "UpdateCheck | None":
         """Return the check for a run with this config of verl.
 
-        None if it does not ask for GTPO, or allows that the advantages are changed.
+        None if it does not ask for GTPO, or if it allows changed advantages.
         """
         if not uses_gtpo(config) or select(config, ALLOW_CHANGES):
             return None
@@ -92,12 +94,12 @@ class UpdateCheck:
         has updated with the last one again.
 
         Raises:
-            RuntimeError: they differ.
+            RuntimeError: the batch has other advantages than GTPO's, or GTPO's were never estimated.
         """
-        self._steps = None
+        self._uncompared_steps = None
         used = Extremes.of(advantages, response_mask)
-        expected = self._compared if self._estimated is None else self._estimated
-        self._compared = expected
+        expected = self._last_expected if self._estimated is None else self._estimated
+        self._last_expected = expected
         self._estimated = None
         if expected is None:
             raise RuntimeError(
@@ -107,24 +109,24 @@ class UpdateCheck:
             )
         if not used.equals(expected):
             raise RuntimeError(
-                f"algorithm.adv_estimator asks for GTPO, but the trainer updated the actor with other advantages: they "
-                f"are {used} on its response_mask, and GTPO's were {expected}: let nothing write over `advantages` or "
+                f"algorithm.adv_estimator asks for GTPO, but the trainer updated the actor with other advantages: "
+                f"{used} on its response_mask, where GTPO's were {expected}. Let nothing write over `advantages` or "
                 f"`response_mask` after verl's _compute_advantage; {_REMEDY}"
             )
 
-    def logged(self, step: Any) -> None:
-        """Say once that no update could be compared, when the trainer has logged some steps."""
-        if self._steps is None:
+    def on_log(self, step: Any) -> None:
+        """Count a step that the trainer logs, and warn once if none of the first ones had a comparison."""
+        if self._uncompared_steps is None:
             return
-        self._steps.add(step)
-        if len(self._steps) < _LOGGED_STEPS:
+        self._uncompared_steps.add(step)
+        if len(self._uncompared_steps) < _LOGGED_STEPS:
             return
-        self._steps = None
-        asked = "has asked for them" if self._estimated else "has not even asked for them"
+        self._uncompared_steps = None
+        asked = "has not asked for them, and" if self._estimated is None else "has asked for them, but"
         logger.warning(
-            "GTPO: whether the actor is updated with GTPO's advantages is not verified: the trainer %s, but in %d "
-            "logged steps it has not called verl's compute_data_metrics (verl.trainer.ppo.metric_utils), where they "
-            "are compared: let it do so with each batch that it has updated with",
+            "GTPO: it is not verified that the actor is updated with GTPO's advantages: the trainer %s in %d logged "
+            "steps it has not called verl's compute_data_metrics (verl.trainer.ppo.metric_utils), where they are "
+            "compared: let it do so with each batch that it has updated with",
             asked,
             _LOGGED_STEPS,
         )
