@@ -1,11 +1,11 @@
-"""Figures of training (as in GTPO, arXiv:2508.03772, Fig. 1 to 5) from verl's file logger.
+"""A figure of training (as in GTPO, arXiv:2508.03772, Fig. 1 to 5) from the logs of runs.
 
     python3 -m recipes plot 'GRPO=runs/grpo_seed*.jsonl' 'GTPO=runs/gtpo_seed*.jsonl' --out figures
 
-A run is the JSONL of ``trainer.logger=[..., file]``, see ``gtpo_verl.tools.diagnose.logs``. Runs with one label are
-seeds of one method: their mean is drawn, over the steps that all of them logged, in a band from the smallest to the
-largest seed. Curves are centred moving averages; the raw mean is drawn faintly behind them. Every figure is written as
-PNG and SVG.
+A run is a log that ``gtpo_verl.tools.diagnose.logs`` reads, such as the JSONL of ``trainer.logger=[..., file]``. Runs
+with one label are seeds of one method: their mean is drawn, over the steps that all of them logged, with a band from
+the lowest to the highest of them. Curves are centred moving averages; the raw mean is drawn faintly behind them. The
+figure is written as PNG and SVG.
 
 Needs matplotlib and pandas.
 """
@@ -71,7 +71,8 @@ class Curve(NamedTuple):
     if_all_zero: str = ""
 
 
-# A panel has one or two curves. The second is dashed; if its unit differs, its axis is on the right. Shares go to 1.
+# A panel has one or two curves. If both were logged, the second is dashed, and on an axis on the right if its unit is
+# another. Curves without a unit lie between 0 and 1.
 PANELS: tuple[tuple[Curve, ...], ...] = (
     (Curve("right answers", "", ("reward/acc/mean",), good="↑"),),
     (
@@ -97,17 +98,22 @@ def read_runs(arguments: Iterable[str]) -> dict[str, list[pd.DataFrame]]:
     """Return runs by label, from ``label=path``, ``label=glob`` or a path, whose label is its name without the suffix.
 
     Raises:
-        ValueError: If nothing matches, or two paths without a label have one name.
+        ValueError: nothing matches; a glob has no label; a path without a label has the name of other runs.
     """
-    runs: dict[str, dict[Path, pd.DataFrame]] = {}
+    runs: dict[str, dict[Path, pd.DataFrame]] = {}  # by label, then by resolved path: a file counts once
+    labels_of_paths = set()
     for argument in arguments:
         label, equals, pattern = argument.partition("=")
-        has_no_label = not equals or Path(argument).exists()
-        if has_no_label:
-            label = Path(argument).stem
+        is_path = Path(argument).exists()
+        if is_path:
+            label = Path(argument).stem if Path(argument).is_file() else Path(argument).name
             pattern = argument
-            if label in runs:
-                raise ValueError(f"two runs are named {label!r}: write LABEL=PATH")
+        elif not equals:
+            raise ValueError(f"no run matches {argument!r}: name a log, or write LABEL=GLOB for several")
+        if label in labels_of_paths or (is_path and label in runs):
+            raise ValueError(f"two runs are named {label!r}: write LABEL=PATH")
+        if is_path:
+            labels_of_paths.add(label)
         paths = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
         if not paths:
             raise ValueError(f"no run matches {pattern!r}")
@@ -115,39 +121,40 @@ def read_runs(arguments: Iterable[str]) -> dict[str, list[pd.DataFrame]]:
         for path in paths:
             seeds[Path(path).resolve()] = read_run(path)
     for label, seeds in runs.items():
-        ends = {int(run.index[-1]) for run in seeds.values()}
-        if len(ends) > 1:
-            print(f"{label}: its seeds end at steps {sorted(ends)}, drawn up to the first of them", file=sys.stderr)
+        last_steps = {int(run.index[-1]) for run in seeds.values()}
+        if len(last_steps) > 1:
+            end = min(last_steps)
+            print(f"{label}: its seeds end at steps {sorted(last_steps)}; drawn up to step {end}", file=sys.stderr)
     return {label: list(seeds.values()) for label, seeds in runs.items()}
 
 
-def seeds_of(runs: Sequence[pd.DataFrame], curve: Curve) -> pd.DataFrame | None:
-    """Return a curve over the steps that all runs logged, (steps, runs); None if there are none."""
+def values_of(curve: Curve, runs: Sequence[pd.DataFrame]) -> pd.DataFrame | None:
+    """Return a curve's values at the steps that all runs logged, a column per run; None if there are none."""
     for key in curve.keys:
         if all(key in run for run in runs):
-            seeds = pd.concat([run[key] for run in runs], axis="columns", join="inner").dropna()
-            if len(seeds):
-                return curve.factor * seeds
+            values = pd.concat([run[key] for run in runs], axis="columns", join="inner").dropna()
+            if len(values):
+                return curve.factor * values
     return None
 
 
-def moving_average(seeds: pd.DataFrame, window: int) -> pd.DataFrame:
+def moving_average(values: pd.DataFrame, window: int) -> pd.DataFrame:
     """Return the centred mean over `window` steps, without the steps that were not logged."""
-    every_step = seeds.reindex(range(seeds.index[0], seeds.index[-1] + 1))
-    return every_step.rolling(window, center=True, min_periods=1).mean().loc[seeds.index]
+    every_step = values.reindex(range(values.index[0], values.index[-1] + 1))
+    return every_step.rolling(window, center=True, min_periods=1).mean().loc[values.index]
 
 
 def training_figure(runs: Mapping[str, Sequence[pd.DataFrame]], window: int | None = None) -> Figure:
     """Draw six panels over training steps, one colour per label.
 
-    They show accuracy, the format's reward and the exact format, entropy with ln 2, conflict tokens, length and EOS,
-    and filtered completions, or that there were none.
+    They show accuracy, the format reward and the exact format, entropy with ln 2, conflict tokens, length and EOS, and
+    filtered completions, or that there were none.
 
-    A metric that no run logged is named in its panel; a label that did not log it is missing there.
+    A metric is drawn for a label if all of its runs logged it. One that is drawn for no label is named in its panel.
 
     Args:
         runs: Label to the runs (seeds) under it, at least one.
-        window: Width of the moving average in steps, 1 for none; by default the square root of the longest run.
+        window: Width of the moving average in steps, 1 for none; by default the root of the longest run's steps.
 
     Raises:
         ValueError: If there are more labels than colours.
@@ -161,7 +168,7 @@ def training_figure(runs: Mapping[str, Sequence[pd.DataFrame]], window: int | No
     most_seeds = max(len(group) for group in runs.values())
     colours = dict(zip(runs, COLOURS, strict=False))
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.4, 4.6), layout="constrained")  # 900 pixels of a README, legible at 450
+        figure = Figure(figsize=(7.4, 4.6), layout="constrained")  # legible when a README shows it 450 pixels wide
         axes = figure.subplots(2, 3)
         for ax, panel in zip(axes.flat, PANELS, strict=True):
             _draw_panel(ax, panel, runs, colours, window)
@@ -182,10 +189,10 @@ def _caption(most_seeds: int, window: int) -> str:
     band = ""
     if most_seeds > 1:
         notes.append("mean of the seeds")
-        band = " Band: smallest to largest seed."
+        band = " Band: range over the seeds."
     if window > 1:
         notes.append(f"moving average over {window} steps (faint: unsmoothed)")
-    return f"Line: {', '.join(notes) or 'as logged'}.{band} Panels without a unit: shares. ↑: higher is better."
+    return f"Line: {', '.join(notes) or 'as logged'}.{band}\nPanels without a unit: shares. ↑: higher is better."
 
 
 def _draw_panel(
@@ -193,39 +200,50 @@ def _draw_panel(
 ) -> None:
     drawn: list[Curve] = []
     missing: list[str] = []
-    target = ax
+    curve_ax = ax
     for curve in panel:
-        seeds_of_label = {}
+        values_of_label = {}
         for label, group in runs.items():
-            seeds = seeds_of(group, curve)
-            if seeds is not None:
-                seeds_of_label[label] = seeds
-        if not seeds_of_label:
+            values = values_of(curve, group)
+            if values is not None:
+                values_of_label[label] = values
+        if not values_of_label:
             missing.append(curve.keys[0])
             continue
-        if curve.if_all_zero and not any(seeds.to_numpy().any() for seeds in seeds_of_label.values()):
+        if curve.if_all_zero and not any(values.to_numpy().any() for values in values_of_label.values()):
             ax.set_axis_off()
             ax.text(0.5, 0.5, curve.if_all_zero, transform=ax.transAxes, ha="center", color=GREY)
             return
         if drawn and curve.unit != drawn[0].unit:
-            target = ax.twinx()
-            target.grid(False)
-            target.spines["right"].set_visible(True)
-        for label, seeds in seeds_of_label.items():
-            _draw_curve(target, seeds, window, colours[label], dashed=bool(drawn))
+            curve_ax = ax.twinx()
+            curve_ax.grid(False)
+            curve_ax.spines["right"].set_visible(True)
+        for label, values in values_of_label.items():
+            _draw_curve(curve_ax, values, window, colours[label], dashed=bool(drawn))
         drawn.append(curve)
         if curve.mark_ln2:
-            target.axhline(LN2, color="black", lw=1, ls=":")
-            target.annotate("ln 2", (1, LN2), (-2, 2), ("axes fraction", "data"), "offset points", ha="right")
-        # Every axis starts at zero: one cut off at the data exaggerates.
-        high = max(1.1 * target.dataLim.y1, 1e-3) if curve.unit else 1.03
-        target.set_ylim(-0.03 * high, high)
+            curve_ax.axhline(LN2, color="black", lw=1, ls=":")
+            curve_ax.annotate(
+                "ln 2",
+                xy=(1, LN2),
+                xycoords=("axes fraction", "data"),
+                xytext=(-2, 2),
+                textcoords="offset points",
+                ha="right",
+            )
+        # Every axis shows zero: one that starts at the data exaggerates differences.
+        high = max(1.1 * curve_ax.dataLim.y1, 1e-3) if curve.unit else 1.03
+        curve_ax.set_ylim(-0.03 * high, high)
 
+    # If no curve was drawn, the title names those that are missing.
     names = []
     for curve in drawn or panel:
         name = f"{curve.name}, {curve.unit}" if curve.unit else curve.name
         names.append(f"{name} {curve.good}".rstrip())
-    title = f"{names[0]} (solid)\n{names[1]} (dashed)" if len(drawn) == 2 else " and ".join(names)
+    title = " and ".join(names)
+    if len(drawn) == 2:
+        right = ", right" if curve_ax is not ax else ""
+        title = f"{names[0]} (solid)\n{names[1]} (dashed{right})"
     ax.set_title(title[0].upper() + title[1:])
     ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     if missing:
@@ -233,11 +251,12 @@ def _draw_panel(
         ax.text(0.5, 0.05, note, transform=ax.transAxes, ha="center", color=GREY)
 
 
-def _draw_curve(ax: Axes, seeds: pd.DataFrame, window: int, colour: str, dashed: bool) -> None:
-    """Draw a curve of a label: the mean of its seeds, faintly unsmoothed, and a band over them."""
-    smooth = moving_average(seeds, window)
+def _draw_curve(ax: Axes, values: pd.DataFrame, window: int, colour: str, dashed: bool) -> None:
+    """Draw a curve of a label: the smoothed mean of its seeds, the unsmoothed mean faintly behind it, and a band from
+    the lowest to the highest seed's smoothed value."""
+    smooth = moving_average(values, window)
     if window > 1:
-        ax.plot(seeds.mean(axis=1), color=colour, lw=0.6, alpha=0.25, zorder=1.5)
+        ax.plot(values.mean(axis=1), color=colour, lw=0.6, alpha=0.25, zorder=1.5)
     if smooth.shape[1] > 1:
         lowest = smooth.min(axis=1)
         highest = smooth.max(axis=1)
@@ -247,14 +266,14 @@ def _draw_curve(ax: Axes, seeds: pd.DataFrame, window: int, colour: str, dashed:
         color=colour,
         lw=1.7,
         ls=(0, (3, 1.2)) if dashed else "-",
-        marker="o" if len(smooth) == 1 else "",  # a line of one step is not seen
+        marker="o" if len(smooth) == 1 else "",  # a line through one point is invisible
         ms=4,
         zorder=2.5,
     )
 
 
 def save(figure: Figure, path: str | Path) -> list[Path]:
-    """Write a figure as PNG and SVG beside ``path``, and return both."""
+    """Write a figure to ``path`` with the suffixes .png and .svg, and return both paths."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     written = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
@@ -266,11 +285,20 @@ def save(figure: Figure, path: str | Path) -> list[Path]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``python3 -m recipes plot``."""
-    parser.description = "Draw figures of training from verl's file logger."
+    parser.description = "Draw a figure of training from the logs of runs."
     parser.epilog = "example: python3 -m recipes plot 'GRPO=grpo_seed*.jsonl' 'GTPO=gtpo_seed*.jsonl' --out figures"
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="JSONL of trainer.logger=file, LABEL=PATH or LABEL=GLOB")
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="a log, such as the JSONL of trainer.logger=file: PATH, LABEL=PATH or LABEL=GLOB",
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder for the PNG and SVG files")
-    parser.add_argument("--window", type=int, help="width of the moving average in steps, 1 for none")
+    parser.add_argument(
+        "--window",
+        type=int,
+        help="width of the moving average in steps, 1 for none (default: the square root of the longest run)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -100,6 +100,20 @@ def test_a_name_used_twice_is_refused(tmp_path):
         read_runs([write_run(tmp_path / "run.jsonl"), write_run(tmp_path / "b" / "run.jsonl")])
 
 
+@pytest.mark.parametrize("path_first", [True, False])
+def test_a_path_whose_name_is_a_label_too_is_refused_in_either_order(tmp_path, path_first):
+    path = write_run(tmp_path / "run.jsonl")
+    labelled = f"run={write_run(tmp_path / 'other.jsonl')}"
+    with pytest.raises(ValueError, match="'run': write LABEL=PATH"):
+        read_runs([path, labelled] if path_first else [labelled, path])
+
+
+def test_a_glob_needs_a_label(tmp_path):
+    write_run(tmp_path / "run.jsonl")
+    with pytest.raises(ValueError, match="LABEL=GLOB"):
+        read_runs([f"{tmp_path}/*.jsonl"])
+
+
 def test_the_moving_average_is_over_steps_however_many_of_them_were_logged():
     seeds = pd.DataFrame({"a": [1.0, 2.0, 4.0, 8.0]}, index=[1, 2, 4, 9])
     assert moving_average(seeds, 3)["a"].tolist() == [1.5, 1.5, 4.0, 8.0]
