@@ -84,12 +84,14 @@ _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$")
 
 
 def overrides(command: list[str]) -> dict[str, str]:
-    """Return the Hydra overrides in a command: the last value of each key, as it is written."""
+    """Return the values that the Hydra overrides in a command give: the last one of each key, as it is written."""
     values = {}
     for word in command:
         key, equals, value = word.partition("=")
-        if equals and not key.startswith("-"):
-            values[key.lstrip("+~")] = value
+        if key.startswith("~"):  # Hydra deletes this key; a value behind it says what it must have been
+            values.pop(key[1:], None)
+        elif equals and not key.startswith("-"):
+            values[key.lstrip("+")] = value
     return values
 
 
@@ -107,8 +109,14 @@ def unquoted(value: str) -> str:
 
 
 def settings(command: list[str]) -> dict[str, str]:
-    """Return the overrides that a resumed run must have in common with the run of its checkpoint."""
-    return {key: value for key, value in overrides(command).items() if _is_held(key)}
+    """Return the overrides that a resumed run must have in common with the run of its checkpoint, `~key` for a key that
+    is deleted."""
+    held = {key: value for key, value in overrides(command).items() if _is_held(key)}
+    for word in command:
+        deleted = word.partition("=")[0]
+        if deleted.startswith("~") and _is_held(deleted[1:]):
+            held[deleted] = "deleted"
+    return held
 
 
 def _is_held(key: str) -> bool:

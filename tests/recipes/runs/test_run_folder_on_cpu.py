@@ -28,6 +28,14 @@ def test_the_last_value_of_a_key_counts_however_it_is_given():
     assert overrides(command) == {"a.b": "2", "c": "'d=e'"}
 
 
+def test_a_key_that_is_deleted_is_a_setting_without_a_value(tmp_path, save):
+    assert overrides(["a.b=1", "~a.b", "~c=2", "d=3"]) == {"d": "3"}
+    save()
+    for deletion in ("~algorithm.kl_ctrl", "~algorithm.kl_ctrl.type=fixed"):
+        with pytest.raises(ValueError, match=rf"\({deletion.partition('=')[0]}=deleted, was unset\)"):
+            hold_settings([*COMMAND, deletion], tmp_path)
+
+
 def test_a_retry_with_other_settings_is_welcome_until_there_is_a_checkpoint(tmp_path, save):
     hold_settings([*COMMAND, "algorithm.gtop=1"], tmp_path)
     save()
