@@ -1,7 +1,8 @@
 """Refuse a second run in a Ray cluster where one is training.
 
-verl's V1 trainers keep the rollouts in a TransferQueue with a fixed name, one per cluster. A second run silently
-attaches to that of the first. Both then train on the rollouts of both, and the one that ends first removes the queue.
+verl's V1 trainers keep their rollouts in a TransferQueue with a fixed name, so there is one per cluster. A second run
+silently attaches to the queue of the first. Both then train on each other's rollouts, and whichever ends first removes
+the queue.
 """
 
 from collections.abc import Callable
@@ -12,24 +13,24 @@ from gtpo_verl.links import DOCS
 from gtpo_verl.verl_plugin.run_config import select
 
 
-def other_run() -> str:
-    """Describe the run that holds the TransferQueue of this process's Ray cluster; empty if there is none."""
+def queue_holder() -> str:
+    """Describe the run that made the TransferQueue of this process's Ray cluster; empty if there is no queue."""
     import ray
 
     try:
-        job = ray.get_actor("TransferQueueController", namespace="transfer_queue")._actor_id.job_id.hex()
+        job_id = ray.get_actor("TransferQueueController", namespace="transfer_queue")._actor_id.job_id.hex()
     except ValueError:
         return ""
-    return f"Ray job {job}{_driver(job)}"
+    return f"Ray job {job_id}{_driver(job_id)}"
 
 
-def _driver(job: str) -> str:
+def _driver(job_id: str) -> str:
     """Describe the driver process of a Ray job; empty if it cannot be found out."""
     try:
         from ray._private.state import jobs
 
         for record in jobs():
-            if record["JobID"] == job:
+            if record["JobID"] == job_id:
                 process = f"process {record['DriverPid']} on {record['DriverIPAddress']}"
                 return f", {process}: {shorten(record['Entrypoint'], 200)}"
         return ""
@@ -37,30 +38,32 @@ def _driver(job: str) -> str:
         return ""
 
 
-def refusal(other: str) -> str:
-    """Return the message of the error that the second run gets; `other` is what `other_run` returns."""
+def refusal(holder: str) -> str:
+    """Return the message of the error that the second run gets; `holder` is what `queue_holder` returns."""
     return (
-        f"another run of verl is training in this Ray cluster ({other}). verl keeps the rollouts of all runs of a "
-        "cluster in one TransferQueue, so each run would train on the other's rollouts: wait until it ends, or start "
-        "a separate cluster for this run; a process of the same run attaches with transfer_queue.init(), without a "
-        f"config. The plugin gtpo_verl refuses it ({DOCS}/gpu.md)"
+        f"another run of verl is training in this Ray cluster ({holder}). All runs of a cluster share one "
+        "TransferQueue, so each would train on the other's rollouts. Wait until that run ends, or start a separate "
+        "cluster for this one. If this process belongs to that run, call transfer_queue.init() without a config. "
+        f"Refused by the plugin gtpo_verl ({DOCS}/gpu.md)"
     )
 
 
 def refuse_second_run(proceed: Callable, *, conf: Any) -> Any:
-    """Let a run create the TransferQueue of its cluster with `transfer_queue.init`, unless another run holds it.
+    """Let a run create the TransferQueue of its cluster with `transfer_queue.init`, unless there is one.
 
     verl's V1 task runner, which creates it, passes a config. Processes that only attach to it pass none.
 
     Raises:
-        ValueError: another run holds it; the message names that run.
+        ValueError: there is one; the message names the run that made it.
     """
     if conf is None:
         return proceed()
-    if other := other_run():
-        raise ValueError(refusal(other))
+    holder = queue_holder()
+    if holder:
+        raise ValueError(refusal(holder))
     merged = proceed()
-    # Where two runs start at once, only the one that has created the queue gets a config with its address.
-    if merged is not None and select(merged, "controller.zmq_info") is None:
-        raise ValueError(refusal(other_run()))
+    # If two runs start at once, both come to here. `init` fills in `controller.zmq_info` only for the one that created
+    # the queue; for the one that attached to it, it stays null.
+    if select(merged, "controller.zmq_info") is None:
+        raise ValueError(refusal(queue_holder()))
     return merged

@@ -1,4 +1,4 @@
-"""Check a run's config and tell its user about GTPO (arXiv:2508.03772), before verl starts a worker."""
+"""Check a run's config before verl starts a worker, and log how it differs from the paper's GTPO (arXiv:2508.03772)."""
 
 import logging
 import textwrap
@@ -38,7 +38,8 @@ def check_and_log(config: DictConfig) -> None:
         table = textwrap.indent(as_table(differing), "GTPO: ")
         logger.warning("GTPO: with these settings the run is not the paper's:\n%s", table)
 
-    # A gtpo of another package may be another paper's. One of verl's own, in some later version, is this paper's.
+    # An estimator that another package registered as `gtpo` may be another paper's. If a later verl has one of its own,
+    # it is taken to be this paper's.
     name = select(config, ADV_ESTIMATOR)
     function = foreign_function(name)
     if function and not function.startswith("verl."):
@@ -50,7 +51,7 @@ def check_and_log(config: DictConfig) -> None:
         OmegaConf.update(config, _CALCULATE_ENTROPY, True)
         logger.info("%s=True, since algorithm.gtpo.entropy_from=update", _CALCULATE_ENTROPY)
     if run.gtpo.allow_changed_advantages:
-        logger.warning("%s=True: whether GTPO's advantages are those of the update is not checked", ALLOW_CHANGES)
+        logger.warning("%s=True: it is not checked that the update uses GTPO's advantages", ALLOW_CHANGES)
     warning = resume_warning(config, run)
     if warning:
         logger.warning("%s", warning)
@@ -58,7 +59,7 @@ def check_and_log(config: DictConfig) -> None:
         logger.info("GTPO runs without a reference policy: no KL term, no reference worker")
     if not compat.is_tested():
         tested = " to ".join((compat.SUPPORTED_VERL[0], compat.SUPPORTED_VERL[-1]))
-        advice = "Every function that it hooks exists; compare the first steps' gtpo/* metrics with what you expect"
+        advice = "No hook has failed so far; compare gtpo/* of the first steps with a run under a version tested"
         logger.warning("GTPO was tested with verl %s; this is %s. %s", tested, verl.__version__, advice)
 
 
@@ -67,8 +68,8 @@ def validated(config: DictConfig) -> RunConfig:
 
     Raises:
         RuntimeError: GTPO cannot run in this process.
-        ValueError: GTPO, its token dump or the monitor, which the config asks for, cannot run with its settings or with
-            the packages that are installed; the message names each key, its value and the remedy.
+        ValueError: something that the config asks for (GTPO, its token dump or the monitor) cannot run with these
+            settings or with the installed packages. The message names each key, its value and the remedy.
     """
     if uses_gtpo(config):
         compat.check_loaded()

@@ -85,7 +85,7 @@ _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$")
 
 def overrides(command: list[str]) -> dict[str, str]:
     """Return the values that the Hydra overrides in a command give: the last one of each key, as it is written."""
-    values = {}
+    values: dict[str, str] = {}
     for word in command:
         key, equals, value = word.partition("=")
         if key.startswith("~"):  # Hydra deletes this key; a value behind it says what it must have been

@@ -72,6 +72,20 @@ def test_without_a_filter_verls_buffer_is_told_nothing_of_one(store, monkeypatch
     assert (given["filter_groups_metric"], given["max_inflight_gen_batches"]) == ("acc", 3)
 
 
+def test_a_batch_without_rewards_is_told_once(store, caplog):
+    """As with a colocated reward model, which verl asks after sampling."""
+    buffer = make()
+    for uid in ("a", "b", "c", "d"):
+        store.add(uid, [1.0, 2.0])
+    for row in store.rows.values():
+        row["extra_fields"] = {}
+    for _ in range(2):
+        _, metrics = buffer.sample(1, "train", 2)
+        assert "completion/eos_rate" in metrics and not [name for name in metrics if name.startswith("reward/")]
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == "gtpo_verl"]
+    assert "reward.reward_model.enable_resource_pool=True" in warning
+
+
 def test_the_numbers_of_the_reward_are_averaged_over_the_batch(store):
     store.add("a", [10.0, 20.0])
     store.add("b", [0.0, 2.0])

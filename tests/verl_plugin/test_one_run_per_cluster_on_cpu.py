@@ -82,10 +82,10 @@ def test_another_job_may_attach_to_the_queue_of_a_run():
 
 def test_of_two_runs_that_start_at_once_the_one_that_did_not_make_the_queue_is_refused(monkeypatch):
     others = iter(["", "Ray job 02000000"])
-    monkeypatch.setattr(one_run_per_cluster, "other_run", lambda: next(others))
+    monkeypatch.setattr(one_run_per_cluster, "queue_holder", lambda: next(others))
     with pytest.raises(ValueError, match="another run .*Ray job 02000000"):
         one_run_per_cluster.refuse_second_run(lambda: OmegaConf.create({"backend": {}}), conf={})
-    monkeypatch.setattr(one_run_per_cluster, "other_run", lambda: "")
+    monkeypatch.setattr(one_run_per_cluster, "queue_holder", lambda: "")
     made = OmegaConf.create({"controller": {"zmq_info": "address"}})
     assert one_run_per_cluster.refuse_second_run(lambda: made, conf={}) is made
 
