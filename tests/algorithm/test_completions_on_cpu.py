@@ -95,6 +95,16 @@ def test_uids_are_plain_values_of_whatever_holds_them(index):
     assert completions.groups.tolist() == completions.prompts.tolist() == [0, 1, 0]
 
 
+def test_a_mask_that_is_no_matrix_is_an_error():
+    with pytest.raises(ValueError, match=r"^response_mask has shape \(3,\), not \(bs, response_length\)"):
+        Completions(torch.ones(3), "aaa")
+
+
+def test_the_first_wrong_value_of_a_mask_is_named_though_zeros_come_before_it():
+    with pytest.raises(ValueError, match=r"^response_mask\[1, 2\] is 7: "):
+        Completions(torch.tensor([[0, 1, 1], [0, 1, 7]]), "aa")
+
+
 def test_ids_that_are_no_column_are_an_error():
     with pytest.raises(ValueError, match=r"^index has shape \(2, 1\), not \(bs,\)"):
         Completions(torch.ones(2, 3), torch.zeros(2, 1))

@@ -32,6 +32,24 @@ def test_shared_beginning_and_end_are_masked_by_hand():
     assert masks_of(completions, [1.0, -1.0, 0.0], "aaa") == ["11001", "1101", "100001"]
 
 
+def test_holes_are_passed_over_where_no_row_is_padded_without_one():
+    """Tool output stands inside both completions, and nothing is behind them but one token of padding."""
+    responses = torch.tensor([[7, 99, 8, 1, 0], [7, 98, 8, 2, 0]])
+    response_mask = torch.tensor([[1, 0, 1, 1, 0], [1, 0, 1, 1, 0]])
+    mask = compute_conflict_mask(responses, response_mask, torch.tensor([1.0, -1.0]), "aa", masks="forward")
+    assert mask.int().tolist() == [[1, 0, 1, 0, 0], [1, 0, 1, 0, 0]]
+
+
+@pytest.mark.parametrize("other", range(1, 40))
+def test_no_token_is_compared_with_one_at_another_position_of_another_prompt(other):
+    """Each token is unique, but for one: second in a right completion, and first in a wrong one of another prompt."""
+    responses = torch.arange(160).reshape(80, 2)
+    responses[2 * other + 1, 0] = responses[0, 1]
+    ids = [prompt for prompt in range(40) for _ in "+-"]
+    advantages = torch.tensor([1.0, -1.0] * 40)
+    assert not compute_conflict_mask(responses, torch.ones(80, 2), advantages, ids, "all", "forward").any()
+
+
 def test_the_lengths_of_both_masks_of_a_completion_are_told_by_name():
     responses = torch.tensor([[7, 8, 1, 9], [7, 8, 2, 9], [7, 5, 3, 9]])
     completions = Completions(torch.ones(3, 4), "aaa")

@@ -146,6 +146,19 @@ def test_a_function_gets_copies_of_the_fields_that_it_names_and_gives_lambda(rul
     torch.testing.assert_close(result.advantages, expected)
 
 
+def test_responses_of_another_shape_are_an_error_under_a_rule_too():
+    with pytest.raises(ValueError, match=r"^responses has shape \(2, 3\)"):
+        compute_gtpo(
+            responses=torch.ones(2, 3, dtype=torch.int64),
+            response_mask=torch.ones(2, 2),
+            group_ids="aa",
+            entropy=None,
+            advantages=torch.tensor([1.0, -1.0]),
+            initial_entropy=0.3,
+            token_weights=lambda response_mask: response_mask.float(),
+        )
+
+
 def test_a_function_in_python_needs_no_name():
     given_ = batch()
     result = compute_gtpo(
