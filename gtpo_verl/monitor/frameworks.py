@@ -19,7 +19,7 @@ class Framework(NamedTuple):
             `lowest`, `highest`: the reward of the worst and of the best completion of a step;
             `lr`: the learning rate;
             `longest`: the tokens of a step's longest completion;
-            `cut`: the share of completions that are as long as that;
+            `cut`: the share of completions that were cut off, or in verl's V1 trainer that are as long as that;
             `clipped`: the share of ratios that were clipped;
             `tokens`: those of a step, its prompts included;
             `prompt`: the mean tokens of a prompt.
@@ -31,10 +31,10 @@ class Framework(NamedTuple):
     metrics: Mapping[str, tuple[str, ...]]
     remedies: Mapping[str, str]
     parts: str = r"rewards/(\w+?)(?:/mean)?"
-    validation: tuple[str, ...] = (r"eval[_/]rewards/accuracy\w*(/mean)?", r"eval[_/](accuracy|reward)")
+    validation: tuple[str, ...] = (r"eval[_/]rewards/\w*[Aa]ccuracy\w*(/mean)?", r"eval[_/](accuracy|reward)")
 
 
-_IS_ACCURACY = re.compile(r"/acc/|accuracy|_pass1$")
+_IS_ACCURACY = re.compile(r"/acc/|[Aa]ccuracy|_pass1$")
 _TRL = {
     "terminated": ("1 - completions/clipped_ratio",),
     "zero_std_groups": ("frac_reward_zero_std",),

@@ -50,6 +50,7 @@ def test_what_is_to_be_tried_or_logged_is_in_verls_config(compose_config):
     [
         ("verl", {"val-core/a/acc/mean@8": 0.5, "val-core/b/acc/mean@8": 0.3, "val-core/a/acc/best@8/mean": 0.9}, 0.4),
         ("TRL", {"eval/reward": 1.5, "eval/rewards/accuracy_reward/mean": 0.25}, 0.25),
+        ("ms-swift", {"eval_reward": 1.7, "eval_rewards/AccuracyORM/mean": 0.25}, 0.25),
         ("OpenRLHF", {"eval_gsm8k_pass1": 0.25}, 0.25),
         ("verl", {"val-core/a/acc/mean@8": 0.5, "val-core/game/reward/mean@8": 50.0}, 0.5),
         ("OpenRLHF", {"eval/eval_openai/gsm8k_pass1": 0.5, "eval/eval_aime-2024_pass1": 0.1}, 0.3),
