@@ -38,7 +38,7 @@ PAPER_SETTINGS: dict[str, tuple[Any, str]] = {
     "rollout.top_p": (1, "1.0 (completions of the policy itself)"),
     "actor.entropy_coef": (0, f"none beside {SETTINGS}.entropy_coeff"),
 }
-"""Options, their values in the paper's GTPO, and what is said of any other value."""
+"""Options, their values in the paper's GTPO, and these in words, which follow "in the paper" in a warning."""
 
 logger = logging.getLogger("gtpo_verl")
 
@@ -125,6 +125,10 @@ def _parse_settings(text: str) -> dict[str, Any]:
         raise ValueError(f"--{SETTINGS} {text}: not a JSON object, {error}; {remedy}") from error
     if not isinstance(section, dict):
         raise ValueError(f"--{SETTINGS} {text}: not a JSON object, but another value; {remedy}")
+    # `from_config` would take a section with one of these for verl's whole `algorithm`, and read nothing beside them.
+    for key in ("adv_estimator", "gtpo"):
+        if key in section:
+            raise ValueError(f"--{SETTINGS} {text}: {key} is a key of verl's algorithm; {remedy}")
     return section
 
 
@@ -150,18 +154,23 @@ def _check_resume(options: Mapping[str, Any], config: GTPOConfig) -> None:
     """Warn of settings that a resumed run changes.
 
     Raises:
-        ValueError: the checkpoint has no ⟨H⟩_ini, which the run's filter needs.
+        ValueError: the checkpoint has no valid ⟨H⟩_ini, which the run's filter needs.
     """
     folder = options["ckpt.path"]
     if not options["ckpt.load_enable"] or not os.path.exists(os.path.join(folder, "_actor")):
         return
     InitialEntropy.known_before(config, folder)
-    if changed := changed_settings(folder, config):
+    try:
+        changed = changed_settings(folder, config)
+    except ValueError as error:
+        logger.warning("GTPO goes on from %s; whether its settings changed is unknown, since %s", folder, error)
+        return
+    if changed:
         logger.warning("GTPO goes on from %s with other settings: %s", folder, "; ".join(changed))
 
 
 def _departures(options: Mapping[str, Any], config: GTPOConfig) -> list[str]:
-    """Return a line for each option that is not the paper's, with its value and the paper's."""
+    """Return a line for each setting, or lack of one, by which the run is not the paper's."""
     rollout = options["rollout.batch_size"] * options["rollout.n_samples_per_prompt"]
     one_update = f"{rollout}, batch_size * n_samples_per_prompt: one update per rollout (Sec. 6)"
     paper_settings = {"train.batch_size": (rollout, one_update), **PAPER_SETTINGS}

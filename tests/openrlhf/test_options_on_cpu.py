@@ -90,6 +90,8 @@ def test_another_parser_and_one_with_gtpo_of_openrlhfs_own_are_left_alone(option
         ({"rollout__n_samples_per_prompt": 1}, "--rollout.n_samples_per_prompt 1: ", "at least 2"),
         ({"algo__gtpo": "entropy_coeff=1"}, "--algo.gtpo entropy_coeff=1: ", """'{"entropy_coeff": 0.1}'"""),
         ({"algo__gtpo": "[1]"}, "--algo.gtpo [1]: ", """'{"entropy_coeff": 0.1}'"""),
+        ({"algo__gtpo": '{"gtpo": {}, "entropy_coeff": 1}'}, "--algo.gtpo ", "gtpo is a key of verl's algorithm"),
+        ({"algo__gtpo": '{"adv_estimator": "gtpo"}'}, "--algo.gtpo ", "adv_estimator is a key of verl's algorithm"),
         ({"algo__gtpo": '{"entropy_coef": 1}'}, "algo.gtpo.entropy_coef=1: unknown key", " entropy_coeff?"),
         ({"algo__gtpo": '{"entropy_coeff": -1}'}, "algo.gtpo.entropy_coeff=-1: ", "at least 0"),
         ({"algo__gtpo": '{"dump_dir": "x"}'}, "algo.gtpo.dump_dir='x': unknown key", "plugin for verl"),
@@ -160,6 +162,12 @@ def test_resumed_run_needs_its_initial_entropy_and_one_without_a_checkpoint_is_n
     resume(tmp_path, algo__gtpo='{"initial_entropy": 0.5}')
     InitialEntropy(0.5).save(tmp_path, GTPOConfig())
     resume(tmp_path)
+
+
+def test_a_damaged_record_is_told_and_ends_no_run_that_does_not_need_it(tmp_path, caplog):
+    InitialEntropy.path(tmp_path).write_text("{")
+    resume(tmp_path, algo__gtpo='{"completion_filter": "never"}')
+    assert str(InitialEntropy.path(tmp_path)) in caplog.text and "settings changed is unknown" in caplog.text
 
 
 def test_resumed_run_with_other_settings_is_told(tmp_path, caplog):
