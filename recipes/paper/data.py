@@ -4,7 +4,7 @@
     python3 -m recipes data --dataset gsm8k --out data/gsm8k --sft    # for verl's SFT trainer
 
 GSM8K and MATH are trained and tested on, so their splits become ``train.parquet`` and ``test.parquet``. AIME 2024, AIME
-2025 and AMC 2023 are only tested on: whatever split holds them (the Hub's "train" for two of them) becomes
+2025 and AMC 2023 are only tested on: whatever split holds them (the Hub's "train" for AIME 2024) becomes
 ``test.parquet``. A row is what verl's ``RLHFDataset`` and ``gtpo_verl.reward.score`` read: the system prompt of App.
 8.2 and the question, and the bare answer as ground truth. A row whose answer cannot be found stops the run.
 
@@ -89,14 +89,14 @@ _MATH_UNBOXED = {
 
 
 def _parse_gsm8k(row: Row) -> tuple[str, str, Row]:
-    question = _column(row, "question")
-    answer = _column(row, "answer")
+    question = _text_column(row, "question")
+    answer = _text_column(row, "answer")
     return question, extract_gsm8k_answer(answer), {"answer": answer}
 
 
 def _parse_math(row: Row) -> tuple[str, str, Row]:
-    question = _column(row, "problem")
-    solution = _column(row, "solution")
+    question = _text_column(row, "problem")
+    solution = _text_column(row, "solution")
     extra = {
         "answer": solution,
         "subject": _column(row, "type", "subject"),
@@ -120,6 +120,13 @@ def _column(row: Row, *names: str) -> Any:
         if name in columns:
             return columns[name]
     raise ValueError(f"no column {' or '.join(names)}, only {', '.join(row)}")
+
+
+def _text_column(row: Row, name: str) -> str:
+    value = _column(row, name)
+    if not isinstance(value, str):
+        raise ValueError(f"the {name} is {value!r}, no text")
+    return value
 
 
 @dataclass(frozen=True)
@@ -213,8 +220,9 @@ def _object(row: Any) -> Row:
 def make_rows(dataset: MathDataset, split: str, rows: Iterable[Row]) -> list[Row]:
     """Make rows of verl (``data_source``, ``prompt``, ``ability``, ``reward_model``, ``extra_info``) of raw ``rows``.
 
-    ``extra_info`` has the row's ``split`` and ``index`` in its source, the ``question``, the source's whole ``answer``
-    (GSM8K's and MATH's worked solution), and for MATH ``subject`` and ``level``.
+    ``extra_info`` has the row's ``split`` and its ``index`` there (MATH: over all subjects, one after another), the
+    ``question``, the source's whole ``answer`` (GSM8K's and MATH's worked solution), and for MATH ``subject`` and
+    ``level``.
 
     Raises:
         ValueError: if a row cannot be parsed, or has an answer that ``gtpo_verl.reward.score`` would not take; names
@@ -259,6 +267,8 @@ def format_solution(solution: str, ground_truth: str) -> str:
 def make_sft_rows(dataset: MathDataset, split: str, rows: Iterable[Row]) -> list[Row]:
     """Return rows of verl's SFT trainer: the same prompt, then the dataset's own solution in the paper's format.
 
+    The trainer reads `messages`; `data_source` tells `check_files` what they are.
+
     Raises:
         ValueError: if a row cannot be parsed, or the dataset has answers only.
     """
@@ -267,7 +277,8 @@ def make_sft_rows(dataset: MathDataset, split: str, rows: Iterable[Row]) -> list
     made = []
     for row in make_rows(dataset, split, rows):
         completion = format_solution(row["extra_info"]["answer"], row["reward_model"]["ground_truth"])
-        made.append({"messages": [*row["prompt"], {"role": "assistant", "content": completion}]})
+        messages = [*row["prompt"], {"role": "assistant", "content": completion}]
+        made.append({"data_source": row["data_source"], "messages": messages})
     return made
 
 

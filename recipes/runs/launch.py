@@ -1,8 +1,10 @@
 """`python3 -m recipes run`: start one of verl's trainers in a folder of its own, and watch it.
 
-All recipes start through it. It follows verl's file logger, prints a line per step, and at the end a table. The folder
-then has the files that `recipes.runs.run_folder` lists, `training.png` and `.svg`, and `train.log` (all that verl
-printed). If a rollout worker fails, verl can wait for it for ever, or go on without the lost completions. With --stall
+The recipes that train with verl start through it. It follows verl's file logger, prints a line per step, and at the end
+a table. The folder then has the files that `recipes.runs.run_folder` lists, `train.log` (all that verl printed) and, if
+rewards were logged and matplotlib is installed, `training.png` and `.svg`.
+
+If a rollout worker fails, verl can wait for it for ever, or go on without the lost completions. With --stall
 `python3 -m recipes run` ends such a run, prints the error lines of its log, and returns a non-zero status.
 """
 
@@ -17,10 +19,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, TextIO, TypeGuard
 
 import psutil
@@ -28,7 +31,8 @@ import psutil
 from recipes.runs import run_folder
 from recipes.runs.run_folder import say
 
-# Column of the closing table -> metric, in the order in which it is printed; one that a run does not log is left out.
+# Name in a step's line and in the closing table -> metric, in the order in which they are printed; one that is not
+# logged is left out.
 COLUMNS = {
     "reward": "reward/score/mean",
     "format": "reward/format/mean",
@@ -46,7 +50,7 @@ COLUMNS = {
 _VERLS_LOG = "verl_metrics.jsonl"  # of verl's file logger, which empties it at each start
 _WINDOW = 5
 _MOST_LINES = 30
-_MOST_SECONDS = 1e6  # of a step whose time counts for what is left
+_MOST_SECONDS = 1e6  # a step that took longer is left out of the estimate of the time left
 _POLL_S = 0.2
 _STEPS = re.compile(r"Total training steps: (\d+)")
 # verl goes on after these, without the completions that failed, or waits for a worker that is gone.
@@ -54,11 +58,11 @@ _FATAL = re.compile(r"Error in _run_prompt|A worker died or was killed while exe
 _GRACE_S = 5.0
 # Ray gives its agents 15 s to start, which a busy machine may not (ray-project/ray#65983); no setting changes that.
 _RAY_TOO_SLOW = "The current node timed out during startup"
-_FULL_BYTES = 1 << 30
+_LITTLE_BYTES = 1 << 30  # of free disk: with less, a failure may be one of a full disk
 # Words of a failure from which verl does not always return.
 _FAILURE = re.compile(r"Traceback \(most recent call last\)|\bERROR\b|RayTaskError|ActorDiedError")
-_WORKER = r"^(\([\w ]+pid=\d+[^)]*\) )?"
-_EXCEPTION = re.compile(_WORKER + r"\s*[\w.]+(Error|Exception)(\(\w+\))?: ")
+_WORKER = r"^(\([\w ]*pid=\d+[^)]*\) )*"
+_EXCEPTION = re.compile(_WORKER + r"\s*[\w.]+(Error|Exception)(\(\w+\))?(: |$)")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _GTPO_MESSAGE = re.compile(r"GTPO[: ].*")
 
@@ -129,20 +133,21 @@ def progress_line(records: list[dict[str, Any]], total: str) -> str:
 def closing_table(records: list[dict[str, Any]]) -> str:
     """Return means over the first and the last steps, as Markdown, without step 0, verl's validation before training.
 
-    A run of no more steps than one such window has one row, one that only validates a sentence.
+    A mean is over the steps of the window that logged the number; "–" stands where none did. A run of no more steps
+    than one window has one row. For a run that only validates a sentence is returned instead.
     """
     trained = [record for record in records if record["step"] > 0]
     if not trained:
         return "validation only: no training step"
     ends = [trained[:_WINDOW], trained[-_WINDOW:]] if len(trained) > _WINDOW else [trained]
     shown = [record for end in ends for record in end]
-    names = [name for name, key in COLUMNS.items() if all(_is_number(record.get(key)) for record in shown)]
+    names = [name for name, key in COLUMNS.items() if any(_is_number(record.get(key)) for record in shown)]
     lines = [f"| steps | {' | '.join(names)} |", f"|{'---|' * (len(names) + 1)}"]
     for end in ends:
         cells = [f"{end[0]['step']} to {end[-1]['step']}"]
         for name in names:
-            mean = sum(record[COLUMNS[name]] for record in end) / len(end)
-            cells.append(f"{mean:.3f}")
+            values = [record[COLUMNS[name]] for record in end if _is_number(record.get(COLUMNS[name]))]
+            cells.append(f"{fmean(values):.3f}" if values else "–")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -170,7 +175,7 @@ def failure_lines(log: str) -> str:
 
 
 def end_process(process: subprocess.Popen, grace_s: float = 10.0) -> None:
-    """End the process and every process that it started, Ray's included."""
+    """End the process, if it still runs, and every process that it started, Ray's included."""
     try:
         parent = psutil.Process(process.pid)
         family = [parent, *parent.children(recursive=True)]
@@ -179,7 +184,7 @@ def end_process(process: subprocess.Popen, grace_s: float = 10.0) -> None:
     parent.terminate()
     _, alive = psutil.wait_procs(family, timeout=grace_s)
     for member in alive:
-        if member.is_running():
+        with suppress(psutil.NoSuchProcess):  # it may end by itself just now
             member.kill()
     psutil.wait_procs(alive, timeout=grace_s)
 
@@ -201,7 +206,7 @@ def exit_once() -> None:
 def disk_note(out: Path) -> str:
     """Return how little disk is free, which verl's error does not say; empty if there is enough."""
     free = shutil.disk_usage(out).free
-    return f"; only {free >> 20} MiB of disk are free there" if free < _FULL_BYTES else ""
+    return f"; only {free >> 20} MiB of disk are free there" if free < _LITTLE_BYTES else ""
 
 
 def start_trainer(command: list[str], out: Path, log: Path, keep_open: Sequence[int] = ()) -> subprocess.Popen:
@@ -341,7 +346,7 @@ def follow(
 
 
 def report(records: list[dict[str, Any]], out: Path) -> None:
-    """Print the closing table and draw the figure."""
+    """Print the closing table, and draw the figure if rewards were logged."""
     say(f"\n{closing_table(records)}\n")
     written = [out / "metrics.jsonl"]
     if "reward/score/mean" in records[-1]:
@@ -357,7 +362,10 @@ def report(records: list[dict[str, Any]], out: Path) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python3 -m recipes run`."""
     parser.description = "Start one of verl's trainers in a folder of its own, and watch it."
-    parser.epilog = "example: python3 -m recipes run --out outputs/mine -- python3 -m verl.trainer.main_ppo OVERRIDES"
+    parser.epilog = (
+        "example: python3 -m recipes run --out outputs/mine -- python3 -m verl.trainer.main_ppo OVERRIDES "
+        "'trainer.logger=[console,file]' trainer.default_local_dir=outputs/mine/checkpoints"
+    )
     parser.add_argument("--out", type=Path, required=True, help="the run's folder; if it has a run, resume it")
     parser.add_argument("--stall", type=float, metavar="S", help="end the run if it makes no step for S seconds")
     parser.add_argument("--extend", action="store_true", help="let a run take more steps than it was started for")

@@ -157,6 +157,10 @@ def test_a_single_file_of_training_questions_is_one_of_two_splits(tmp_path):
         ("gsm8k", {"question": "q", "answer": "no marker 5"}, "no number after '####'"),
         ("gsm8k", {"question": "q", "answer": "#### five"}, "no number after '####'"),
         ("gsm8k", {"question": " ", "answer": "#### 5"}, "the question is ' '"),
+        ("gsm8k", {"question": "q", "answer": None}, "the answer is None"),
+        ("gsm8k", {"question": 7, "answer": "#### 5"}, "the question is 7"),
+        ("math", {"problem": None, "type": "t", "level": "l", "solution": r"\boxed{1}"}, "the problem is None"),
+        ("math", {"problem": "q", "type": "t", "level": "l", "solution": None}, "the solution is None"),
         ("gsm8k", {"problem": "q", "answer": "#### 5"}, r"column question, only problem, answer\."),
         ("math", {"problem": "q", "type": "t", "level": "l", "solution": "so $5$"}, r"no \\boxed"),
         ("math", {"problem": "q", "type": "t", "level": "l", "solution": r"so $\boxed{5$"}, "never closed"),
@@ -275,6 +279,15 @@ def test_sft_texts_are_solutions_in_the_papers_format(name, tmp_path):
         score = compute_score(name, solution["content"], raw["reward_model"]["ground_truth"])
         assert (solution["role"], score["score"], score["strict"]) == ("assistant", 20.0, 1.0)
         assert "<<" not in solution["content"] and "####" not in solution["content"]
+
+
+def test_sft_texts_of_another_data_set_are_not_trained_on(tmp_path, capsys):
+    (path, *_) = write_parquet(
+        DATASETS["gsm8k"], load_splits(DATASETS["gsm8k"], str(FIXTURES / "gsm8k")), tmp_path, True
+    )
+    assert main(["data", "--dataset", "gsm8k", "--holds", str(path)]) == 0
+    assert main(["data", "--dataset", "math", "--holds", str(path)]) == 2
+    assert f"{path} holds gsm8k, not math: " in capsys.readouterr().err
 
 
 def test_a_set_of_answers_has_no_sft_texts():

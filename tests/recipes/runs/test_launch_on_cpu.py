@@ -407,6 +407,29 @@ def test_a_short_run_has_one_row_of_the_closing_table_and_step_0_none(steps, row
     assert [line[: len("| 1 to 5 |")] for line in table.splitlines()[2:]] == rows
 
 
+def test_what_only_the_last_step_logs_is_in_the_closing_table():
+    """As verl's SFT trainer logs its validation loss."""
+    records = [{"step": step, "timing_s/step": 1.0} for step in range(1, 8)]
+    records[-1]["val/loss"] = 0.25
+    header, _, first, last = launch.closing_table(records).splitlines()
+    column = header.split("|").index(" val loss ")
+    assert [row.split("|")[column] for row in (first, last)] == [" – ", " 0.250 "]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "AssertionError",
+        "(TaskRunner pid=1) NotImplementedError",
+        "(pid=12) ValueError: x",
+        "(A pid=1) (EngineCore_DP0 pid=2) ValueError: x",
+    ],
+)
+def test_an_error_is_found_without_a_message_and_behind_any_name_of_a_worker(error):
+    log = "\n".join(["ImportError: no plugin", *["a line"] * 50, error])
+    assert launch.failure_lines(log).splitlines()[-1] == error.rpartition(") ")[2]
+
+
 def test_a_run_that_only_validates_has_no_closing_table():
     table = launch.closing_table([{"step": 0, "val-core/acc": 0.5}])
     assert table.startswith("validation only") and "|" not in table
