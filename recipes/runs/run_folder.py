@@ -325,11 +325,10 @@ def say(line: str, file: TextIO | None = None) -> None:
     try:
         print(line, file=file, flush=True)
     except OSError:
-        nowhere = Path(os.devnull).open("w")
-        if file is sys.stderr:
-            sys.stderr = nowhere
-        else:
-            sys.stdout = nowhere
+        # What could not be written is still in the stream's buffer. Python would try once more at its exit, and exit
+        # with another status.
+        stream = file or sys.stdout
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Tail:

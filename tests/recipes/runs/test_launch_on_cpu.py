@@ -134,7 +134,9 @@ def test_a_launcher_that_is_killed_loses_no_step_and_its_trainer_holds_the_folde
         assert process.returncode == 128 + number and not trainer.is_running()
 
 
-def test_a_terminal_that_is_gone_does_not_end_the_training(run):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_terminal_that_is_gone_does_not_end_the_training(run, monkeypatch, unbuffered):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     trains = "step(1); file.write('cut off\\n'); step(2); step(3); open(file.name + '.whole', 'w')"
     with open("/dev/full", "w") as full:
         assert run.start(trains, stdout=full, stderr=full).wait(900) == 0
