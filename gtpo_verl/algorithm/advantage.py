@@ -6,7 +6,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gtpo_verl.algorithm.completions import Completions, GroupIds, as_completions, check_shapes
+from gtpo_verl.algorithm.completions import (
+    Completions,
+    GroupIds,
+    as_completions,
+    check_one_per_completion,
+    check_shapes,
+)
 from gtpo_verl.algorithm.config import GTPOConfig, check_initial_entropy
 from gtpo_verl.algorithm.conflict import Conflicts, compute_conflict_weights, find_conflicts
 from gtpo_verl.algorithm.token_weights import compute_own_weights
@@ -97,7 +103,7 @@ def compute_gtpo(
         check_shapes(completions.shape, old_log_probs=old_log_probs)
     if trajectory_entropy is None:
         trajectory_entropy = _mean_entropy(entropy, completions)
-    _check_one_per_completion("trajectory_entropy", trajectory_entropy, completions)
+    check_one_per_completion("trajectory_entropy", trajectory_entropy, completions)
     check_finite("entropy", trajectory_entropy, completions.uids)
 
     group_advantages = _group_advantages_from(
@@ -243,9 +249,9 @@ def compute_group_advantages(
         completions = group_ids
     else:
         completions = Completions(torch.ones_like(rewards, dtype=torch.bool).unsqueeze(-1), group_ids)
-    _check_one_per_completion("rewards", rewards, completions)
+    check_one_per_completion("rewards", rewards, completions)
     if base is not None:
-        _check_one_per_completion("base", base, completions)
+        check_one_per_completion("base", base, completions)
     check_finite("reward", rewards, completions.uids)
     groups = completions.groups
     exact = rewards.double()
@@ -373,9 +379,9 @@ def _group_advantages_from(
 ) -> torch.Tensor:
     """Return A_i, from the rewards or the advantages that `compute_gtpo` is given."""
     if advantages is not None:
-        _check_one_per_completion("advantages", advantages, completions)
+        check_one_per_completion("advantages", advantages, completions)
     if rewards is not None:
-        _check_one_per_completion("rewards", rewards, completions)
+        check_one_per_completion("rewards", rewards, completions)
         least = settings.min_correct_reward
         return compute_group_advantages(rewards, completions, norm_by_std, epsilon, least, base=advantages)
     if advantages is None:
@@ -402,12 +408,6 @@ def _mean_entropy(entropy: torch.Tensor | None, completions: Completions) -> tor
             f"of the batch {means.mean():.4g}: an entropy is at least 0; were log-probabilities given?"
         )
     return means
-
-
-def _check_one_per_completion(name: str, values: torch.Tensor, completions: Completions) -> None:
-    shape = completions.shape[:1]
-    if values.shape != shape:
-        raise ValueError(f"{name} has shape {tuple(values.shape)}: give one per completion, {tuple(shape)}")
 
 
 def check_finite(name: str, values: torch.Tensor, uids: Sequence[Hashable]) -> None:

@@ -113,6 +113,13 @@ def check_shapes(shape: torch.Size, **tensors: torch.Tensor) -> None:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not (bs, response_length) = {tuple(shape)}")
 
 
+def check_one_per_completion(name: str, values: torch.Tensor, completions: Completions) -> None:
+    """Raise a ValueError, with this name, if the values are not (bs,)."""
+    shape = completions.shape[:1]
+    if values.shape != shape:
+        raise ValueError(f"{name} has shape {tuple(values.shape)}: give one per completion, {tuple(shape)}")
+
+
 def _as_booleans(response_mask: torch.Tensor) -> np.ndarray:
     """Return a mask as (bs, response_length) bool."""
     if response_mask.ndim != 2:

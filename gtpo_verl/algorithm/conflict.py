@@ -11,7 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from gtpo_verl.algorithm.completions import Completions, GroupIds, as_completions, check_shapes
+from gtpo_verl.algorithm.completions import (
+    Completions,
+    GroupIds,
+    as_completions,
+    check_one_per_completion,
+    check_shapes,
+)
 from gtpo_verl.algorithm.config import ConflictMasks, ConflictSpan, GTPOConfig
 
 _BLOCK = 32  # positions looked at together; later blocks only while a run continues
@@ -119,9 +125,8 @@ def find_conflicts(
         ValueError: responses that are not of the shape of the completions, or advantages that are not (bs,).
     """
     check_shapes(completions.shape, responses=responses)
+    check_one_per_completion("advantages", advantages, completions)
     bs, width = responses.shape
-    if advantages.shape != (bs,):
-        raise ValueError(f"advantages has shape {tuple(advantages.shape)}: give one per completion, {(bs,)}")
     # Places are indices into the flattened (bs * response_length,) batch.
     forward = np.empty(0, dtype=int)
     forks = np.empty(0, dtype=int)

@@ -383,12 +383,11 @@ def _completions_from_text(
     responses = pad_sequence([torch.tensor(ids, dtype=torch.int64) for ids in outputs], batch_first=True)
     mask = pad_sequence([torch.ones(len(ids), dtype=torch.bool) for ids in outputs], batch_first=True)
     advantages = _group_advantages(rows, uids)
-    prompt_keys = [(row["uid"], row["input"]) for row in rows]
     result = compute_gtpo(
         advantages=advantages,
         responses=responses,
         response_mask=mask,
-        group_ids=Completions(mask, uids, prompt_keys),
+        group_ids=Completions(mask, uids, [row["input"] for row in rows]),
         entropy=None,
         config=config,
     )

@@ -174,11 +174,9 @@ class GTPOEstimator:
 
     def compute(self, fields: BatchFields, token_level_rewards: torch.Tensor, index: Any) -> GTPOAdvantage:
         """Compute GTPO on one output per session; the first batch with entropies fixes ⟨H⟩_ini."""
-        # Token positions are compared between answers to the same prompt only: equal uids, token ids and pictures.
+        # Token positions are compared in a group, and there between prompts of equal token ids and pictures only.
         pictures = fields.pictures or [b""] * len(fields.prompts)
-        prompts = []
-        for uid, ids, digest in zip(index, fields.prompts, pictures, strict=True):
-            prompts.append((uid, ids.tobytes(), digest))
+        prompts = [(ids.tobytes(), digest) for ids, digest in zip(fields.prompts, pictures, strict=True)]
         completions = Completions(fields.response_mask, index, prompts)
 
         name = self.config.base
