@@ -13,7 +13,7 @@ from packaging.version import Version
 from gtpo_verl.algorithm.config import GTPOConfig
 from gtpo_verl.links import DOCS
 from gtpo_verl.openrlhf import ray_actors
-from gtpo_verl.run.initial_entropy import InitialEntropy, changed_settings
+from gtpo_verl.run.initial_entropy import InitialEntropy, changed_settings_warning
 
 SUPPORTED_OPENRLHF = ("0.10.4", "0.11.2")
 """The oldest and the newest OpenRLHF that GTPO was tested with."""
@@ -160,13 +160,9 @@ def _check_resume(options: Mapping[str, Any], config: GTPOConfig) -> None:
     if not options["ckpt.load_enable"] or not os.path.exists(os.path.join(folder, "_actor")):
         return
     InitialEntropy.known_before(config, folder)
-    try:
-        changed = changed_settings(folder, config)
-    except ValueError as error:
-        logger.warning("GTPO goes on from %s; whether its settings changed is unknown, since %s", folder, error)
-        return
-    if changed:
-        logger.warning("GTPO goes on from %s with other settings: %s", folder, "; ".join(changed))
+    warning = changed_settings_warning(folder, config)
+    if warning:
+        logger.warning("%s", warning)
 
 
 def _departures(options: Mapping[str, Any], config: GTPOConfig) -> list[str]:

@@ -172,3 +172,15 @@ def changed_settings(folder: str | Path, config: GTPOConfig) -> list[str]:
     keys = [key for key in present if key in before and not key.startswith("dump_")]
     changes = differences({key: before[key] for key in keys}, {key: present[key] for key in keys})
     return [f"{config.section}.{change}" for change in changes]
+
+
+def changed_settings_warning(folder: str | Path, config: GTPOConfig) -> str:
+    """Return a warning for a run resumed from these checkpoints with other settings, or with settings that cannot be
+    compared; empty if they are the same."""
+    try:
+        changed = changed_settings(folder, config)
+    except ValueError as error:
+        return f"GTPO resumes from {folder}; whether its settings changed is unknown, since {error}"
+    if not changed:
+        return ""
+    return f"GTPO resumes from {folder} with other settings: {'; '.join(changed)}"

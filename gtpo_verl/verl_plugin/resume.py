@@ -5,7 +5,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from gtpo_verl.run.initial_entropy import InitialEntropy, changed_settings
+from gtpo_verl.run.initial_entropy import InitialEntropy, changed_settings_warning
 from gtpo_verl.verl_plugin.run_config import RunConfig, select
 
 _MODE = "trainer.resume_mode"
@@ -49,10 +49,4 @@ def resume_warning(config: DictConfig, run: RunConfig) -> str:
             "is one, name it: trainer.resume_mode=resume_path trainer.resume_from_path=… (verl #7952: under FSDP "
             "actor.checkpoint.async_save=True hides it)"
         )
-    try:
-        changed = changed_settings(run.resumed_from, run.gtpo)
-    except ValueError as error:
-        return f"GTPO resumes from {run.resumed_from}; whether its settings changed is unknown, since {error}"
-    if not changed:
-        return ""
-    return f"GTPO resumes from {run.resumed_from} with other settings: {'; '.join(changed)}"
+    return changed_settings_warning(run.resumed_from, run.gtpo)

@@ -45,9 +45,8 @@ def misfits(get: Callable) -> Iterator[Finding]:
 def _empty_pools(get: Callable) -> Iterator[Finding]:
     for name, pool in pools(get).items():
         for key in (f"{pool}.nnodes", f"{pool}.n_gpus_per_node"):
-            number = get(key) or 0
-            if number == 0:
-                yield Finding(name, f"{key}={number}: no GPUs of its own", f"set {key}=1")
+            if not get(key):
+                yield Finding(name, f"{key}=0: no GPUs of its own", f"set {key}=1")
 
 
 def longest_sequence(get: Callable) -> int:
