@@ -100,16 +100,25 @@ def _digests_of_pictures(tq: Any, batch: Any, rows: Sequence[int]) -> list[bytes
     An agent's later prompts may have pictures of their own. A whole batch of them is too large to hold in memory, so
     they are fetched in parts.
     """
-    name = "multi_modal_inputs"
     keys = [batch.keys[row] for row in rows]
     digests: list[bytes] = []
     for start in range(0, len(keys), _SESSIONS_PER_FETCH):
-        some_keys = keys[start : start + _SESSIONS_PER_FETCH]
-        data = tq.kv_batch_get(keys=some_keys, partition_id=batch.partition_id, select_fields=[name])
-        if name in data.keys():
-            digests += [_digest(pictures) for pictures in data.pop(name).tolist()]
-        else:
-            digests += [_digest(None)] * len(some_keys)
+        digests += _fetch_digests(tq, batch.partition_id, keys[start : start + _SESSIONS_PER_FETCH])
+    return digests
+
+
+def _fetch_digests(tq: Any, partition_id: str, keys: Sequence[str]) -> list[bytes]:
+    """Return a digest of the pictures of each key."""
+    name = "multi_modal_inputs"
+    data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=[name])
+    if name in data.keys():
+        return [_digest(pictures) for pictures in data.pop(name).tolist()]
+    if len(keys) == 1:
+        return [_digest(None)]
+    # TransferQueue leaves out a field as soon as one of the keys lacks it, so each is asked for by itself.
+    digests = []
+    for key in keys:
+        digests += _fetch_digests(tq, partition_id, [key])
     return digests
 
 

@@ -234,10 +234,10 @@ def _is_async(config: DictConfig) -> bool:
     """Whether a V1 trainer generates ahead of its updates, with older weights."""
     mode = v1_mode(config)
     async_modes = ("colocate_async", "separate_async")
-    if mode == "sync" or mode in async_modes:
-        return mode in async_modes
-    # The mode is not verl's own, so that the trainer's class decides. Without the packages it cannot be imported.
-    if missing_packages():
+    if mode in async_modes:
+        return True
+    # Of a mode that is not verl's own the trainer's class decides. Without the packages it cannot be imported.
+    if mode == "sync" or missing_packages():
         return False
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 

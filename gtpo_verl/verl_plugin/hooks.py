@@ -215,9 +215,8 @@ def log(proceed: Callable, tracking: Any, *, data: dict[str, Any], step: Any) ->
     state = current()
     if state is None:
         return result
-    is_of_update = not _METRICS_OF_UPDATE.isdisjoint(data)
-    is_to_be_watched = select(state.config, KEY) not in (None, False, "none")
-    if is_of_update and is_to_be_watched and not state.monitor:
+    is_unwatched_update = state.monitor is None and not _METRICS_OF_UPDATE.isdisjoint(data)
+    if is_unwatched_update and select(state.config, KEY) not in (None, False, "none"):
         raise RuntimeError(f"{KEY} does not watch a trainer with a fit of its own, as this one: remove it")
     if state.update_check:
         state.update_check.on_log(step)

@@ -149,22 +149,26 @@ def test_outputs_whose_prompts_differ_in_a_picture_share_no_positions(
     assert bool((advantages != alike).any()) is differs
 
 
-def test_sessions_without_pictures_beside_some_with_pictures(sessions, session_rows, monkeypatch):
-    """TransferQueue leaves out a field that no key of a fetch has."""
-    monkeypatch.setattr(batch_fields, "_SESSIONS_PER_FETCH", 2)
-    _, alike = sessions(KNOWN).step()
-    session_rows["multi_modal_inputs"] = [{"pixel_values": torch.ones(3)} for _ in SESSION_KEYS]
+@pytest.mark.parametrize("at_once", [1, 2, 64])
+def test_a_session_without_pictures_hides_no_picture_of_another(sessions, session_rows, monkeypatch, at_once):
+    """TransferQueue leaves out a field that one key of a fetch lacks."""
+    monkeypatch.setattr(batch_fields, "_SESSIONS_PER_FETCH", at_once)
+    session_rows["prompts"] = [torch.full((3,), ord(key[0])) for key in SESSION_KEYS]
+    session_rows["multi_modal_inputs"] = [
+        {"pixel_values": torch.full((3,), float(row))} for row in range(len(SESSION_KEYS))
+    ]
+    _, all_differ = sessions(KNOWN).step()
     get = InMemoryQueue.kv_batch_get
 
-    def without_pictures_of_some(self, keys, partition_id, select_fields):
+    def without_those_of_one(self, keys, partition_id, select_fields):
         data = get(self, keys=keys, partition_id=partition_id, select_fields=select_fields)
         if SESSION_KEYS[LAST[0]] in keys and select_fields == ["multi_modal_inputs"]:
             data.pop("multi_modal_inputs")
         return data
 
-    monkeypatch.setattr(InMemoryQueue, "kv_batch_get", without_pictures_of_some)
+    monkeypatch.setattr(InMemoryQueue, "kv_batch_get", without_those_of_one)
     _, advantages = sessions(KNOWN).step()
-    assert advantages.shape == alike.shape
+    assert torch.equal(advantages, all_differ)
 
 
 def test_pictures_are_fetched_of_last_outputs_alone(sessions, session_rows, monkeypatch):
