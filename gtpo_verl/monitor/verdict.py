@@ -70,6 +70,7 @@ class Verdict(NamedTuple):
         advice: what to do; None if nothing is wrong.
         window: values that the levels in `why` are means over; 0 if it has none.
         lost: the share of the number that is gone; 0 if it did not fall.
+        is_worse_high: whether the number is worse the higher it is.
     """
 
     word: str
@@ -79,6 +80,7 @@ class Verdict(NamedTuple):
     advice: Advice | None = None
     window: int = 0
     lost: float = 0.0
+    is_worse_high: bool = False
 
 
 def judge(history: History) -> Verdict:
@@ -264,6 +266,7 @@ def outcome_rose(history: History) -> Verdict:
             since=worst.since,
             advice=worst.row.advice,
             window=window,
+            is_worse_high=worst.row.worse == "up",
         )
     if makes_no_progress:
         return Verdict(

@@ -67,9 +67,9 @@ class Watch:
         self._framework = framework
         self._limit = limit
         self._told: set[tuple[str, str]] = set()
-        self._steps_seen = 0  # at the last look
+        self._counts: dict[str, int] = {}  # how many values each number had at the last look
         # Values in a row with which this question found a failure. They may be of two numbers: a validation that fell
-        # confirms a fall in training, and goes on from it.
+        # confirms a fall in training, and goes on from it. (Of a number that is not finite bad steps count, see below.)
         self._lasting = dict.fromkeys(_FAILURE_QUESTIONS, 0)
 
     def observe(self, step: int, numbers: Mapping[str, float]) -> list[Alarm]:
@@ -95,14 +95,12 @@ class Watch:
             self._lasting[question] += self._values_since_the_last_look(failure.number)
             if self._has_to_end(question, failure) and self._tell_once(failure.number, "ends"):
                 alarms.append(Alarm(self._text(failure), ends=True, is_unseen=question is unseen_loss))
-        self._steps_seen = count
+        self._counts = {name: len(series) for name, series in self.history.series.items()}
         return alarms
 
     def _values_since_the_last_look(self, number: str) -> int:
-        """Return how many values a number has since then."""
-        series = self.history[number]
-        first = self.history.steps[self._steps_seen]
-        return len(series.steps) - bisect_left(series.steps, first)
+        """Return how many values a number has got since then."""
+        return len(self.history[number]) - self._counts.get(number, 0)
 
     def _tell_once(self, number: str, word: str) -> bool:
         """Note that this is told now, and return whether it had not been told before."""

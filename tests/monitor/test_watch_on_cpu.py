@@ -123,26 +123,35 @@ def test_one_value_that_is_not_finite_ends_a_fallen_run_no_sooner():
     assert step >= without
 
 
-def validated(first, between, last, steps, completions):
-    """Whether a run ends whose validations fall from 0.6 to 0.05 after step 400."""
-    watch = Watch("verl", completions)
-    for step in range(1, steps + 1):
-        numbers = {"entropy": 0.3}
-        if step % between == first and step <= last:
-            numbers["validation"] = 0.05 if step > 400 else 0.6
-        if any(alarm.ends for alarm in watch.observe(step, numbers)):
-            return True
-    return False
+def falling(first, between, last):
+    """Validations that fall from 0.6 to 0.05 after step 400."""
+    return lambda step: (0.05 if step > 400 else 0.6) if step % between == first and step <= last else None
 
 
 def test_a_validation_of_a_step_that_is_not_looked_at_counts():
-    assert validated(first=5, between=10, last=499, steps=499, completions=640)  # each is at an odd step
+    assert ends({"validation": falling(5, 10, 499)}, steps=499, completions=640)  # each is at an odd step
 
 
 def test_a_validation_counts_once_where_each_second_step_is_looked_at():
-    ten_validations = {"first": 0, "between": 8, "last": 480, "steps": 499}
-    assert not validated(**ten_validations, completions=64)
-    assert validated(**ten_validations, completions=128)
+    ten_validations = {"validation": falling(0, 8, 480)}
+    assert not ends(ten_validations, steps=499, completions=64)
+    assert ends(ten_validations, steps=499, completions=128)
+
+
+def test_what_a_step_logs_later_counts_no_value_of_it_again():
+    """A log without a step of its own is of the step before it."""
+
+    def step_of_end(has_later_log):
+        watch = Watch("verl", 64)
+        for step in range(1, 121):
+            alarms = watch.observe(step, SOUND | {"reward": lost(step)})
+            if has_later_log:
+                alarms += watch.observe(step, {"kl": 0.02})
+            if any(alarm.ends for alarm in alarms):
+                return step
+        return None
+
+    assert step_of_end(has_later_log=True) == step_of_end(has_later_log=False)
 
 
 RESULTS = ROOT / "studies/results"

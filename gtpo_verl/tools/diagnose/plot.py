@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gtpo_verl.monitor.explain import label
 from gtpo_verl.monitor.verdict import OUTCOMES
 from gtpo_verl.run.records import atomic_write
-from gtpo_verl.tools.diagnose.report import Run
+from gtpo_verl.tools.diagnose.report import Run, window_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +33,7 @@ def plot(run: Run, report: Mapping[str, Any], path: Path) -> None:
     panels = figure.subplots(2, 2, sharex=True).flat
     for axes, name in zip(panels, chosen(report), strict=True):
         _draw(axes, run, report, name)
-    below = f"step; means over {report['means_over']} steps"
+    below = f"step; {window_text(report)}"
     if report["since"] is not None:
         below += f"; the line is step {report['since']}"
     figure.supxlabel(below, fontsize=9)

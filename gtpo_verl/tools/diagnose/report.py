@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -211,8 +211,7 @@ def report_on(run: Run) -> dict[str, Any]:
     history = _history_of(run)
     steps = list(history.steps)
     verdict = judge(history)
-    all_moves = explain.moves(history)
-    moves = [move for move in all_moves if move.row.number != verdict.number]
+    moves = [move for move in explain.moves(history) if move.row.number != verdict.number]
     constant = explain.constant_parts(history)
     outcomes = [name for name in OUTCOMES if len(history[name])]
     window = verdict.window or max((history[name].window() for name in outcomes), default=1)
@@ -232,13 +231,23 @@ def report_on(run: Run) -> dict[str, Any]:
         "since": verdict.since,
         "advice": "" if verdict.advice is None else verdict.advice.sentence.format(since=verdict.since),
         "try": explain.override(verdict.advice, history, run.log.framework, run.limit),
-        "completions_shown": _completions_at_worst(verdict.number, _is_worse_high(verdict.number, all_moves), run),
+        "completions_shown": _completions_at_worst(verdict.number, verdict.is_worse_high, run),
         "moved": [_move_report(move, history, run) for move in moves[:MOVES]],
         "constant_parts": {name.removeprefix(PART): value for name, value in constant.items()},
         "numbers": _numbers(history, window),
         "shared_tokens": run.rollouts.shares() if run.rollouts else None,
         "not_logged": [name for name in LABELS if name not in history.series],
     }
+
+
+def window_text(report: Mapping[str, Any]) -> str:
+    """Return what the levels of a report are means over. Of a number that is logged less often it is shorter."""
+    window = report["means_over"]
+    first, last = report["steps"]
+    steps_per_entry = (last - first) / max(report["entries"] - 1, 1)
+    if steps_per_entry >= 1.5:
+        return f"means over up to {window} entries ({window * steps_per_entry:.0f} steps)"
+    return f"means over up to {window} step{'' if window == 1 else 's'}"
 
 
 def _history_of(run: Run) -> History:
@@ -305,14 +314,6 @@ def _notes_on_not_finite(history: History) -> list[str]:
             note = f"{label(name)} was not finite in {count} steps, last in step {last}"
             notes.append(f"{note}: no failure if the trainer skipped them")
     return notes
-
-
-def _is_worse_high(number: str, moves: Iterable[Move]) -> bool:
-    """Return whether a number that decides is worse the higher it is: as it moved, or by its kind if it did not."""
-    for move in moves:
-        if move.row.number == number:
-            return move.row.worse == "up"
-    return number in LESS_IS_BETTER
 
 
 def _completions_at_worst(number: str, is_worse_high: bool, run: Run) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from gtpo_verl.monitor.explain import label
 from gtpo_verl.monitor.frameworks import PART
+from gtpo_verl.tools.diagnose.report import window_text
 
 _WIDTH = 80
 _NAME_WIDTH = 36
@@ -63,14 +64,7 @@ def _moved(report: Mapping[str, Any]) -> list[str]:
 
 
 def _table(report: Mapping[str, Any]) -> list[str]:
-    first, last = report["steps"]
-    window = report["means_over"]
-    steps_per_entry = (last - first) / max(report["entries"] - 1, 1)
-    # Of a number that is logged less often than others the window is shorter.
-    header = f"means over up to {window} step{'' if window == 1 else 's'}"
-    if steps_per_entry >= 1.5:
-        header = f"means over up to {window} entries ({window * steps_per_entry:.0f} steps)"
-    lines = [_row(header, "start", "best", "now", "last value")]
+    lines = [_row(window_text(report), "start", "best", "now", "last value")]
     for name, numbers in report["numbers"].items():
         best = _short(numbers["best"]) if "best" in numbers else ""
         start = _short(numbers["start"])

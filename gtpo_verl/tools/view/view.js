@@ -482,8 +482,10 @@ function goToStep(at) {
   groups = readData(`step-${step}`).map(({ prompt, completions }) => ({
     prompt, completions: completions.map((record, number) => new Completion(record, number)),
   }));
-  state.group = Math.max(0, groups.findIndex(hasConflict));
-  $("group").replaceChildren(...groups.map((group, number) => make("option", { value: number }, groupName(group, number))));
+  const conflicts = groups.map(hasConflict);
+  const names = groups.map((group, number) => groupName(group, number, conflicts[number]));
+  state.group = Math.max(0, conflicts.indexOf(true));
+  $("group").replaceChildren(...names.map((name, number) => make("option", { value: number }, name)));
   $("group").value = state.group;
 
   const entropies = groups.flatMap(({ completions }) => completions.map((c) => c.trajectory_entropy ?? 0));
@@ -495,12 +497,12 @@ function hasConflict({ completions }) {
   return completions.some((c) => c.lambda.some((x) => x !== 1));
 }
 
-function groupName(group, number) {
+function groupName(group, number, isShared) {
   const rewards = group.completions.map((c) => c.reward);
   const low = Math.min(...rewards);
   const high = Math.max(...rewards);
   const range = low === high ? amount(low) : `${amount(low)} to ${amount(high)}`;
-  const note = hasConflict(group) ? "" : ", no conflict";
+  const note = isShared ? "" : ", no conflict";
   return `${number + 1} of ${groups.length}: ${rewards.length} completions, reward ${range}${note}`;
 }
 
