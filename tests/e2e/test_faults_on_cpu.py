@@ -95,7 +95,9 @@ def train_own(train, mode, *overrides):
 
 # What the error names: the advantages of the update, which are rewards, GTPO's if they were asked for, and the remedy.
 NOT_ASKED = r" 0 to [\d.]+, [^;]* super\(\)\._compute_advantage; "
-WRITTEN_OVER = r" 0 to [\d.]+ on its response_mask, [^;]* -[\d.]+ to [\d.]+: [^;]* `advantages` or `response_mask` .*; "
+WRITTEN_OVER = (
+    r" 0 to [\d.]+ on its response_mask, [^;]* -[\d.]+ to [\d.]+\. [^;]* `advantages` or `response_mask` .*; "
+)
 
 
 @pytest.mark.parametrize(
