@@ -17,7 +17,7 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gtpo_verl.terminal import PrintableStream, printable
 
@@ -84,6 +84,14 @@ def main(
         return _run(list(argv) or ["--help"], prog, commands, description, epilog)
 
 
+def discard(stream: Any) -> None:
+    """Let a stream that cannot be written to write to nowhere.
+
+    What is in its buffer would fail once more while Python exits, and change the exit status.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def _run(arguments: list[str], prog: str, commands: Commands, description: str, epilog: str) -> int:
     parser = Parser(prog=prog, description=description, epilog=epilog, formatter_class=_AS_WRITTEN)
     parser.add_argument("--version", action="version", version=versions(), help="versions, as a bug report wants them")
@@ -94,7 +102,7 @@ def _run(arguments: list[str], prog: str, commands: Commands, description: str, 
         finally:
             sys.stdout.flush()  # a reader that has left, such as head, is noticed here and not while Python exits
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
         return 128 + signal.SIGPIPE
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         print(f"{prog} {chosen}: {_in_one_line(error, chosen)}", file=sys.stderr)

@@ -27,7 +27,7 @@ steps=${STEPS:-$steps}
 save_freq=${SAVE_FREQ:-$((save_freq < steps ? save_freq : steps))}
 OUT=$(realpath -m "${OUT:-outputs/${ALGO}_${name}_${rollout}_seed${seed}}")
 task_dir=$(realpath -m "${TASK:-.cache/${task}-seed${seed}}")   # data and model, made once
-check_names TASK
+check_names task_dir
 stall=${STALL_SECONDS:-$stall}                      # a run without a step for this long is ended
 # ---- end user-adjustable ----
 

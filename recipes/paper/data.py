@@ -109,7 +109,7 @@ def _parse_math(row: Row) -> tuple[str, str, Row]:
 
 
 def _parse_contest(row: Row) -> tuple[str, str, Row]:
-    question = _column(row, "problem", "question")
+    question = _text_column(row, "problem", "question")
     answer = _column(row, "answer")
     return question, parse_contest_answer(answer), {"answer": str(answer)}
 
@@ -122,10 +122,10 @@ def _column(row: Row, *names: str) -> Any:
     raise ValueError(f"no column {' or '.join(names)}, only {', '.join(row)}")
 
 
-def _text_column(row: Row, name: str) -> str:
-    value = _column(row, name)
+def _text_column(row: Row, *names: str) -> str:
+    value = _column(row, *names)
     if not isinstance(value, str):
-        raise ValueError(f"the {name} is {value!r}, no text")
+        raise ValueError(f"the {' or '.join(names)} is {value!r}, no text")
     return value
 
 
@@ -232,7 +232,7 @@ def make_rows(dataset: MathDataset, split: str, rows: Iterable[Row]) -> list[Row
     for index, row in enumerate(rows):
         try:
             question, ground_truth, extra = dataset.parse(row)
-            if not isinstance(question, str) or not question.strip():
+            if not question.strip():
                 raise ValueError(f"the question is {question!r}")
             if len(ground_truth) > MAX_ANSWER_CHARS:
                 raise ValueError(f"the answer has more than {MAX_ANSWER_CHARS} characters: {ground_truth!r}")

@@ -301,11 +301,11 @@ def train(command: list[str], out: Path, stall_s: float | None, lock: TextIO, st
         if starts > 1 and not steps and _RAY_TOO_SLOW in printed:
             say("Ray was too slow to start, as happens on a busy machine: trying again")
             return train(command, out, stall_s, lock, starts - 1)
-        print(f"\n--- from {log}\n{failure_lines(printed)}\n---", file=sys.stderr)
+        say(f"\n--- from {log}\n{failure_lines(printed)}\n---", sys.stderr)
         if not reason:
             reason = f"verl ended with status {status}" if status > 0 else f"verl was ended by signal {-status}"
         notes = disk_note(out) + run_folder.unreadable_note(command, out, printed)
-        print(f"the run failed: {reason}; its log is {log}{notes}", file=sys.stderr)
+        say(f"the run failed: {reason}; its log is {log}{notes}", sys.stderr)
         return status if status > 0 else 1
     if not steps:
         say(f"verl ran no training step: the run was complete already, or its data is too small; see {log}", sys.stderr)

@@ -26,6 +26,7 @@ from typing import Any, TextIO
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 
+from gtpo_verl.cli import discard
 from gtpo_verl.run.records import atomic_write, differences, read_record
 from recipes.claim import claim
 
@@ -325,10 +326,7 @@ def say(line: str, file: TextIO | None = None) -> None:
     try:
         print(line, file=file, flush=True)
     except OSError:
-        # What could not be written is still in the stream's buffer. Python would try once more at its exit, and exit
-        # with another status.
-        stream = file or sys.stdout
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        discard(file or sys.stdout)
 
 
 class Tail:

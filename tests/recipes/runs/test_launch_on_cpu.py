@@ -144,6 +144,13 @@ def test_a_terminal_that_is_gone_does_not_end_the_training(run, monkeypatch, unb
     assert (run.out / "verl_metrics.jsonl.whole").exists() and (run.out / "training.png").exists()
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_terminal_that_is_gone_hides_no_status(run, monkeypatch, unbuffered):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    with open("/dev/full", "w") as full:
+        assert run.start("step(1); sys.exit(3)", stdout=full, stderr=full).wait(900) == 3
+
+
 def test_a_line_that_a_full_disk_cut_off_is_left_out(run, capsys):
     assert run("""step(1); file.write('{"step": 2, "da'); step(2); step(3)""") == 0
     assert [record["step"] for record in run.records()] == [1, 3]
